@@ -1,0 +1,16 @@
+"""Augmentation against feature shift for medical imaging sites that train together without sharing images.
+
+The sub-packages, by what a user looks for:
+
+* `medfedaug.transforms`: MONAI transforms (FedRDN).
+* `medfedaug.models`: layers and their insertion into MONAI networks (FFA).
+* `medfedaug.functional`: the papers' equations as pure functions on tensors.
+* `medfedaug.statistics`: channel statistics of a site, in one streaming pass.
+* `medfedaug.methods`: one file a method, site half and server half side by side.
+* `medfedaug.federation`: the site's trainer, the server's aggregation, the in-process runner.
+* `medfedaug.nvflare_jobs`: the same federation as an NVFlare job.
+"""
+
+from medfedaug._version import __version__
+
+__all__ = ["__version__"]
