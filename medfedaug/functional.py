@@ -1,0 +1,460 @@
+"""The papers' equations as pure functions on tensors.
+
+Nothing here has state, reads a file or draws a random number: noise is an argument. Symbols follow the
+papers: B images in a batch, C channels, M sites, N samples, L histogram bins.
+
+Tensors in float16 or bfloat16 are computed in float32 and the result is returned in the dtype of the input,
+because a variance of half-precision numbers is mostly rounding. Everything is differentiable, and the square
+root of a zero variance has gradient zero here rather than the infinity of `torch.sqrt`, since a batch of one
+image has exactly that.
+
+Sources:
+    * FedFA, FedFA+: Zhou et al., "Federated Feature Augmentation and Alignment"; equation numbers are those
+      of that article.
+    * FedFD: Eq. 2 of "Feature Diversification and Adaptation for Federated Domain Generalization".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "across_site_variance",
+    "augment_features",
+    "augmentation_spread",
+    "feature_statistics",
+    "mix_statistics",
+    "perturb_features",
+    "soft_histogram",
+    "student_t_modulation",
+    "symmetric_kl",
+]
+
+
+def _working_precision(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        raise TypeError(f"expected a floating point tensor, got {x.dtype}")
+    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
+        return x.float()
+    return x
+
+
+def _safe_sqrt(variance: Tensor) -> Tensor:
+    # The inner `where` keeps the infinite derivative at zero out of the graph: masking the result alone would
+    # still multiply it by zero and give NaN.
+    positive = variance > 0
+    root = torch.sqrt(torch.where(positive, variance, torch.ones_like(variance)))
+    return torch.where(positive, root, torch.zeros_like(variance))
+
+
+def _per_channel(values: Tensor, ndim: int) -> Tensor:
+    """(B, C) -> (B, C, 1, ...), to broadcast against features with `ndim` dimensions."""
+    return values.reshape(list(values.shape) + [1] * (ndim - 2))
+
+
+def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
+    r"""Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
+
+    .. math:: \mu = \frac{1}{HW}\sum_{h,w} x^{(h,w)}, \qquad
+              \sigma = \sqrt{\frac{1}{HW}\sum_{h,w} (x^{(h,w)} - \mu)^2 + \mathrm{eps}}
+
+    Args:
+        x: features, (B, C, *spatial) with at least one spatial dimension.
+        eps: added to the variance, in squared units of `x`.
+
+    Returns:
+        `(mean, std)`, (B, C) each, at least float32.
+
+    Raises:
+        ValueError: when `x` has no spatial dimension.
+        TypeError: when `x` is not floating point.
+
+    Deviations:
+        The paper has no `eps`; with 0 the result is the printed equation.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0], [5.0, 5.0]]])
+        >>> feature_statistics(x)
+        (tensor([[2., 5.]]), tensor([[1., 0.]]))
+    """
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    work = _working_precision(x)
+    # Two passes: several times faster on a CPU than `torch.var_mean`, and as exact.
+    spatial = list(range(2, x.dim()))
+    mean = work.mean(dim=spatial)
+    variance = (work - _per_channel(mean, x.dim())).square().mean(dim=spatial)
+    # The mean of a constant need not be that constant to the last bit. A variance no larger than this
+    # rounding is none; dividing by its root would blow the rounding up to the size of a feature.
+    resolution = 1e-15 if work.dtype == torch.float64 else 1e-6
+    variance = torch.where(variance > (resolution * mean).square(), variance, torch.zeros_like(variance))
+    return mean, _safe_sqrt(variance + eps)
+
+
+def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
+    r"""How far a feature statistic may be moved, per channel (FedFA+ Eq. 4 and 8).
+
+    .. math:: \hat\Sigma = \sqrt{(\gamma + 1) \odot \Sigma^2}, \qquad
+              \Sigma^2 = \frac{1}{B}\sum_b (s^{(b)} - \mathbb{E}_B[s])^2
+
+    Args:
+        statistic: the mean or the standard deviation of every image, (B, C).
+        gamma: modulated variance across sites, (C,); zero leaves the site's own variance.
+
+    Returns:
+        The standard deviation of the Gaussian to draw from, (C,), in units of `statistic`. One image (B = 1)
+        has no variance, so it is zero.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+
+    Example:
+        >>> augmentation_spread(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([3.0, 3.0]))
+        tensor([2., 0.])
+    """
+    if statistic.dim() != 2 or gamma.dim() != 1 or gamma.shape[0] != statistic.shape[1]:
+        raise ValueError(
+            "expected a statistic of shape (B, C) and gamma of shape (C,), "
+            f"got {list(statistic.shape)} and {list(gamma.shape)}"
+        )
+    work = _working_precision(statistic)
+    variance = torch.var(work, dim=0, unbiased=False)
+    return _safe_sqrt((gamma.to(work.dtype) + 1.0) * variance)
+
+
+def perturb_features(
+    x: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    spread_mean: Tensor,
+    spread_std: Tensor,
+    noise_mean: Tensor,
+    noise_std: Tensor,
+) -> Tensor:
+    r"""Move the features of every image to new statistics (FedFA+ Eq. 9 and 10).
+
+    .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
+              \hat\mu = \mu + \epsilon_\mu\hat\Sigma_\mu, \quad
+              \hat\sigma = \sigma + \epsilon_\sigma\hat\Sigma_\sigma
+
+    It is evaluated as :math:`x (1 + s) + t` with :math:`s = \epsilon_\sigma\hat\Sigma_\sigma / \sigma` and
+    :math:`t = \epsilon_\mu\hat\Sigma_\mu - \mu s`: the same value in one pass over `x`, and exactly `x` when
+    the noise or the spread is zero.
+
+    Args:
+        x: features, (B, C, *spatial).
+        mean: their mean, (B, C), as `feature_statistics` gives it.
+        std: their standard deviation, (B, C).
+        spread_mean: standard deviation of the new mean, (C,).
+        spread_std: standard deviation of the new standard deviation, (C,).
+        noise_mean: standard normal draws, (B, C).
+        noise_std: standard normal draws, (B, C).
+
+    Returns:
+        The augmented features, shape and dtype of `x`.
+
+    Raises:
+        ValueError: when a shape does not fit, naming the argument.
+
+    Deviations:
+        A channel that is constant in an image (zero `std`) has no normalised feature; it counts as zero, so
+        only the mean moves. The sign of a negative :math:`\hat\sigma` is kept; the paper does not mention the
+        case.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0]]])
+        >>> mean, std = feature_statistics(x)
+        >>> one = torch.ones(1)
+        >>> perturb_features(x, mean, std, one, one, torch.tensor([[10.0]]), torch.tensor([[1.0]]))
+        tensor([[[10., 14.]]])
+    """
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    batch, channels = x.shape[0], x.shape[1]
+    for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
+        if value.dim() != 2 or value.shape[0] != batch or value.shape[1] != channels:
+            raise ValueError(f"expected {name} of shape {[batch, channels]}, got {list(value.shape)}")
+    for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
+        if value.dim() != 1 or value.shape[0] != channels:
+            raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
+
+    work = _working_precision(x)
+    varies = std > 0
+    scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
+    scale = torch.where(varies, scale, torch.zeros_like(scale)).to(work.dtype)
+    shift = (noise_mean.to(work.dtype) * spread_mean - mean * scale).to(work.dtype)
+    moved = torch.addcmul(_per_channel(shift, x.dim()), work, _per_channel(1.0 + scale, x.dim()))
+    return moved.to(x.dtype)
+
+
+def augment_features(
+    x: Tensor,
+    gamma_mean: Tensor,
+    gamma_std: Tensor,
+    noise_mean: Tensor,
+    noise_std: Tensor,
+    eps: float = 0.0,
+) -> Tensor:
+    r"""Federated feature augmentation of one batch (FedFA+ Eq. 2, 4, 8, 9, 10).
+
+    The statistics of every image are replaced by draws from Gaussians around them. The variance of the
+    Gaussians is that of the batch, widened by `gamma` in the channels in which the sites differ:
+    :math:`\hat\Sigma^2 = (\gamma + 1) \odot \Sigma^2`. Gradients flow through the statistics (Eq. 10 is the
+    reparametrisation trick).
+
+    Args:
+        x: features, (B, C, *spatial); 1D, 2D and 3D alike.
+        gamma_mean: modulated variance of the mean across sites, (C,) (`student_t_modulation`).
+        gamma_std: the same of the standard deviation, (C,).
+        noise_mean: standard normal draws, (B, C).
+        noise_std: standard normal draws, (B, C).
+        eps: added to the spatial variance, in squared units of `x`.
+
+    Returns:
+        The augmented features, shape and dtype of `x`. Zero noise, and a batch of one image, give `x`
+        exactly.
+
+    Raises:
+        ValueError: when a shape does not fit, naming the argument.
+        TypeError: when `x` is not floating point.
+
+    Deviations:
+        Variances are population variances, as printed; the public code of the paper takes the unbiased
+        variance over the batch, which is undefined for one image. See `perturb_features` for constant
+        channels and negative standard deviations.
+
+    Example:
+        >>> x = torch.tensor([[[0.0, 2.0]], [[4.0, 8.0]]])
+        >>> zero, noise = torch.zeros(1), torch.tensor([[1.0], [-1.0]])
+        >>> augment_features(x, zero, zero, noise, noise)
+        tensor([[[2., 5.]],
+        <BLANKLINE>
+                [[2., 5.]]])
+    """
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    channels = x.shape[1]
+    for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
+        if value.dim() != 1 or value.shape[0] != channels:
+            raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
+    mean, std = feature_statistics(x, eps)
+    return perturb_features(
+        x,
+        mean,
+        std,
+        augmentation_spread(mean, gamma_mean),
+        augmentation_spread(std, gamma_std),
+        noise_mean,
+        noise_std,
+    )
+
+
+def across_site_variance(values: Tensor) -> Tensor:
+    r"""Variance of a statistic across sites, channel by channel (FedFA+ Eq. 6).
+
+    .. math:: \Sigma^2 = \frac{1}{M}\sum_{m=1}^{M} (v_m - \mathbb{E}_M[v])^2
+
+    Args:
+        values: one row a site, (M, C).
+
+    Returns:
+        Population variance, (C,), in squared units of `values`. One site gives zeros.
+
+    Raises:
+        ValueError: when `values` is not (M, C) with at least one site.
+        TypeError: when `values` is not floating point.
+
+    Deviations:
+        None. The public code of the paper takes one variance over sites and channels together, which makes
+        `student_t_modulation` of it 1 in every channel.
+
+    Example:
+        >>> across_site_variance(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([1., 0.])
+    """
+    if values.dim() != 2 or values.shape[0] < 1:
+        raise ValueError(f"expected values of shape (M, C) with M >= 1, got {list(values.shape)}")
+    return torch.var(_working_precision(values), dim=0, unbiased=False).to(values.dtype)
+
+
+def student_t_modulation(variance: Tensor) -> Tensor:
+    r"""Turn variances across sites into weights of mean 1 (FedFA+ Eq. 7).
+
+    .. math:: \gamma^{(j)} = \frac{C\,(1 + 1/\Sigma^{2,(j)})^{-1}}{\sum_{c=1}^{C} (1 + 1/\Sigma^{2,(c)})^{-1}}
+
+    The kernel is that of Student's t distribution with one degree of freedom. It is evaluated as
+    :math:`\Sigma^2 / (1 + \Sigma^2)`, which needs no division by a zero variance.
+
+    Args:
+        variance: variances across sites, (C,), not negative.
+
+    Returns:
+        :math:`\gamma`, (C,), without unit; its mean over channels is 1.
+
+    Raises:
+        ValueError: when `variance` is not (C,) with at least one channel.
+        TypeError: when `variance` is not floating point.
+
+    Deviations:
+        Where no site differs in any channel (all variances zero, or one site) the printed fraction is 0/0.
+        The result is then 1 in every channel, which is what equal variances give however small they are.
+
+    Example:
+        >>> student_t_modulation(torch.tensor([1.0, 0.0, 1.0, 1.0]))
+        tensor([1.3333, 0.0000, 1.3333, 1.3333])
+        >>> student_t_modulation(torch.zeros(3))
+        tensor([1., 1., 1.])
+    """
+    if variance.dim() != 1 or variance.shape[0] < 1:
+        raise ValueError(f"expected variance of shape (C,) with C >= 1, got {list(variance.shape)}")
+    v = _working_precision(variance)
+    # Two forms of one kernel, so that neither a zero nor an overflowing variance meets a division it cannot
+    # do.
+    large = v > 1
+    one = torch.ones_like(v)
+    kernel = torch.where(
+        large,
+        1.0 / (1.0 + 1.0 / torch.where(large, v, one)),
+        torch.where(large, one, v) / (1.0 + torch.where(large, one, v)),
+    )
+    total = kernel.sum()
+    differs = total > 0
+    gamma = v.shape[0] * kernel / torch.where(differs, total, torch.ones_like(total))
+    return torch.where(differs, gamma, one).to(variance.dtype)
+
+
+def soft_histogram(
+    z: Tensor,
+    bins: int = 8,
+    tau: float = 0.01,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
+) -> Tensor:
+    r"""Differentiable histogram of every channel (FedFA+ Eq. 11 and 12).
+
+    .. math:: \pi_c = \frac{1}{N}\sum_i \mathrm{softmax}\big((w \hat z_c^i + b) / \tau\big), \qquad
+              \hat z_c^i = \frac{z_c^i - z_c^{\min}}{z_c^{\max} - z_c^{\min}}
+
+    with :math:`w = [1, \dots, L]`, :math:`b = [0, -\rho_1, \dots, -\sum_{l=1}^{L-1} \rho_l]` and the L - 1
+    cut points :math:`\rho = [0, 1, \dots, L-2] / (L-2)`. The first and the last cut point are the ends of the
+    range, so L - 2 bins divide the range and the two outermost ones are open to either side.
+
+    Args:
+        z: samples, (N, C).
+        bins: number of bins L, at least 2.
+        tau: temperature of the softmax, positive; towards 0 the bins become hard.
+        low: smallest value of each channel, (C,); default: of `z` itself.
+        high: largest value of each channel, (C,); default: of `z` itself.
+
+    Returns:
+        The histogram, (C, L), each row summing to 1. Memory is N x C x L.
+
+    Raises:
+        ValueError: when a shape does not fit, `bins` is below 2 or `tau` is not positive.
+        TypeError: when `z` is not floating point.
+
+    Deviations:
+        * Values outside [`low`, `high`] (a mini-batch can leave the range of the stored minimum and maximum)
+          are not clamped: they fall into the open outermost bin on their side and keep their gradient.
+        * L = 2 makes :math:`\rho = [0] / 0`; the one cut point is then the middle, 0.5, about which the cut
+          points of every other L are symmetric.
+        * A channel without extent (`high` equal to `low`) is shifted by `low` and not scaled.
+
+    Example:
+        >>> z = torch.tensor([[0.0], [0.4], [0.6], [1.0]])
+        >>> soft_histogram(z, bins=4)
+        tensor([[0.1250, 0.3750, 0.3750, 0.1250]])
+    """
+    if z.dim() != 2 or z.shape[0] < 1:
+        raise ValueError(f"expected z of shape (N, C) with N >= 1, got {list(z.shape)}")
+    if bins < 2:
+        raise ValueError(f"expected at least 2 bins, got {bins}")
+    if not tau > 0:
+        raise ValueError(f"expected a positive tau, got {tau}")
+    work = _working_precision(z)
+    lowest = work.amin(dim=0) if low is None else low.to(work)
+    highest = work.amax(dim=0) if high is None else high.to(work)
+    for name, value in (("low", lowest), ("high", highest)):
+        if value.dim() != 1 or value.shape[0] != z.shape[1]:
+            raise ValueError(f"expected {name} of shape {[z.shape[1]]}, got {list(value.shape)}")
+
+    extent = highest - lowest
+    scaled = (work - lowest) / torch.where(extent > 0, extent, torch.ones_like(extent))
+    weight = torch.arange(1, bins + 1, dtype=work.dtype, device=work.device)
+    if bins > 2:
+        cuts = torch.arange(bins - 1, dtype=work.dtype, device=work.device) / (bins - 2)
+    else:
+        cuts = torch.full((1,), 0.5, dtype=work.dtype, device=work.device)
+    bias = torch.cat([torch.zeros_like(cuts[:1]), -torch.cumsum(cuts, dim=0)])
+    logits = (scaled.unsqueeze(-1) * weight + bias) / tau
+    return torch.softmax(logits, dim=-1).mean(dim=0).to(z.dtype)
+
+
+def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
+    r"""Symmetric Kullback-Leibler divergence of two histograms (FedFA+ Eq. 14).
+
+    .. math:: \frac{1}{C}\sum_c \tfrac{1}{2}\big(D_{KL}(p_c \| q_c) + D_{KL}(q_c \| p_c)\big)
+              = \frac{1}{2C}\sum_{c,l} (p_{cl} - q_{cl})(\log p_{cl} - \log q_{cl})
+
+    Args:
+        p: histogram, (C, L), rows summing to 1.
+        q: histogram, (C, L), rows summing to 1.
+        eps: smallest probability whose logarithm is taken.
+
+    Returns:
+        A scalar in nats, not negative, zero for equal histograms.
+
+    Raises:
+        ValueError: when the histograms are not (C, L) of one shape.
+        TypeError: when they are not floating point.
+
+    Deviations:
+        The equation does not say how channels are combined: it is their mean. An empty bin counts as `eps` in
+        the logarithm, because the divergence from it is infinite otherwise.
+
+    Example:
+        >>> p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
+        >>> symmetric_kl(p, q)
+        tensor(0.1373)
+    """
+    if p.dim() != 2 or p.shape != q.shape or p.numel() == 0:
+        raise ValueError(
+            f"expected two histograms of one shape (C, L), got {list(p.shape)} and {list(q.shape)}"
+        )
+    a, b = _working_precision(p), _working_precision(q)
+    divergence = 0.5 * (a - b) * (torch.log(a.clamp_min(eps)) - torch.log(b.clamp_min(eps)))
+    return divergence.sum(dim=1).mean().to(p.dtype)
+
+
+def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
+    r"""Interpolate a normalisation statistic between site and federation (FedFD Eq. 2).
+
+    .. math:: \mu_\Delta = u \mu_k + (1 - u) \mu_G
+
+    and the same for the standard deviation.
+
+    Args:
+        local: the site's statistic, (C,), or of every image, (B, C).
+        global_: the federation's statistic, (C,) or (B, C).
+        u: interpolation weights in [0, 1], (C,) or (B, C): 1 is local, 0 is global.
+
+    Returns:
+        The mixed statistic, shape and dtype of `local`.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+        TypeError: when `local` is not floating point.
+
+    Example:
+        >>> mix_statistics(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.25, 1.0]))
+        tensor([0.7500, 0.0000])
+    """
+    if local.dim() not in (1, 2):
+        raise ValueError(f"expected local of shape (C,) or (B, C), got {list(local.shape)}")
+    for name, value in (("global_", global_), ("u", u)):
+        if list(value.shape) not in (list(local.shape), list(local.shape[-1:])):
+            raise ValueError(f"expected {name} of shape {list(local.shape[-1:])}, got {list(value.shape)}")
+    work = _working_precision(local)
+    weight = u.to(work.dtype)
+    return (weight * work + (1.0 - weight) * global_.to(work.dtype)).to(local.dtype)
