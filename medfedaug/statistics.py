@@ -1,0 +1,331 @@
+"""Channel statistics of a site's images, and the JSON file that holds those of a federation.
+
+The file is what sites exchange once before training for FedRDN, and what `medfedaug simulate` leaves beside
+the model:
+
+.. code-block:: json
+
+    {"format": "medfedaug.statistics", "version": 1,
+     "sites": {"DU": {"mean": [0.21], "std": [0.13], "count": 120}}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["ChannelStatistics", "channel_statistics", "load_statistics", "save_statistics"]
+
+_FORMAT = "medfedaug.statistics"
+_VERSION = 1
+
+# Between these, (x - mean) / std stays far inside float32 for any image one could store.
+_LARGEST = 1e15
+_SMALLEST = 1e-15
+
+
+def _vector(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+    try:
+        vector = torch.from_numpy(np.array(value, dtype=np.float64))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is not a sequence of numbers: {value!r}") from error
+    if vector.ndim != 1 or vector.numel() == 0:
+        raise ValueError(f"expected {name} of shape (C,) with C >= 1, got {list(vector.shape)}")
+    return vector
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelStatistics:
+    """Mean and standard deviation of each channel of a site's images (FedRDN Eq. 5).
+
+    Args:
+        mean: mean over images of the per-image mean, (C,), in units of the image; any array-like, stored as a
+            float64 tensor of its own.
+        std: mean over images of the per-image population standard deviation, (C,), same units.
+        count: number of images.
+
+    Raises:
+        ValueError: when `mean` and `std` are not vectors of one length. Whether the values make sense is
+            checked by `validate`, which can name the site.
+
+    Example:
+        >>> ChannelStatistics([0.5], [0.25], 12)
+        ChannelStatistics(mean=[0.5], std=[0.25], count=12)
+    """
+
+    mean: Tensor
+    std: Tensor
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", _vector(self.mean, "mean"))
+        object.__setattr__(self, "std", _vector(self.std, "std"))
+        if self.mean.shape != self.std.shape:
+            raise ValueError(
+                f"mean and std differ in their number of channels: {len(self.mean)} and {len(self.std)}"
+            )
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels C."""
+        return len(self.mean)
+
+    def validate(self, site: str = "") -> ChannelStatistics:
+        """Check that images can be normalised with these statistics.
+
+        Args:
+            site: name of the site, for the error message.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: when a mean or standard deviation is not finite or absurdly large, a standard
+                deviation is not positive, or the count is not a positive integer; names the site and the
+                channel.
+        """
+        where = f"site '{site}': " if site else ""
+        for channel, (mean, std) in enumerate(zip(self.mean.tolist(), self.std.tolist(), strict=True)):
+            if not abs(mean) <= _LARGEST:  # also false for NaN
+                raise ValueError(f"{where}mean of channel {channel} is {mean}, expected a finite number")
+            if not _SMALLEST <= std <= _LARGEST:
+                raise ValueError(
+                    f"{where}standard deviation of channel {channel} is {std}, expected a positive finite "
+                    "number (a channel that is constant in every image cannot be normalised)"
+                )
+        if isinstance(self.count, bool) or not isinstance(self.count, (int, np.integer)) or self.count < 1:
+            raise ValueError(f"{where}count is {self.count!r}, expected a positive integer")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as JSON types; floats survive the round trip exactly."""
+        return {"mean": self.mean.tolist(), "std": self.std.tolist(), "count": int(self.count)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], site: str = "") -> ChannelStatistics:
+        """Statistics from JSON types, validated.
+
+        Args:
+            values: a mapping with "mean", "std" and "count".
+            site: name of the site, for the error message.
+
+        Returns:
+            The statistics.
+
+        Raises:
+            ValueError: when a key is missing or unknown, or a value makes no sense; names the site.
+        """
+        where = f"site '{site}': " if site else ""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{where}expected a mapping with mean, std and count, got {values!r}")
+        if set(values) != {"mean", "std", "count"}:
+            raise ValueError(f"{where}expected the keys count, mean and std, got {sorted(map(str, values))}")
+        for name in ("mean", "std"):
+            entries = values[name]
+            # `true` and "1.0" would otherwise pass for numbers.
+            if isinstance(entries, (list, tuple)) and any(
+                isinstance(v, (bool, str)) or v is None for v in entries
+            ):
+                raise ValueError(f"{where}{name} is not a sequence of numbers: {entries!r}")
+        try:
+            statistics = cls(values["mean"], values["std"], values["count"])
+        except ValueError as error:
+            raise ValueError(f"{where}{error}") from error
+        return statistics.validate(site)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChannelStatistics):
+            return NotImplemented
+        return (
+            torch.equal(self.mean, other.mean)
+            and torch.equal(self.std, other.std)
+            and self.count == other.count
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ChannelStatistics(mean={self.mean.tolist()}, std={self.std.tolist()}, count={self.count})"
+
+
+def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
+    r"""Channel statistics of a site, in one pass over its images (FedRDN Eq. 5 and 6).
+
+    .. math:: \mu = \frac{1}{n}\sum_i \mu_i, \quad \sigma = \frac{1}{n}\sum_i \sigma_i, \qquad
+              \sigma_i = \sqrt{\frac{1}{HW}\sum_{h,w} (x_i^{(h,w)} - \mu_i)^2}
+
+    Every image counts once, whatever its size. One image is in memory at a time, so a generator that reads
+    files is the usual argument.
+
+    Args:
+        images: the site's training images before augmentation, (C, *spatial) each: arrays, tensors or
+            MetaTensors of any real dtype; spatial shapes may differ.
+
+    Returns:
+        The statistics, computed in float64. They are not validated: a constant channel has standard deviation
+        0, which `ChannelStatistics.validate` reports together with the name of the site.
+
+    Raises:
+        ValueError: when there is no image, an image is not (C, *spatial) or empty, the number of channels
+            changes, or a voxel is not finite; names the position of the image.
+
+    Deviations:
+        Eq. 5 prints sums over the images where the text speaks of the average; it is the average here. The
+        standard deviation is the average of the images' standard deviations, as printed, not that of all
+        voxels together.
+
+    Example:
+        >>> channel_statistics(np.array(x, dtype=np.uint8) for x in ([[0, 2]], [[10, 14]]))
+        ChannelStatistics(mean=[6.5], std=[1.5], count=2)
+    """
+    mean_sum = torch.zeros(0, dtype=torch.float64)
+    std_sum = torch.zeros(0, dtype=torch.float64)
+    count = 0
+    for index, image in enumerate(images):
+        mean, std = _image_statistics(image, index)
+        if count == 0:
+            mean_sum, std_sum = torch.zeros_like(mean), torch.zeros_like(std)
+        elif len(mean) != len(mean_sum):
+            raise ValueError(f"image {index} has {len(mean)} channels, the images before it {len(mean_sum)}")
+        mean_sum += mean
+        std_sum += std
+        count += 1
+    if count == 0:
+        raise ValueError("there is no image to compute channel statistics of")
+    return ChannelStatistics(mean_sum / count, std_sum / count, count)
+
+
+def _image_statistics(image: Any, index: int) -> tuple[Tensor, Tensor]:
+    if isinstance(image, Tensor):
+        if image.is_complex():
+            raise ValueError(f"image {index} has dtype {image.dtype}, expected real numbers")
+        # A copy, always: the pass below works in place, and `as_subclass` sheds a MetaTensor's bookkeeping.
+        voxels = image.detach().as_subclass(Tensor).cpu().to(torch.float64, copy=True)
+    else:
+        array = np.asarray(image)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"image {index} has dtype {array.dtype}, expected real numbers")
+        # NumPy's conversion also reads big-endian files and unsigned types that torch lacks.
+        voxels = torch.from_numpy(array.astype(np.float64, order="C"))
+    if voxels.ndim < 2 or voxels.numel() == 0:
+        raise ValueError(f"image {index}: expected shape (C, *spatial), got {list(voxels.shape)}")
+    voxels = voxels.reshape(voxels.shape[0], -1)
+    mean = voxels.mean(dim=1)
+    voxels -= mean[:, None]
+    std = voxels.square_().mean(dim=1).sqrt_()
+    if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
+        raise ValueError(f"image {index} has voxels that are not finite")
+    # The mean of a constant need not be that constant to the last bit.
+    std[std <= 1e-12 * mean.abs()] = 0.0
+    return mean, std
+
+
+def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, ChannelStatistics]) -> None:
+    """Write the statistics of a federation as JSON.
+
+    The file is complete or absent: it is written beside its destination and then moved there.
+
+    Args:
+        path: the file; an existing one is replaced.
+        statistics: the statistics of each site, by its name.
+
+    Raises:
+        ValueError: when there is no site, a site's statistics make no sense, or channel counts differ; names
+            the site.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "statistics.json"
+        >>> save_statistics(path, {"DU": ChannelStatistics([0.5], [0.25], 12)})
+        >>> load_statistics(path)["DU"]
+        ChannelStatistics(mean=[0.5], std=[0.25], count=12)
+    """
+    _check_sites(statistics)
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "sites": {site: values.to_dict() for site, values in statistics.items()},
+    }
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    path = Path(path)
+    # Not `tempfile`, whose files only their owner may read.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics]:
+    """Read the statistics of a federation.
+
+    Args:
+        path: a file that `save_statistics` wrote.
+
+    Returns:
+        The statistics of each site, by its name, in the order of the file.
+
+    Raises:
+        ValueError: when the file is not such a file, its version is not known, or the statistics of a site
+            make no sense; names the file and the site.
+        FileNotFoundError: when there is no such file.
+    """
+    path = Path(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_reject_duplicates)
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError(f'not a statistics file: expected "format": "{_FORMAT}"')
+        version = content.get("version")
+        if isinstance(version, bool) or version != _VERSION:
+            raise ValueError(f"version is {version!r}, this release reads {_VERSION}")
+        sites = content.get("sites")
+        if not isinstance(sites, dict):
+            raise ValueError('expected "sites" to be a mapping from site to statistics')
+        statistics = {
+            site: ChannelStatistics.from_dict(values, site=site or "''") for site, values in sites.items()
+        }
+        _check_sites(statistics)
+    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
+        raise ValueError(f"{path}: {error}") from error
+    return statistics
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{twice}' occurs twice")
+    return result
+
+
+def _check_sites(statistics: Mapping[str, ChannelStatistics]) -> None:
+    if not statistics:
+        raise ValueError("there is no site")
+    first = next(iter(statistics))
+    for site, values in statistics.items():
+        if not isinstance(site, str) or not site:
+            raise ValueError(f"expected the name of a site, got {site!r}")
+        if not isinstance(values, ChannelStatistics):
+            raise ValueError(f"site '{site}': expected ChannelStatistics, got {type(values).__name__}")
+        values.validate(site)
+        if values.num_channels != statistics[first].num_channels:
+            raise ValueError(
+                f"site '{site}' has {values.num_channels} channels, "
+                f"site '{first}' has {statistics[first].num_channels}"
+            )
