@@ -1,0 +1,9 @@
+"""The site's trainer, the server's aggregation and the in-process runner; no engine is imported here."""
+
+from medfedaug.federation.averaging import WeightedMean
+from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.server import FederationServer
+from medfedaug.federation.site import SiteTrainer, answer
+
+__all__ = ["FederationServer", "Reply", "Request", "SiteTrainer", "WeightedMean", "answer", "run_in_process"]

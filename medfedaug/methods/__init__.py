@@ -1,0 +1,24 @@
+"""One file a method, its site half and its server half side by side."""
+
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.fedavg import FedAvg
+from medfedaug.methods.fedbn import FedBN
+from medfedaug.methods.fedfa import FedFA
+from medfedaug.methods.fedprox import FedProx
+from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.registry import build_methods, method_names, parse_methods
+
+__all__ = [
+    "FedAvg",
+    "FedBN",
+    "FedFA",
+    "FedProx",
+    "FedRDN",
+    "Method",
+    "ServerExchange",
+    "SiteExchange",
+    "SitePart",
+    "build_methods",
+    "method_names",
+    "parse_methods",
+]

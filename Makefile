@@ -1,0 +1,39 @@
+# `make demo` and `make test` are all that a newcomer needs; both install first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := demo
+
+.PHONY: install demo test test-slow lint clean
+
+install: $(STAMP)
+
+# torch comes first: asked for by another package, it would come as the build with gigabytes of CUDA
+# libraries, also on a machine without a GPU. `--no-deps`, since the index of CPU builds is no mirror of PyPI.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	@if nvidia-smi -L >/dev/null 2>&1; then echo "installing torch with CUDA"; \
+	  $(BIN)/python -m pip install --quiet "torch>=2.4"; \
+	else echo "installing the CPU build of torch"; \
+	  $(BIN)/python -m pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0; \
+	fi
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/python examples/demo.py --out $(DEMO)
+
+test: install
+	$(BIN)/python -m pytest
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist *.egg-info

@@ -1,0 +1,330 @@
+"""The ``medfedaug`` command: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from medfedaug._version import __version__
+from medfedaug.errors import ConfigError, MedFedAugError
+
+# Everything heavy is imported inside the commands, so that `medfedaug --help` answers at once.
+
+app = typer.Typer(
+    name="medfedaug",
+    help="Augmentation against feature shift for medical imaging sites that train together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out_console, err_console = Console(), Console(stderr=True)
+
+
+class Engine(str, Enum):
+    """What carries requests and replies between server and sites."""
+
+    nvflare = "nvflare"
+    inprocess = "inprocess"
+
+
+class Split(str, Enum):
+    """Which cases are scored."""
+
+    test = "test"
+    validation = "validation"
+
+
+Data = Annotated[Path, typer.Option("--data", help="Folder that holds one folder a site.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: CUDA where there is one.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many cases of each split a site.")]
+Intensity = Annotated[
+    str, typer.Option(help="raw: images as stored; scale: each volume scaled to [0, 1] before anything else.")
+]
+
+
+def main() -> None:
+    """Entry point: a user's error is one line and exit code 2, a failed run exit code 1."""
+    from medfedaug.errors import RunFailed
+
+    try:
+        app()
+    except RunFailed as error:
+        err_console.print(f"medfedaug: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        raise SystemExit(1) from error
+    except MedFedAugError as error:
+        err_console.print(f"medfedaug: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        raise SystemExit(2) from error
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def phantom(
+    out: Annotated[Path, typer.Option(help="A folder that does not exist yet, or is empty.")],
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites, each with a scanner of its own.")] = 4,
+    patients: Annotated[int, typer.Option(min=3, help="Patients a site.")] = 10,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same voxels.")] = 0,
+) -> None:
+    """Write a multi-site MRI phantom: NIfTI volumes, masks and dataset.json a site."""
+    from medfedaug.data.phantom import make_phantom
+
+    try:
+        folders = make_phantom(out, sites=sites, patients=patients, seed=seed)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    out_console.print(f"{len(folders)} sites with {patients} patients each in {out}", highlight=False)
+
+
+@app.command()
+def statistics(
+    data: Annotated[Path, typer.Option(help="A site's folder, or one that holds several sites' folders.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="JSON file to write; by default statistics.json in the working folder."),
+    ] = None,
+    limit: Limit = None,
+    intensity: Intensity = "raw",
+) -> None:
+    """Channel statistics of a site's training images, in one streaming pass."""
+    from medfedaug.data.sites import SiteFolder, find_sites, site_statistics
+    from medfedaug.statistics import save_statistics
+
+    single = (data / "dataset.json").exists()
+    sites = [SiteFolder.open(data, limit=limit)] if single else find_sites(data, limit=limit)
+    found = {}
+    table = Table("site", "images", "channel", "mean", "std")
+    for site in sites:
+        with err_console.status(f"{site.name}: reading {len(site.cases['training'])} images"):
+            found[site.name] = site_statistics(site, intensity)
+        for channel, (mean, std) in enumerate(
+            zip(found[site.name].mean.tolist(), found[site.name].std.tolist(), strict=True)
+        ):
+            table.add_row(site.name, str(found[site.name].count), str(channel), f"{mean:.6g}", f"{std:.6g}")
+    out_console.print(table)
+    target = out or Path("statistics.json")
+    save_statistics(target, found)
+    out_console.print(f"saved to {target}", highlight=False)
+
+
+@app.command()
+def simulate(
+    data: Data,
+    methods: Annotated[str, typer.Option(help="Comma-separated, e.g. fedrdn,fedfa.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for results.json, global_model.pt, statistics.json, report.html.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 10,
+    local_epochs: Annotated[int, typer.Option(min=1, help="Local epochs a round.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    task: Annotated[
+        str | None, typer.Option(help="segmentation; by default it follows from the data.")
+    ] = None,
+    network: Annotated[
+        str, typer.Option(help="A network's name; an unknown one lists them all.")
+    ] = "basicunet",
+    network_args: Annotated[str, typer.Option(help="JSON object for the network's constructor.")] = "{}",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="METHOD.ARG=VALUE", help="A method's argument, repeatable."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr")] = 1e-3,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    weighting: Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")] = "samples",
+    intensity: Intensity = "raw",
+    limit: Limit = None,
+    holdout: Annotated[
+        list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="nvflare: every site a process; inprocess: one after another.")
+    ] = (Engine.nvflare),
+    device: Device = "auto",
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")
+    ] = 0,
+    min_sites: Annotated[
+        int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
+    ] = False,
+) -> None:
+    """Train a federation on this machine, and test it at every site."""
+    from medfedaug.config import RunConfig
+    from medfedaug.methods import build_methods, parse_methods
+    from medfedaug.simulate import simulate as run
+
+    specs = parse_methods(methods, _settings(set_ or []))
+    build_methods(specs)
+    config = RunConfig(
+        methods=tuple(specs),
+        task=task or "segmentation",
+        network=network,
+        network_args=_json_object(network_args, "--network-args"),
+        rounds=rounds,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        weighting=weighting,
+        intensity=intensity,
+        seed=seed,
+        limit=limit,
+        threads=threads,
+        holdout=tuple(holdout or ()),
+        min_sites=min_sites,
+    )
+    with _RoundProgress(rounds) as progress:
+        results = run(
+            data, out, config, engine=engine.value, device=device, overwrite=overwrite, on_event=progress.show
+        )
+    _print_scores(results["test"], f"test, model of round {results['selected_round']}")
+    out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Option(help="global_model.pt of a run.")],
+    data: Annotated[Path, typer.Option(help="A site's folder, or one that holds several sites' folders.")],
+    config: Annotated[
+        Path | None, typer.Option(help="The run's results.json; by default beside the model.")
+    ] = None,
+    split: Annotated[Split, typer.Option()] = Split.test,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the scores, case by case.")] = None,
+    limit: Limit = None,
+    device: Device = "auto",
+) -> None:
+    """Score a trained model on the images of one site or of several."""
+    from medfedaug.evaluate import evaluate_model
+    from medfedaug.federation.output import write_json
+
+    with err_console.status("evaluating"):
+        scores = evaluate_model(model, data, config=config, split=split.value, limit=limit, device=device)
+    _print_scores(scores, split.value)
+    if out is not None:
+        write_json(out, scores)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Compare runs on one self-contained page."""
+    from medfedaug.analysis import load_run, summary_table, write_report
+
+    write_report(runs, out)
+    out_console.print(summary_table([load_run(run) for run in runs]).rich())
+    out_console.print(f"{out}", highlight=False)
+
+
+class _RoundProgress:
+    """A bar over the rounds, and a line a round with the sites' losses and validation scores."""
+
+    def __init__(self, rounds: int) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=err_console,
+            disable=not err_console.is_terminal,
+        )
+        self.rounds = rounds
+        self.losses: dict[str, float] = {}
+
+    def __enter__(self) -> _RoundProgress:
+        self.bar.start()
+        self.task = self.bar.add_task("starting", total=self.rounds)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind in ("prepared", "unseen"):
+            text = f"{event['samples']} training samples" if kind == "prepared" else "unseen, tested only"
+            self._line(f"{event['site']}: {text}")
+        elif kind == "round_started":
+            self.losses = {}
+            self.bar.update(self.task, description=f"round {event['round']}")
+        elif kind == "trained":
+            self.losses[event["site"]] = event["train_loss"]
+            self.bar.update(self.task, description=f"round {event['round']}: {event['site']} trained")
+        elif kind == "refused":
+            self._line(f"round {event['round']}: refused {event['reason']}")
+        elif kind == "round_finished":
+            losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
+            self._line(f"round {event['round']}/{self.rounds}  loss {losses}  ({event['seconds']:.1f} s)")
+            self.bar.update(self.task, completed=event["round"])
+        elif kind == "validated":
+            name, value = next((k, v) for k, v in event.items() if k.startswith("val_"))
+            self._line(
+                f"round {event['round']}/{self.rounds}  validation {name.removeprefix('val_')} {value:.4f}"
+            )
+        elif kind == "tested":
+            self.bar.update(self.task, description=f"{event['site']} tested")
+
+    def _line(self, text: str) -> None:
+        self.bar.console.print(text, highlight=False)
+
+
+def _print_scores(scores: dict[str, Any], title: str) -> None:
+    metric = next(iter(scores["mean"]))
+    table = Table("site", metric, "cases", title=title)
+    for group, mark in (("sites", ""), ("unseen", " (unseen)")):
+        for site, entry in sorted(scores.get(group, {}).items()):
+            table.add_row(site + mark, _number(entry[metric]), str(len(entry.get("cases", {}))))
+    table.add_row("mean", _number(scores["mean"][metric]), "")
+    out_console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _settings(items: list[str]) -> dict[str, dict[str, Any]]:
+    """``["fedfa.prob=0.3"]`` as ``{"fedfa": {"prob": 0.3}}``; values are JSON, or text where they are not."""
+    settings: dict[str, dict[str, Any]] = {}
+    for item in items:
+        target, equals, value = item.partition("=")
+        method, dot, name = target.partition(".")
+        if not (equals and dot and method and name):
+            raise ConfigError(f"--set {item!r}: write METHOD.ARG=VALUE, for instance fedfa.prob=0.3")
+        try:
+            settings.setdefault(method, {})[name] = json.loads(value)
+        except ValueError:
+            settings.setdefault(method, {})[name] = value
+    return settings
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: a JSON object is needed, got {text}")
+    return value

@@ -1,0 +1,54 @@
+"""Errors that a user meets: each is one line that names what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["ConfigError", "DataError", "MedFedAugError", "RunFailed", "UpdateRefused"]
+
+
+class MedFedAugError(Exception):
+    """Base class; ``str(error)`` is one line, fit to be shown without a traceback."""
+
+
+class ConfigError(MedFedAugError):
+    """A run was asked for that cannot be: an unknown method, network or option, or a combination of them."""
+
+
+class DataError(MedFedAugError):
+    """A site's data cannot be used.
+
+    Args:
+        problem: what is wrong, without a full stop.
+        site: the site's name, where one is concerned.
+        path: the file or folder, where one is concerned.
+        hint: what to do about it.
+    """
+
+    def __init__(
+        self, problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = ""
+    ) -> None:
+        where = [f"site {site}"] if site else []
+        if path is not None:
+            where.append(str(path))
+        text = ": ".join([", ".join(where), problem]) if where else problem
+        super().__init__(" ".join(f"{text}. {hint}".split()).rstrip())
+
+
+class UpdateRefused(MedFedAugError):
+    """What a site sent is not used: it would damage the global model.
+
+    Args:
+        site: who sent it.
+        key: the offending entry.
+        expected: what the server was waiting for.
+        got: what came.
+    """
+
+    def __init__(self, site: str, key: str, *, expected: str, got: str) -> None:
+        self.site, self.key = site, key
+        super().__init__(f"site {site}, {key}: expected {expected}, got {got}")
+
+
+class RunFailed(MedFedAugError):
+    """A federation ended before its last round."""

@@ -1,0 +1,64 @@
+"""The weighted mean of the sites' models, streaming and independent of the order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["WeightedMean"]
+
+
+class WeightedMean:
+    """w = Σₖ nₖ wₖ / Σₖ nₖ, one site in memory at a time.
+
+    The sum is kept in float64 with its rounding error (Knuth's two-sum), so that the result, rounded to
+    float32, does not depend on which site answers first. Memory is twice a float64 model, whatever the
+    number of sites.
+
+    Example:
+        >>> mean = WeightedMean()
+        >>> mean.add({"w": torch.tensor([0.0])}, 1.0)
+        >>> mean.add({"w": torch.tensor([4.0])}, 3.0)
+        >>> mean.result()
+        {'w': tensor([3.])}
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._sum: dict[str, Tensor] = {}
+        self._error: dict[str, Tensor] = {}
+
+    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
+        """Add one site's tensors.
+
+        Raises:
+            ValueError: for a weight that is not positive.
+        """
+        if not weight > 0:
+            raise ValueError(f"a weight must be positive, got {weight}")
+        self.total += weight
+        for key, tensor in tensors.items():
+            term = tensor.to(torch.float64) * weight
+            if key not in self._sum:
+                self._sum[key], self._error[key] = term, torch.zeros_like(term)
+                continue
+            previous = self._sum[key]
+            total = previous + term
+            virtual = total - previous
+            self._error[key] += (previous - (total - virtual)) + (term - virtual)
+            self._sum[key] = total
+
+    def result(self) -> dict[str, Tensor]:
+        """The mean in float32.
+
+        Raises:
+            ValueError: when nothing was added.
+        """
+        if not self.total:
+            raise ValueError("nothing was added")
+        return {
+            key: ((value + self._error[key]) / self.total).to(torch.float32)
+            for key, value in self._sum.items()
+        }

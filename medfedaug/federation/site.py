@@ -1,0 +1,351 @@
+"""The site's trainer: local training, evaluation and the site's half of every exchange."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.data import DataLoader, Dataset
+from monai.fl.client import ClientAlgo
+from monai.fl.utils.constants import ExtraItems, WeightType
+from monai.fl.utils.exchange_object import ExchangeObject
+from monai.transforms import Compose
+from torch import Tensor
+
+from medfedaug.config import RunConfig, derive_seed
+from medfedaug.data.sites import SiteFolder, site_statistics
+from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
+from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
+from medfedaug.statistics import ChannelStatistics
+from medfedaug.tasks import Sample, make_task
+
+__all__ = ["DATA_VARIABLE", "SiteTrainer", "answer", "resolve_data_folder"]
+
+DATA_VARIABLE = "MEDFEDAUG_DATA"
+
+_SPLITS = ("validation", "test")
+
+
+def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
+    """The folder of a site's data: never from the job, always from the site.
+
+    Args:
+        site: the site's name.
+        data_dir: the site's folder, or one that holds a folder of the site's name; by default the
+            environment variable ``MEDFEDAUG_DATA``.
+
+    Raises:
+        DataError: when neither is there.
+    """
+    root = data_dir or os.environ.get(DATA_VARIABLE)
+    if not root:
+        raise DataError(
+            "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
+        )
+    for folder in (Path(root), Path(root) / site):
+        if (folder / "dataset.json").is_file():
+            return folder
+    raise DataError("no dataset.json", site=site, path=root, hint=f"{DATA_VARIABLE} names the site's folder.")
+
+
+class SiteTrainer(ClientAlgo):
+    """A site of the federation, as MONAI's engine-neutral `ClientAlgo`.
+
+    The order of calls is ``initialize``, ``get_data_stats`` once, then ``train``, ``get_weights`` and
+    ``evaluate`` round by round. `ExchangeObject.weights` holds the shared entries of the state dict,
+    `ExchangeObject.statistics` the methods' exchange: under ``"once"`` what was gathered before training,
+    under ``"payload"`` what travels in every round.
+
+    Everything random follows from the run's seed, the site's name and the round, so that a round gives the
+    same weights in any process and after a restart.
+
+    Args:
+        config: the run.
+        data_dir: see `resolve_data_folder`.
+        device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
+    """
+
+    def __init__(self, config: RunConfig, data_dir: str | Path | None = None, device: str = "auto") -> None:
+        self.config, self.data_dir = config, data_dir
+        self.device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        )
+        self.name = ""
+        self.last_metrics: dict[str, Any] = {}
+        self._aborted = False
+        self._samples: list[Sample] | None = None
+        self._validation: list[tuple[str, Tensor, Tensor]] | None = None
+        self._statistics: ChannelStatistics | None = None
+        # What the site keeps to itself, by the round that it belongs to (local norm layers, for instance).
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    def initialize(self, extra: dict[str, Any] | None = None) -> None:
+        """Open the data folder and build the network with the methods' layers.
+
+        Args:
+            extra: ``{ExtraItems.CLIENT_NAME: the site's name}``.
+
+        Raises:
+            DataError: when the data cannot be used.
+            ConfigError: when methods, network and data do not go together.
+        """
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        self.name = str((extra or {}).get(ExtraItems.CLIENT_NAME, self.name))
+        self.folder = SiteFolder.open(
+            resolve_data_folder(self.name, self.data_dir), name=self.name, limit=self.config.limit
+        )
+        channels = self.folder.check_files()
+        if channels != self.config.in_channels:
+            raise DataError(
+                f"images have {channels} channels, the federation expects {self.config.in_channels}",
+                site=self.name,
+                path=self.folder.path,
+            )
+        if len(self.folder.labels) != self.config.num_classes:
+            raise DataError(
+                f"{len(self.folder.labels)} classes, the federation expects {self.config.num_classes}",
+                site=self.name,
+                path=self.folder.path / "dataset.json",
+            )
+        self.trains = self.folder.trains and self.name not in self.config.holdout
+        composition = Composition(self.config)
+        self.network = composition.network.to(self.device)
+        self.task = make_task(self.config, normalised=composition.normalises_input)
+        context = SiteContext(self.name, self.network, self.statistics)
+        self.parts = {method.name: method.at_site(context) for method in composition.methods}
+        self.kept_keys = composition.kept_keys
+        self.shared = composition.shared
+
+    def statistics(self) -> ChannelStatistics:
+        """The site's channel statistics, computed at the first call."""
+        if self._statistics is None:
+            self._statistics = site_statistics(self.folder, self.config.intensity)
+        return self._statistics
+
+    def get_data_stats(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
+        """Before training: how many samples, and what the methods exchange once.
+
+        An unseen site contributes nothing: what it has is for testing.
+        """
+        payload: Payload = {}
+        if self.trains:
+            for name, part in self.parts.items():
+                if part.before_training is not None:
+                    payload.update(namespaced(part.before_training.collect(), name))
+        return ExchangeObject(
+            statistics={
+                "payload": payload,
+                "num_samples": len(self._training_samples()) if self.trains else 0,
+                "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
+            }
+        )
+
+    def train(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> None:
+        """Train for the local epochs of one round, from the weights in ``data``.
+
+        Args:
+            data: the global model's shared entries and the methods' exchange.
+            extra: ``{"round": r, "should_stop": callable}``.
+        """
+        extra = extra or {}
+        round_ = int(extra.get("round", 1))
+        self.receive(data)
+        for part in self.parts.values():
+            part.start_round()
+        seed, started = derive_seed(self.config.seed, self.name, round_), time.perf_counter()
+        # Forked, so that training leaves the random numbers of the process that it runs in alone.
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            losses = self._train_epochs(seed, extra.get("should_stop"))
+        self.last_metrics = {
+            "train_loss": sum(losses) / max(len(losses), 1),
+            "seconds": time.perf_counter() - started,
+            "samples": len(self._training_samples()),
+        }
+        if self.kept_keys:
+            state = self.network.state_dict()
+            self._kept[round_] = {key: state[key].detach().cpu().clone() for key in self.kept_keys}
+
+    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
+        loader, optimiser = self._loader(seed), self._optimiser()
+        losses: list[float] = []
+        self.network.train()
+        for _ in range(self.config.local_epochs):
+            for batch in loader:
+                if self._aborted or (should_stop is not None and should_stop()):
+                    return losses
+                inputs, targets = batch[IMAGE].to(self.device), batch[LABEL].to(self.device)
+                outputs = self.network(inputs)
+                step = Step(self.network, inputs, targets, outputs)
+                loss = self.task.loss(outputs, targets)
+                for part in self.parts.values():
+                    term = part.loss(step)
+                    if term is not None:
+                        loss = loss + term
+                losses.append(float(loss.detach()))
+                if not math.isfinite(losses[-1]):
+                    raise MedFedAugError(
+                        f"site {self.name}: the training loss is {losses[-1]}; lower the learning rate or look for "
+                        "odd intensities"
+                    )
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+                for part in self.parts.values():
+                    part.after_step(step)
+        return losses
+
+    def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
+        """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
+        state = self.network.state_dict()
+        payload: Payload = {}
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                payload.update(namespaced(part.every_round.collect(), name))
+        return ExchangeObject(
+            weights={key: state[key].detach().to("cpu", torch.float32).clone() for key in self.shared},
+            weight_type=WeightType.WEIGHTS,
+            metrics=dict(self.last_metrics),
+            statistics={"payload": {key: value.detach().cpu() for key, value in payload.items()}},
+        )
+
+    def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:
+        """Score the global model in ``data`` on ``extra["split"]``, ``"validation"`` or ``"test"``.
+
+        Args:
+            data: the global model.
+            extra: the split, and under ``"round"`` the round after which the model was made: a site's own
+                entries are put in as they were then.
+        """
+        extra = extra or {}
+        split = str(extra.get("split", "test"))
+        if split not in _SPLITS:
+            raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
+        self.receive(data)
+        if self.kept_keys:
+            kept = self._kept.get(int(extra.get("round", 0)))
+            if kept is None:
+                # Norm layers that never saw this site's images would give a number without a meaning.
+                return ExchangeObject(
+                    metrics={self.task.metric: None, "cases": {}, "note": "keeps layers of its own"}
+                )
+            self.network.load_state_dict(kept, strict=False)
+        transform = self._transform(training=False)
+        if split == "validation":
+            if self._validation is None:
+                self._validation = list(self.task.evaluation_cases(self.folder, split))
+            cases: Any = self._validation
+        else:
+            cases = self.task.evaluation_cases(self.folder, split)
+        scores = self.task.evaluate(self.network, cases, transform, self.device, self.config.batch_size)
+        return ExchangeObject(metrics=scores)
+
+    def abort(self, extra: dict[str, Any] | None = None) -> None:
+        """Stop training after the current step."""
+        self._aborted = True
+
+    def forget_rounds(self, selected: int, current: int) -> None:
+        """Drop what was kept for rounds that can no longer be asked for."""
+        self._kept = {r: state for r, state in self._kept.items() if r == selected or r >= current - 1}
+
+    def receive(self, data: ExchangeObject) -> None:
+        """Load the global model's shared entries and hand the methods what is theirs."""
+        if data.weights:
+            missing = sorted(set(self.shared) - set(data.weights))
+            if missing:
+                raise MedFedAugError(f"site {self.name}: the global model lacks {missing[0]}")
+            self.network.load_state_dict({key: data.weights[key] for key in self.shared}, strict=False)
+        received = data.statistics or {}
+        for name, part in self.parts.items():
+            once, payload = (own_entries(received.get(key, {}), name) for key in ("once", "payload"))
+            if part.before_training is not None and once:
+                part.before_training.apply(once)
+            if part.every_round is not None and payload:
+                part.every_round.apply(payload)
+
+    def _transform(self, *, training: bool) -> Compose:
+        return Compose([t for part in self.parts.values() for t in part.transforms(training=training)])
+
+    def _training_samples(self) -> list[Sample]:
+        if self._samples is None:
+            self._samples = self.task.training_samples(self.folder)
+            if not self._samples:
+                raise DataError(
+                    "no training slice has any foreground",
+                    site=self.name,
+                    path=self.folder.path,
+                    hint="Check the label maps.",
+                )
+        return self._samples
+
+    def _loader(self, seed: int) -> DataLoader:
+        transform = self._transform(training=True)
+        transform.set_random_state(seed=seed)
+        dataset = Dataset(self._training_samples(), transform)
+        return DataLoader(
+            dataset,
+            batch_size=self.config.batch_size,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(seed),
+            collate_fn=self.task.collate,
+            num_workers=0,
+        )
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        if self.config.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=self.config.learning_rate, momentum=0.9)
+        return torch.optim.Adam(parameters, lr=self.config.learning_rate)
+
+
+def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
+    """Do what the server asks: the one place where a request becomes calls of a `ClientAlgo`.
+
+    Every engine calls this, so that all do the same. A site's trouble becomes `Reply.error`, one line for
+    the server's log, and never an exception that ends the whole federation.
+    """
+    reply = Reply(request.task, request.round)
+    try:
+        data = ExchangeObject(
+            weights=request.weights,
+            weight_type=WeightType.WEIGHTS,
+            statistics={"once": request.once, "payload": request.payload},
+        )
+        if request.task == PREPARE:
+            statistics = trainer.get_data_stats().statistics or {}
+            reply.payload = statistics["payload"]
+            reply.num_samples = statistics["num_samples"]
+            reply.metrics = {"cases": statistics["cases"]}
+            return reply
+        if request.task == TRAIN:
+            metric = trainer.task.metric
+            trainer.forget_rounds(request.selected_round, request.round)
+            if (
+                request.round > 1
+            ):  # what arrives is the model of the round before; the initial one is untrained
+                scores = (
+                    trainer.evaluate(data, {"split": "validation", "round": request.round - 1}).metrics or {}
+                )
+                reply.metrics[f"val_{metric}"] = scores[metric]
+            trainer.train(data, {"round": request.round, "should_stop": should_stop})
+            update = trainer.get_weights()
+            reply.weights = update.weights or {}
+            reply.payload = (update.statistics or {})["payload"]
+            reply.metrics.update(update.metrics or {})
+            reply.num_samples = int(reply.metrics.pop("samples"))
+            return reply
+        scores = trainer.evaluate(
+            data, {"split": "test" if request.task == TEST else "validation", "round": request.round}
+        ).metrics
+        reply.metrics = dict(scores or {})
+        return reply
+    except MedFedAugError as error:
+        return Reply(request.task, request.round, error=str(error))

@@ -1,0 +1,202 @@
+"""The four extension points through which a method joins a federation.
+
+A method is a small object that describes itself (`Method`) and makes the part of it that lives at a site
+(`SitePart`) and, where something is exchanged, the parts that live at the server (`ServerExchange`).
+``methods=[FedRDN(), FedFA(), FedBN()]`` is the concatenation of what each contributes:
+
+1. augmentation: `SitePart.transforms` and `Method.prepare_network`;
+2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
+3. sharing policy: `Method.kept_at_site`;
+4. the local step: `SitePart.loss` and `SitePart.after_step`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from monai.transforms import Transform
+from torch import Tensor, nn
+
+from medfedaug.statistics import ChannelStatistics
+
+__all__ = [
+    "IMAGE",
+    "LABEL",
+    "Method",
+    "Payload",
+    "ServerContext",
+    "ServerExchange",
+    "Shapes",
+    "SiteContext",
+    "SiteExchange",
+    "SitePart",
+    "Step",
+]
+
+Payload = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+IMAGE, LABEL = "image", "label"
+
+
+@dataclass(frozen=True)
+class SiteContext:
+    """What a method sees of the site that it works at.
+
+    Args:
+        name: the site's name in the federation.
+        network: the site's network, with every method's layers in it.
+        statistics: computes the site's channel statistics, once; the images never pass through a method.
+    """
+
+    name: str
+    network: nn.Module
+    statistics: Callable[[], ChannelStatistics]
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What a method sees of the federation at the server.
+
+    Args:
+        network: the global network with every method's layers in it, for names and shapes alone.
+        in_channels: channels of an image.
+    """
+
+    network: nn.Module
+    in_channels: int
+
+
+@dataclass
+class Step:
+    """One local training step, as the methods see it.
+
+    Args:
+        network: the network in training mode.
+        inputs: the batch of images, (B, C, *spatial).
+        targets: the task's targets.
+        outputs: the network's output for ``inputs``.
+    """
+
+    network: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    outputs: Tensor
+
+
+class SiteExchange(ABC):
+    """The site's half of an exchange. Keys are the method's own: the federation puts its name before them."""
+
+    @abstractmethod
+    def collect(self) -> Payload:
+        """What the site sends."""
+
+    @abstractmethod
+    def apply(self, payload: Payload) -> None:
+        """Take in what the server made of all sites' payloads."""
+
+
+class ServerExchange(ABC):
+    """The server's half: streaming, so that memory does not grow with the number of sites.
+
+    `accept` is called once a site with a payload that has the keys and shapes of `shapes`, is finite and has
+    passed `check`; `result` then gives what goes to every site, and the next `accept` begins afresh.
+    """
+
+    shapes: Shapes
+
+    def check(self, payload: Payload) -> None:
+        """Look at values that the shapes alone do not settle.
+
+        Raises:
+            ValueError: when the method cannot use them; the site's update is then refused.
+        """
+
+    @abstractmethod
+    def accept(self, site: str, payload: Payload) -> None:
+        """Take in one site's payload."""
+
+    @abstractmethod
+    def result(self) -> Payload:
+        """What all sites receive."""
+
+    def summary(self) -> dict[str, Any]:
+        """A few numbers about the last result, for ``results.json``."""
+        return {}
+
+    def channel_statistics(self) -> dict[str, ChannelStatistics]:
+        """The sites' channel statistics, where they are what is exchanged."""
+        return {}
+
+
+class SitePart:
+    """What a method does at one site; every hook does nothing unless a method says otherwise."""
+
+    before_training: SiteExchange | None = None
+    every_round: SiteExchange | None = None
+
+    def transforms(self, *, training: bool) -> Sequence[Transform]:
+        """Dictionary transforms for the key ``"image"``, after loading and before batching."""
+        return ()
+
+    def start_round(self) -> None:
+        """The global weights are in the network and local training is about to start."""
+
+    def loss(self, step: Step) -> Tensor | None:
+        """A scalar to add to the task's loss."""
+        return None
+
+    def after_step(self, step: Step) -> None:
+        """The main optimiser has stepped: a method's own optimisers step here."""
+
+
+class Method:
+    """One published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters."""
+
+    name: ClassVar[str]
+    normalises_input: ClassVar[bool] = False
+    """Whether `SitePart.transforms` normalises the intensities, in place of the plain scaling to [0, 1]."""
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Insert layers; the state-dict keys of the network must not change."""
+        return network
+
+    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+        """State-dict entries that are neither sent nor received, decided by module type."""
+        return frozenset()
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The part that lives at a site."""
+        return SitePart()
+
+    def before_training(self, context: ServerContext) -> ServerExchange | None:
+        """The server's half of an exchange before training."""
+        return None
+
+    def every_round(self, context: ServerContext) -> ServerExchange | None:
+        """The server's half of an exchange in every round."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> frozenset[str]:
+    """The state-dict keys that belong to modules of the given types.
+
+    Decided by the module, not by a word in the key: ``"bn" in key`` misses ``downsample.1.weight``.
+    """
+    owned = set()
+    for prefix, module in network.named_modules():
+        if isinstance(module, types):
+            owned.update(f"{prefix}.{key}" if prefix else key for key in module.state_dict())
+    return frozenset(owned)
+
+
+def zeros(shapes: Shapes) -> Payload:
+    """Float64 accumulators of the given shapes."""
+    return {key: torch.zeros(shape, dtype=torch.float64) for key, shape in shapes.items()}

@@ -1,0 +1,21 @@
+"""FedAvg: what remains when no other method contributes anything."""
+
+from __future__ import annotations
+
+from medfedaug.methods.base import Method
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(Method):
+    """Federated averaging: w ← Σₖ (nₖ/n) wₖ (McMahan et al., AISTATS 2017; FedRDN Eq. 3).
+
+    The averaging is the federation's own, so that this method adds nothing. Floating-point buffers, such
+    as the running statistics of batch norm, are averaged with the parameters; integer buffers never are.
+
+    Deviations:
+        None from the paper. Weights by number of samples are the default; ``weighting="uniform"`` of
+        `medfedaug.config.RunConfig` gives the plain mean of FedFA+ Eq. 1.
+    """
+
+    name = "fedavg"

@@ -1,0 +1,152 @@
+"""FedFA: features augmented by as much as the sites differ, channel by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfedaug import functional as F
+from medfedaug.methods.base import (
+    Method,
+    Payload,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+    zeros,
+)
+from medfedaug.models import ffa_layers, insert_ffa
+
+__all__ = ["FedFA", "FedFAServer", "FedFASite"]
+
+
+class FedFA(Method):
+    """Federated feature augmentation, FedFAˡ (Zhou and Konukoglu, ICLR 2023; FedFA+ section 3.2).
+
+    An `medfedaug.models.FFALayer` after each encoder stage perturbs the channel statistics of the features
+    in training. How far, is decided by the batch (Eq. 4) and by γ, the modulated variance of the sites'
+    statistics (Eq. 6-7), which the server sends with the global model.
+
+    Exchange, every round and layer: μ̄ₖ and σ̄ₖ (C,) up, γ_μ and γ_σ (C,) down. In the first round no γ has
+    been computed, and the batch decides alone.
+
+    Args:
+        prob: p, the probability that a layer is active in a step.
+        momentum: α of Eq. 5.
+        eps: added to the variance under the square root of Eq. 2.
+        variance: ``"adaptive"`` (Eq. 8), ``"direct"`` (Table 11), ``"client"`` (FedFA-C) or ``"random"``
+            (FedFA-R).
+        stages: the stages that get a layer, all by default (Table 12).
+        running: ``"reset"`` the accumulated statistics to 0 and 1 each round, as Algorithm 1 does, or
+            ``"continue"`` from the site's own of the round before.
+        bias_correction: divide the start value out of the accumulated statistics before they are sent.
+
+    Deviations:
+        Eq. 6 is taken per channel over the sites. The public code takes one variance over sites and
+        channels, so that γ = 1 whatever the sites send. See `medfedaug.models.FFALayer` for the layer's.
+    """
+
+    name = "fedfa"
+
+    def __init__(
+        self,
+        prob: float = 0.5,
+        momentum: float = 0.99,
+        eps: float = 1e-6,
+        variance: str = "adaptive",
+        stages: Sequence[int | str] | None = None,
+        running: str = "reset",
+        bias_correction: bool = False,
+    ) -> None:
+        self.stages = stages
+        self.variance = variance
+        self.layer_args: dict[str, Any] = {
+            "prob": prob,
+            "momentum": momentum,
+            "eps": eps,
+            "variance": variance,
+            "running": running,
+            "bias_correction": bias_correction,
+        }
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Insert the layers."""
+        return insert_ffa(network, stages=self.stages, **self.layer_args)
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The layers' statistics up, γ down."""
+        return FedFASite(context.network)
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        """Variance over the sites, modulated."""
+        channels = {stage: layer.num_channels for stage, layer in ffa_layers(context.network).items()}
+        return FedFAServer(channels, modulate=self.variance != "direct")
+
+
+class FedFASite(SitePart, SiteExchange):
+    """The site's half."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.layers = ffa_layers(network)
+        self.every_round = self
+
+    def start_round(self) -> None:
+        """Reset what the layers accumulate, where they are to be reset."""
+        for layer in self.layers.values():
+            layer.start_round()
+
+    def collect(self) -> Payload:
+        """μ̄ₖ and σ̄ₖ of each layer."""
+        payload: Payload = {}
+        for stage, layer in self.layers.items():
+            payload[f"{stage}/mean"], payload[f"{stage}/std"] = layer.statistics()
+        return payload
+
+    def apply(self, payload: Payload) -> None:
+        """Set γ of each layer."""
+        for stage, layer in self.layers.items():
+            layer.set_gamma(payload[f"{stage}/gamma_mean"], payload[f"{stage}/gamma_std"])
+
+
+class FedFAServer(ServerExchange):
+    """The server's half: Welford's recurrence over the sites, then Eq. 6 and 7."""
+
+    def __init__(self, channels: dict[str, int], modulate: bool = True) -> None:
+        self.shapes = {f"{stage}/{key}": (c,) for stage, c in channels.items() for key in ("mean", "std")}
+        self.modulate = modulate
+        self.gamma: Payload = {}
+        self._restart()
+
+    def _restart(self) -> None:
+        self.sites = 0
+        self.mean, self.squares = zeros(self.shapes), zeros(self.shapes)
+
+    def accept(self, site: str, payload: Payload) -> None:
+        """Add one site to the running mean and sum of squared deviations."""
+        self.sites += 1
+        for key, value in payload.items():
+            delta = value.double() - self.mean[key]
+            self.mean[key] += delta / self.sites
+            self.squares[key] += delta * (value.double() - self.mean[key])
+
+    def result(self) -> Payload:
+        """γ_μ and γ_σ of each layer; with direct fusion, the variances themselves."""
+        for key, squares in self.squares.items():
+            variance = squares / self.sites
+            stage, which = key.rsplit("/", 1)
+            gamma = F.student_t_modulation(variance) if self.modulate else variance
+            self.gamma[f"{stage}/gamma_{which}"] = gamma.to(torch.float32)
+        self._restart()
+        return dict(self.gamma)
+
+    def summary(self) -> dict[str, Any]:
+        """The range of γ over the channels, by layer."""
+        ranges: dict[str, Any] = {}
+        for key, gamma in self.gamma.items():
+            stage, which = key.rsplit("/", 1)
+            ranges.setdefault(stage, {})[which] = [float(gamma.min()), float(gamma.max())]
+        return ranges

@@ -1,0 +1,114 @@
+"""FedRDN: every site normalises with every site's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from monai.transforms import Transform
+
+from medfedaug.methods.base import (
+    IMAGE,
+    Method,
+    Payload,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+)
+from medfedaug.statistics import ChannelStatistics
+from medfedaug.transforms import FedRDNd
+
+__all__ = ["FedRDN", "FedRDNServer", "FedRDNSite"]
+
+
+class FedRDN(Method):
+    """Federated random data normalisation.
+
+    Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning". Before training each site sends its channel statistics (μₖ, σₖ) of Eq. 5-6, and receives all sites'
+    pairs. In training an image is normalised by a pair drawn at random, x̂ = (x − μʲ)/σʲ (Eq. 7); at
+    evaluation by the site's own (Eq. 8). A site that joined no exchange uses statistics that it computes
+    itself, without training.
+
+    Exchange, once: ``mean`` (C,), ``std`` (C,) and ``count`` (1,) up; the same for every site down.
+
+    Deviations:
+        Eq. 5 prints a sum where the mean over images is meant. An image is a whole volume for the
+        statistics, also where the network sees its slices: a site's number of slices then does not weigh
+        its patients. The draw is per image and call, both halves of the pair from the same site; the
+        public code draws mean and deviation from different sites, once a batch.
+    """
+
+    name = "fedrdn"
+    normalises_input = True
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The site's statistics up, all sites' pairs down, and the transforms that use them."""
+        return FedRDNSite(context)
+
+    def before_training(self, context: ServerContext) -> ServerExchange:
+        """Gather all sites' pairs."""
+        return FedRDNServer(context.in_channels)
+
+
+class FedRDNSite(SitePart, SiteExchange):
+    """The site's half."""
+
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
+        self.pairs: dict[str, ChannelStatistics] = {}
+        self.before_training = self
+
+    def collect(self) -> Payload:
+        """μₖ and σₖ, (C,) each, and over how many images."""
+        own = self.context.statistics()
+        return {"mean": own.mean, "std": own.std, "count": torch.tensor([float(own.count)])}
+
+    def apply(self, payload: Payload) -> None:
+        """Take in the pairs of all sites."""
+        sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
+        self.pairs = {
+            site: ChannelStatistics(
+                mean=payload[f"mean/{site}"], std=payload[f"std/{site}"], count=int(payload[f"count/{site}"])
+            )
+            for site in sites
+        }
+
+    def transforms(self, *, training: bool) -> Sequence[Transform]:
+        """A pair of a random site in training, the site's own in evaluation."""
+        if training:
+            return [FedRDNd(keys=IMAGE, statistics=self.pairs)]
+        own = self.pairs.get(self.context.name) or self.context.statistics()
+        return [FedRDNd(keys=IMAGE, statistics={self.context.name: own}, site=self.context.name)]
+
+
+class FedRDNServer(ServerExchange):
+    """The server's half: the list of pairs, 2C+1 numbers a site. It is the result, and so grows with the sites."""
+
+    def __init__(self, in_channels: int) -> None:
+        self.shapes = {"mean": (in_channels,), "std": (in_channels,), "count": (1,)}
+        self.pairs: dict[str, Payload] = {}
+
+    def check(self, payload: Payload) -> None:
+        """A deviation that is not positive cannot divide."""
+        if not bool((payload["std"] > 0).all()):
+            channel = int((payload["std"] <= 0).nonzero()[0])
+            raise ValueError(f"the standard deviation of channel {channel} is not positive")
+
+    def accept(self, site: str, payload: Payload) -> None:
+        """Keep a site's pair; one that joins later is added to the list."""
+        self.pairs[site] = payload
+
+    def result(self) -> Payload:
+        """All sites' pairs."""
+        return {
+            f"{key}/{site}": value for site in sorted(self.pairs) for key, value in self.pairs[site].items()
+        }
+
+    def channel_statistics(self) -> dict[str, ChannelStatistics]:
+        """The pairs by site."""
+        return {
+            site: ChannelStatistics(mean=pair["mean"], std=pair["std"], count=int(pair["count"]))
+            for site, pair in sorted(self.pairs.items())
+        }

@@ -1,0 +1,88 @@
+"""From a method's name to the method, and from several methods to one federation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import Method
+from medfedaug.methods.fedavg import FedAvg
+from medfedaug.methods.fedbn import FedBN
+from medfedaug.methods.fedfa import FedFA
+from medfedaug.methods.fedprox import FedProx
+from medfedaug.methods.fedrdn import FedRDN
+
+__all__ = ["build_methods", "method_names", "parse_methods"]
+
+_METHODS: dict[str, type[Method]] = {m.name: m for m in (FedAvg, FedProx, FedBN, FedRDN, FedFA)}
+
+
+def method_names() -> list[str]:
+    """The names that `parse_methods` takes."""
+    return list(_METHODS)
+
+
+def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """``"fedrdn,fedfa"`` as the specification that `medfedaug.config.RunConfig` holds.
+
+    Args:
+        text: names, separated by commas.
+        settings: arguments by method, ``{"fedfa": {"prob": 0.3}}``.
+
+    Raises:
+        ConfigError: for a name that is not known, and for settings of a method that is not asked for.
+
+    >>> parse_methods("fedrdn,fedfa", {"fedfa": {"prob": 0.3}})
+    [{'name': 'fedrdn', 'args': {}}, {'name': 'fedfa', 'args': {'prob': 0.3}}]
+    """
+    settings = dict(settings or {})
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"no method was named; choose from {', '.join(_METHODS)}")
+    for name in names:
+        if name not in _METHODS:
+            raise ConfigError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
+    stray = sorted(set(settings) - set(names))
+    if stray:
+        raise ConfigError(
+            f"arguments for {', '.join(stray)}, which is not among the methods {', '.join(names)}"
+        )
+    return [{"name": name, "args": dict(settings.get(name, {}))} for name in names]
+
+
+def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
+    """The methods of a specification, checked to go together.
+
+    Raises:
+        ConfigError: for unknown names or arguments, a method named twice, and two that both normalise the
+            input.
+    """
+    methods = [_build(spec) for spec in specs]
+    names = [method.name for method in methods]
+    for name in names:
+        # The name is also the prefix of a method's keys on the wire.
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is named more than once")
+    normalising = [method.name for method in methods if method.normalises_input]
+    if len(normalising) > 1:
+        raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
+    return methods
+
+
+def _build(spec: Mapping[str, Any]) -> Method:
+    name, args = spec.get("name"), dict(spec.get("args") or {})
+    if name not in _METHODS:
+        raise ConfigError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
+    factory = _METHODS[name]
+    known = [] if factory.__init__ is object.__init__ else list(inspect.signature(factory).parameters)
+    unknown = sorted(set(args) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{name} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}"
+        )
+    try:
+        return factory(**args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}") from error

@@ -1,0 +1,182 @@
+"""A whole federation on one machine: check the data, run an engine, leave the results in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medfedaug.analysis import write_report
+from medfedaug.config import RunConfig
+from medfedaug.data.sites import SiteFolder, find_sites, site_statistics
+from medfedaug.errors import ConfigError, DataError, RunFailed
+from medfedaug.federation import run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.output import RESULTS, STATISTICS, write_json, write_run
+from medfedaug.statistics import save_statistics
+
+__all__ = ["ENGINES", "check_federation", "simulate"]
+
+ENGINES = ("nvflare", "inprocess")
+
+
+def check_federation(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> tuple[int, int]:
+    """Check that the sites' data fit each other, by the headers alone.
+
+    Args:
+        sites: the sites.
+        holdout: sites that do not train.
+
+    Returns:
+        Channels of the images and number of classes.
+
+    Raises:
+        DataError: naming site and file.
+        ConfigError: for a held-out site that is not there.
+    """
+    names = [site.name for site in sites]
+    for name in holdout:
+        if name not in names:
+            raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
+    training = [site.name for site in sites if site.trains and site.name not in holdout]
+    if len(training) < 2:
+        raise DataError(
+            f"a federation needs two sites with training cases, found {len(training)}"
+            + (f" ({training[0]})" if training else ""),
+            path=sites[0].path.parent,
+        )
+    channels = {site.name: site.check_files() for site in sites}
+    first = sites[0]
+    for site in sites[1:]:
+        if channels[site.name] != channels[first.name]:
+            raise DataError(
+                f"its images have {channels[site.name]} channels, {first.name}'s have {channels[first.name]}",
+                site=site.name,
+                path=site.path,
+                hint="All sites need the same channels.",
+            )
+        if site.labels.keys() != first.labels.keys():
+            raise DataError(
+                f"{len(site.labels)} classes, site {first.name} has {len(first.labels)}",
+                site=site.name,
+                path=site.path / "dataset.json",
+                hint="All sites need the same classes.",
+            )
+    return channels[first.name], len(first.labels)
+
+
+def simulate(
+    data_dir: str | Path,
+    out: str | Path,
+    config: RunConfig,
+    *,
+    engine: str = "nvflare",
+    device: str = "auto",
+    overwrite: bool = False,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Run a federation over the sites below ``data_dir``.
+
+    Everything is checked before anything is written; ``out`` receives its files when the run is over.
+
+    Args:
+        data_dir: the folder that holds the sites' folders.
+        out: receives ``results.json``, ``global_model.pt`` (the selected round), ``final_model.pt``,
+            ``statistics.json``, ``report.html`` and, with NVFlare, ``nvflare.log``.
+        config: the run; channels and classes are taken from the data.
+        engine: ``"nvflare"`` or ``"inprocess"``.
+        device: the sites' device.
+        overwrite: replace the results of an earlier run.
+        on_event: see `medfedaug.federation.FederationServer`.
+
+    Returns:
+        The content of ``results.json``.
+
+    Raises:
+        MedFedAugError: one line that says what is wrong and where.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r} is not known; choose from {', '.join(ENGINES)}")
+    out = Path(out)
+    if (out / RESULTS).exists() and not overwrite:
+        raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is not a folder")
+    sites = find_sites(data_dir, limit=config.limit)
+    channels, classes = check_federation(sites, config.holdout)
+    config = replace(config, in_channels=channels, num_classes=classes)
+    if engine == "nvflare" and not config.threads:
+        training = sum(site.trains and site.name not in config.holdout for site in sites)
+        config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
+    Composition(config)  # whether methods and network go together
+
+    started = time.perf_counter()
+    names = [site.name for site in sites]
+    # Beside `out`, so that the files can be moved into it without a copy.
+    parent = out.resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=parent))
+    try:
+        if engine == "nvflare":
+            _run_nvflare(config, data_dir, names, work, device, on_event)
+        else:
+            write_run(work, run_in_process(config, data_dir, names, device, on_event))
+        return _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_nvflare(
+    config: RunConfig,
+    data_dir: str | Path,
+    names: list[str],
+    work: Path,
+    device: str,
+    on_event: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    # Imported here: the in-process engine works without NVFlare, and its import takes seconds.
+    from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+
+    # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
+    with tempfile.TemporaryDirectory(prefix="medfedaug-") as simulator:
+        try:
+            output = run_in_simulator(config, data_dir, names, simulator, device, on_event)
+        except RunFailed as error:
+            kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
+            shutil.copyfile(Path(simulator) / LOG_FILE, kept)
+            raise RunFailed(f"{error} [log: {kept}]") from error
+        for file in output.iterdir():
+            shutil.move(str(file), work / file.name)
+        shutil.move(str(Path(simulator) / LOG_FILE), work / LOG_FILE)
+
+
+def _finish(
+    work: Path,
+    out: Path,
+    sites: Sequence[SiteFolder],
+    config: RunConfig,
+    engine: str,
+    data_dir: Path,
+    seconds: float,
+) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((work / RESULTS).read_text())
+    results.update(engine=engine, data=data_dir.resolve().name, seconds=seconds)
+    write_json(work / RESULTS, results)
+    if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
+        statistics = {
+            s.name: site_statistics(s, config.intensity) for s in sites if s.name in results["sites"]
+        }
+        save_statistics(work / STATISTICS, statistics)
+    write_report([work], work / "report.html")
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(
+        work.iterdir(), key=lambda f: f.name == RESULTS
+    ):  # last, since it marks a finished run
+        os.replace(file, out / file.name)
+    return results

@@ -1,0 +1,90 @@
+"""Requests and replies as NVFlare's `FLModel`, and back.
+
+Weights travel as parameters, so that NVFlare's filters see them; what is gathered before training travels
+as metrics, since filters made for parameters destroy statistics; what the methods exchange in every round
+travels in the meta data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from medfedaug.federation.messages import Reply, Request
+
+__all__ = ["reply_from_model", "reply_to_model", "request_from_model", "request_to_model"]
+
+_META = "medfedaug"
+
+
+def request_to_model(request: Request) -> FLModel:
+    """From the server's request to what NVFlare sends."""
+    meta = {
+        "task": request.task,
+        "round": request.round,
+        "selected_round": request.selected_round,
+        "once": request.once,
+        "payload": request.payload,
+    }
+    return _model(request.weights, {"task": request.task}, meta, request.round)
+
+
+def request_from_model(model: FLModel) -> Request:
+    """The inverse of `request_to_model`, at the site."""
+    meta = _meta(model)
+    return Request(
+        task=str(meta.get("task", "")),
+        round=int(meta.get("round", 0)),
+        weights=model.params or {},
+        once=meta.get("once") or {},
+        payload=meta.get("payload") or {},
+        selected_round=int(meta.get("selected_round", 0)),
+    )
+
+
+def reply_to_model(reply: Reply) -> FLModel:
+    """From a site's reply to what NVFlare sends."""
+    meta = {
+        "task": reply.task,
+        "round": reply.round,
+        "num_samples": reply.num_samples,
+        "metrics": reply.metrics,
+        "error": reply.error,
+    }
+    if reply.weights:
+        meta["payload"] = reply.payload
+        return _model(reply.weights, {}, meta, reply.round)
+    return _model({}, reply.payload, meta, reply.round)
+
+
+def reply_from_model(model: FLModel) -> Reply:
+    """The inverse of `reply_to_model`, at the server; nothing in it has been checked yet."""
+    meta = _meta(model)
+    return Reply(
+        task=str(meta.get("task", "")),
+        round=_int(meta.get("round")),
+        weights=model.params or {},
+        payload=_dict(meta.get("payload") if model.params else model.metrics),
+        num_samples=_int(meta.get("num_samples")),
+        metrics=_dict(meta.get("metrics")),
+        error=str(meta.get("error", "")),
+    )
+
+
+def _model(weights: dict[str, Any], metrics: dict[str, Any], meta: dict[str, Any], round_: int) -> FLModel:
+    # An FLModel holds parameters or metrics; with both, the metrics would count as an evaluation.
+    content: dict[str, Any] = {"params": weights} if weights else {"metrics": metrics}
+    return FLModel(**content, meta={_META: meta}, current_round=round_)
+
+
+def _meta(model: FLModel) -> dict[str, Any]:
+    return _dict((model.meta or {}).get(_META))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,58 @@
+"""The NVFlare job, from a run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nvflare.job_config.base_fed_job import BaseFedJob
+from nvflare.recipe.spec import Recipe
+
+from medfedaug.config import RunConfig
+from medfedaug.nvflare_jobs.controller import TASKS, FederationController
+from medfedaug.nvflare_jobs.executor import SiteExecutor
+from medfedaug.nvflare_jobs.persistor import ModelPersistor
+
+__all__ = ["MedFedAugRecipe"]
+
+
+class MedFedAugRecipe(Recipe):
+    """The job that simulator, POC mode and provisioned hospitals run unchanged.
+
+    It names classes of the installed package and holds no code, no path and no data. Each site finds its
+    data by its own environment variable ``MEDFEDAUG_DATA``.
+
+    Args:
+        config: the run.
+        name: the job's name.
+        min_clients: connected sites that NVFlare waits for before it starts the job.
+        task_request_interval: seconds after which an idle site asks for work again; NVFlare's default of
+            2 s is most of what a round of a small model costs.
+
+    Raises:
+        ConfigError: when methods, network and options do not go together.
+
+    Example:
+        >>> from medfedaug.methods import parse_methods
+        >>> config = RunConfig(methods=parse_methods("fedrdn,fedfa"), rounds=2)
+        >>> MedFedAugRecipe(config=config).name
+        'medfedaug'
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig | Mapping[str, Any],
+        name: str = "medfedaug",
+        min_clients: int = 2,
+        task_request_interval: float = 0.1,
+    ) -> None:
+        run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
+        self.name = name
+        # Without a key metric no model selector is added: the controller selects.
+        job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
+        job.to_server(ModelPersistor(config=run.to_dict()), id="persistor")
+        job.to_server(FederationController(config=run.to_dict()))
+        job.to_clients(SiteExecutor(config=run.to_dict()), tasks=TASKS)
+        super().__init__(job)
+        self.add_server_config({"server": {"task_request_interval": task_request_interval}})

@@ -1,0 +1,146 @@
+"""The job in NVFlare's simulator: every site a process of its own, on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+from medfedaug.config import RunConfig
+from medfedaug.errors import RunFailed
+from medfedaug.federation.site import DATA_VARIABLE
+from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
+from medfedaug.nvflare_jobs.executor import DEVICE_VARIABLE
+from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+
+__all__ = ["LOG_FILE", "run_in_simulator"]
+
+LOG_FILE = "nvflare.log"
+
+
+def run_in_simulator(
+    config: RunConfig,
+    data_dir: str | Path,
+    sites: Sequence[str],
+    work_dir: str | Path,
+    device: str = "auto",
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> Path:
+    """Run the job in NVFlare's simulator.
+
+    The job is exported first and then given to the simulator as any other engine would get it.
+
+    Args:
+        config: the run.
+        data_dir: the folder that holds the sites' folders.
+        sites: their names, unseen sites included.
+        work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
+        device: the sites' device.
+        on_event: see `medfedaug.federation.FederationServer`.
+
+    Returns:
+        The folder with ``results.json`` and the models.
+
+    Raises:
+        RunFailed: when the run ended without results, with the reason where one is known.
+    """
+    work, log = Path(work_dir), Path(work_dir) / LOG_FILE
+    recipe = MedFedAugRecipe(config=config, min_clients=len(sites))
+    recipe.export(job_dir=str(work / "job"))
+    workspace = work / "workspace"
+    _allow_components(workspace)
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "nvflare.private.fed.app.simulator.simulator",
+            str(work / "job" / recipe.name),
+        ),
+        *("-w", str(workspace), "-c", ",".join(sites), "-n", str(len(sites)), "-t", str(len(sites))),
+    ]
+    environment = {
+        **os.environ,
+        DATA_VARIABLE: str(Path(data_dir).resolve()),
+        DEVICE_VARIABLE: device,
+        "PYTHONUNBUFFERED": "1",
+        # Sites that each start as many threads as there are cores spend their time waiting for each other.
+        **({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
+    }
+    output = workspace / "server" / "simulate_job" / OUTPUT_FOLDER
+    failure = ""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+        try:
+            for event in _follow(output / EVENTS_FILE, process):
+                if event["event"] == "failed":
+                    failure = event["message"]
+                if on_event:
+                    on_event(event)
+        finally:
+            _stop(process)
+    if failure:
+        raise RunFailed(failure)
+    if not (output / "results.json").is_file():
+        raise RunFailed(
+            f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
+        )
+    return output
+
+
+def _allow_components(workspace: Path) -> None:
+    """A job without code may name only classes that the site allows; ours are under one prefix."""
+    local = workspace / "local"
+    local.mkdir(parents=True)
+    policy = {"format_version": 2, "class_allow_list": [*DEFAULT_CLASS_ALLOW_LIST, "medfedaug."]}
+    (local / "resources.json").write_text(json.dumps(policy, indent=1))
+
+
+def _follow(path: Path, process: subprocess.Popen[bytes], period: float = 0.1) -> Iterator[dict[str, Any]]:
+    """The events of a run as they are written, until the run is over or its process has ended."""
+    position = 0
+    while True:
+        ended = process.poll() is not None
+        if path.exists():
+            with path.open() as file:
+                file.seek(position)
+                lines = file.readlines()
+            for line in lines:
+                if not line.endswith("\n"):  # the writer is in the middle of it
+                    break
+                position += len(line)
+                event = json.loads(line)
+                yield event
+                if event["event"] == "failed":
+                    return
+        if ended:
+            return
+        time.sleep(period)
+
+
+def _stop(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
+    """End the simulator and the sites' processes, which it does not end when it is interrupted."""
+    if process.poll() is not None:
+        return
+    root = psutil.Process(process.pid)
+    family = [*root.children(recursive=True), root]
+    for member in family:
+        member.terminate()
+    _, alive = psutil.wait_procs(family, timeout=grace)
+    for member in alive:
+        member.kill()
+    process.wait()
+
+
+def _tail(log: Path) -> str:
+    lines = [
+        line for line in log.read_text(errors="replace").splitlines() if "ERROR" in line or "Error" in line
+    ]
+    return lines[-1].strip()[-300:] if lines else "its log says nothing of an error"
