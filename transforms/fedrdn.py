@@ -1,0 +1,234 @@
+"""FedRDN: normalisation with the statistics of a randomly drawn site."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from monai.config import DtypeLike, KeysCollection
+from monai.config.type_definitions import NdarrayOrTensor
+from monai.data.meta_obj import get_track_meta
+from monai.transforms.transform import MapTransform, RandomizableTransform
+from monai.utils import convert_to_tensor, get_equivalent_dtype
+from monai.utils.enums import TransformBackends
+from torch import Tensor
+
+from medfedaug.statistics import ChannelStatistics, load_statistics
+
+__all__ = ["FedRDN", "FedRDND", "FedRDNDict", "FedRDNd"]
+
+Statistics = Mapping[str, Any] | Sequence[Any] | str | os.PathLike[str]
+
+
+def _site_statistics(statistics: Statistics) -> dict[str, ChannelStatistics]:
+    """Any accepted form -> validated statistics by site name."""
+    if isinstance(statistics, (str, os.PathLike)):
+        return load_statistics(statistics)
+    if isinstance(statistics, Mapping):
+        entries = {str(site): values for site, values in statistics.items()}
+    elif isinstance(statistics, Sequence):
+        entries = {str(position): values for position, values in enumerate(statistics)}
+    else:
+        raise ValueError(
+            f"statistics: expected a mapping, a sequence or a path, got {type(statistics).__name__}"
+        )
+    if not entries:
+        raise ValueError("statistics: there is no site")
+    result: dict[str, ChannelStatistics] = {}
+    for site, values in entries.items():
+        if isinstance(values, ChannelStatistics):
+            result[site] = values.validate(site)
+        elif isinstance(values, Mapping):
+            # The number of images plays no part here, so configurations may leave it out.
+            result[site] = ChannelStatistics.from_dict({"count": 1, **values}, site)
+        elif isinstance(values, Sequence) and len(values) == 2:
+            result[site] = ChannelStatistics.from_dict(
+                {"mean": values[0], "std": values[1], "count": 1}, site
+            )
+        else:
+            raise ValueError(f"site '{site}': expected mean and std, got {values!r}")
+        first = next(iter(result))
+        if result[site].num_channels != result[first].num_channels:
+            raise ValueError(
+                f"site '{site}' has {result[site].num_channels} channels, "
+                f"site '{first}' has {result[first].num_channels}"
+            )
+    return result
+
+
+class FedRDN(RandomizableTransform):
+    r"""Normalise an image with the statistics of a random site (FedRDN Eq. 7 and 8).
+
+    .. math:: \hat x = \frac{x - \mu^j}{\sigma^j}, \qquad
+              (\mu^j, \sigma^j) \sim \{(\mu^k, \sigma^k)\}_{k=1}^{K}
+
+    In training one site j is drawn for every image at every call, uniformly, and gives both its mean and its
+    standard deviation. With `site` the transform is deterministic: that site's own pair, which is what the
+    method does at test time.
+
+    A site that took no part in training computes the statistics of its own images
+    (`medfedaug.statistics.channel_statistics`; no labels, no training) and passes them with its own name:
+    `FedRDN({"new": statistics}, site="new")`.
+
+    Use it where `NormalizeIntensity` would stand: after the image is loaded and resampled, on the intensities
+    of which the statistics were computed, and after spatial augmentation or before it alike.
+
+    Args:
+        statistics: the statistics of all sites: a mapping from site to `ChannelStatistics`, to
+            `{"mean": [...], "std": [...], "count": n}` or to a pair `[mean, std]`; or a sequence of any of
+            these, the sites then being named "0", "1", ...; or the path of a file written by
+            `medfedaug.statistics.save_statistics`.
+        site: use this site's pair instead of a random one.
+        average: use the pair averaged over the sites instead of a random one: the variant FedRDN-V of the
+            paper's Table 4, which does so in training and at test.
+        dtype: floating point type of the result; None keeps that of the input (float32 for integers).
+
+    Raises:
+        ValueError: when the statistics make no sense (names the site), when channel counts differ between
+            sites, when `site` is not among them (lists them), or when both `site` and `average` are given;
+            on a call, when the number of channels of the image is another one.
+
+    Deviations:
+        None from the paper. Its public code draws the mean and the standard deviation from different sites,
+        once a batch, and computes the statistics over augmented images.
+
+    Example:
+        >>> transform = FedRDN({"A": [[0.0], [1.0]], "B": [[1.0], [2.0]]}, site="B")
+        >>> transform(torch.tensor([[3.0, 5.0]])).tolist()
+        [[1.0, 2.0]]
+    """
+
+    backend = [TransformBackends.TORCH, TransformBackends.NUMPY]  # noqa: RUF012, MONAI's declaration
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        site: str | None = None,
+        average: bool = False,
+        dtype: DtypeLike = np.float32,
+    ) -> None:
+        RandomizableTransform.__init__(self, prob=1.0)
+        by_site = _site_statistics(statistics)
+        self.sites = tuple(by_site)
+        self.site = site
+        self.average = average
+        if site is not None and average:
+            raise ValueError("site and average exclude each other")
+        if site is not None and site not in by_site:
+            raise ValueError(f"unknown site '{site}', known: {', '.join(self.sites)}")
+        self.dtype = None if dtype is None else get_equivalent_dtype(dtype, torch.Tensor)
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ValueError(f"dtype is {dtype}, expected a floating point type")
+
+        means = torch.stack([values.mean for values in by_site.values()])
+        stds = torch.stack([values.std for values in by_site.values()])
+        if average:
+            means, stds = means.mean(dim=0, keepdim=True), stds.mean(dim=0, keepdim=True)
+        self._pairs = {dtype: (means.to(dtype), stds.to(dtype)) for dtype in (torch.float32, torch.float64)}
+        self._fixed = 0 if average else None if site is None else self.sites.index(site)
+        self._index = self._fixed or 0
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw the site whose pair the next image is normalised with."""
+        if self._fixed is None:
+            self._index = int(self.R.randint(len(self.sites)))
+
+    def __call__(self, img: NdarrayOrTensor, randomize: bool = True) -> NdarrayOrTensor:
+        """Normalise `img`.
+
+        Args:
+            img: the image, (C, *spatial); not modified.
+            randomize: draw a site; otherwise that of the last call is used again.
+
+        Returns:
+            The normalised image as a tensor, or as a MetaTensor with the metadata of `img` where MONAI tracks
+            metadata.
+        """
+        if randomize:
+            self.randomize()
+        image: Tensor = convert_to_tensor(img, track_meta=get_track_meta())
+        out_dtype = self.dtype or (image.dtype if image.is_floating_point() else torch.float32)
+        work_dtype = torch.float64 if torch.float64 in (image.dtype, out_dtype) else torch.float32
+        means, stds = self._pairs[work_dtype]
+        channels = means.shape[1]
+        if image.ndim < 2 or image.shape[0] != channels:
+            raise ValueError(
+                f"the statistics have {channels} channels: expected an image of shape "
+                f"({channels}, *spatial), got {tuple(image.shape)}"
+            )
+        shape = (channels, *[1] * (image.ndim - 1))
+        mean = means[self._index].view(shape).to(image.device)
+        std = stds[self._index].view(shape).to(image.device)
+
+        if not image.is_floating_point():
+            image = image.to(work_dtype)
+        # One operation on the MetaTensor, which carries the metadata over; the next on the tensor beneath it.
+        out = torch.sub(image, mean)
+        out.as_subclass(Tensor).div_(std)
+        return out if out.dtype == out_dtype else out.to(out_dtype)
+
+
+class FedRDNd(RandomizableTransform, MapTransform):
+    """Dictionary version of `FedRDN`: one draw per call, shared by all keys.
+
+    Args:
+        keys: keys of the images to normalise.
+        statistics: as for `FedRDN`.
+        site: as for `FedRDN`.
+        average: as for `FedRDN`.
+        dtype: as for `FedRDN`.
+        allow_missing_keys: do not raise an error when a key is missing.
+
+    Raises:
+        ValueError: as for `FedRDN`.
+        KeyError: on a call, when a key is missing and `allow_missing_keys` is false.
+
+    Deviations:
+        As for `FedRDN`.
+
+    Example:
+        >>> transform = FedRDNd("image", {"A": [[0.0], [1.0]], "B": [[1.0], [2.0]]})
+        >>> transform.set_random_state(0)({"image": torch.tensor([[3.0]]), "label": 1})["image"].tolist()
+        [[3.0]]
+    """
+
+    backend = FedRDN.backend
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        statistics: Statistics,
+        site: str | None = None,
+        average: bool = False,
+        dtype: DtypeLike = np.float32,
+        allow_missing_keys: bool = False,
+    ) -> None:
+        MapTransform.__init__(self, keys, allow_missing_keys)
+        RandomizableTransform.__init__(self, prob=1.0)
+        self.normalizer = FedRDN(statistics, site=site, average=average, dtype=dtype)
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> FedRDNd:
+        """Set the random state of the draw of the site."""
+        super().set_random_state(seed, state)
+        self.normalizer.set_random_state(seed, state)
+        return self
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw the site whose pair the images of the next call are normalised with."""
+        self.normalizer.randomize(data)
+
+    def __call__(self, data: Mapping[Hashable, NdarrayOrTensor]) -> dict[Hashable, NdarrayOrTensor]:
+        """Normalise the images of `data` under the transform's keys; `data` is not modified."""
+        d = dict(data)
+        self.randomize()
+        for key in self.key_iterator(d):
+            d[key] = self.normalizer(d[key], randomize=False)
+        return d
+
+
+FedRDND = FedRDNDict = FedRDNd
