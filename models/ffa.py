@@ -1,0 +1,269 @@
+"""The federated feature augmentation (FFA) layer of FedFA."""
+
+# TorchScript reads the annotations of the buffers, so they must not be postponed to strings.
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
+
+__all__ = ["FFALayer"]
+
+_VARIANCES = ("adaptive", "direct", "client", "random")
+_RUNNING = ("reset", "continue")
+
+
+class FFALayer(nn.Module):
+    r"""Augment the statistics of features within what the sites of the federation show (FedFA+ Algorithm 2).
+
+    .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
+              \hat\mu \sim \mathcal{N}(\mu, (\gamma_\mu + 1) \odot \Sigma_\mu^2), \quad
+              \hat\sigma \sim \mathcal{N}(\sigma, (\gamma_\sigma + 1) \odot \Sigma_\sigma^2)
+
+    where :math:`\mu, \sigma` are the statistics of each image and channel (Eq. 2), :math:`\Sigma^2` their
+    variance in the batch (Eq. 4), and :math:`\gamma` comes from the server (Eq. 6 and 7, `set_gamma`). In
+    return the layer keeps running statistics for the server (Eq. 5, `statistics`):
+
+    .. math:: \bar\mu \leftarrow \alpha\bar\mu + (1 - \alpha)\mathbb{E}_B[\mu], \qquad
+              \bar\sigma \leftarrow \alpha\bar\sigma + (1 - \alpha)\mathbb{E}_B[\sigma]
+
+    In training the layer is active with probability `prob`, drawn once a call from torch's generator; in
+    evaluation it returns its argument itself. It has no parameters, and its buffers are not part of the state
+    dict, so a network with and without it has the same checkpoint. The round of a federation is
+    `start_round`, `set_gamma`, training, `statistics`.
+
+    Until the first `set_gamma`, :math:`\gamma` is zero, which is the augmentation by the site's own variance.
+
+    Shapes:
+        Input and output (B, C, *spatial), 1D, 2D or 3D. :math:`\gamma` and the running statistics (C,). The
+        running statistics have the units of the features.
+
+    Args:
+        num_channels: number of channels C.
+        prob: probability p that the layer is active in a call.
+        momentum: :math:`\alpha`.
+        eps: added to the spatial variance before its root.
+        variance: where the variances of the Gaussians come from. "adaptive": as above. "direct": the same
+            formula, but the server sends the variances across sites unmodulated (Table 11). "client":
+            :math:`\Sigma^2` alone (FedFA-C). "random": standard deviation 0.5 in every channel (FedFA-R).
+        running: what `start_round` does with the running statistics. "reset": back to 0 and 1 (Algorithm 1).
+            "continue": nothing, as in the paper's public code.
+        bias_correction: let `statistics` remove the share of the start values. Only with `running="reset"`:
+            with statistics that continue it would be applied to what is already corrected, and grow every
+            round.
+
+    Attributes:
+        num_active_batches: calls since the running statistics were reset in which the layer was active.
+        sampled_std_count: number of :math:`\hat\sigma` sampled so far (one an image and channel).
+        negative_std_count: how many of them were negative.
+
+    Raises:
+        ValueError: when an argument is out of its range; on a call in training, when the features are not
+            (B, num_channels, *spatial).
+
+    Deviations:
+        * The papers print no `eps`; it is inside the root, so :math:`\sigma` and its running average include
+          it.
+        * A sampled :math:`\hat\sigma` can be negative, which mirrors the channel about its mean. The papers
+          do not mention it: the sign is kept, and counted.
+        * The running statistics of Algorithm 2 are accumulated when the layer is active; Algorithm 1 starts
+          them at 0 and 1 every round, so that with :math:`\alpha = 0.99` and few steps they stay near 0 and
+          1. That is the default here too; `bias_correction` divides by :math:`1 - \alpha^t`.
+        * The paper's public code differs from it in the unbiased variance over the batch, and in continuing
+          the running statistics across rounds.
+
+    Example:
+        >>> layer = FFALayer(2, prob=1.0)
+        >>> layer.set_gamma(torch.tensor([0.5, 1.5]), torch.ones(2))
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.rand(4, 2, 8, 8)
+        >>> y = layer(x)
+        >>> y.shape, bool((y != x).any()), layer.eval()(x) is x
+        (torch.Size([4, 2, 8, 8]), True, True)
+        >>> mean, std = layer.statistics()
+        >>> torch.allclose(mean, 0.01 * x.mean(dim=(0, 2, 3)))
+        True
+    """
+
+    running_mean: Tensor
+    running_std: Tensor
+    gamma_mean: Tensor
+    gamma_std: Tensor
+    num_active_batches: Tensor
+    negative_std_count: Tensor
+    sampled_std_count: Tensor
+
+    def __init__(
+        self,
+        num_channels: int,
+        prob: float = 0.5,
+        momentum: float = 0.99,
+        eps: float = 1e-6,
+        variance: str = "adaptive",
+        running: str = "reset",
+        bias_correction: bool = False,
+    ) -> None:
+        super().__init__()
+        if num_channels < 1:
+            raise ValueError(f"num_channels is {num_channels}, expected at least 1")
+        if not 0.0 <= prob <= 1.0:
+            raise ValueError(f"prob is {prob}, expected a probability")
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum is {momentum}, expected a number in [0, 1)")
+        if not eps >= 0.0:
+            raise ValueError(f"eps is {eps}, expected a number that is not negative")
+        if variance not in _VARIANCES:
+            raise ValueError(f"variance is '{variance}', expected one of {', '.join(_VARIANCES)}")
+        if running not in _RUNNING:
+            raise ValueError(f"running is '{running}', expected one of {', '.join(_RUNNING)}")
+        if bias_correction and running != "reset":
+            raise ValueError('bias_correction needs running="reset"')
+        self.num_channels = num_channels
+        self.prob = float(prob)
+        self.momentum = float(momentum)
+        self.eps = float(eps)
+        self.variance = variance
+        self.running = running
+        self.bias_correction = bias_correction
+        # Name of the stage and its position among the network's stages, set where the layer is inserted.
+        self.stage = ""
+        self.stage_index = 0
+
+        self.register_buffer("running_mean", torch.zeros(num_channels), persistent=False)
+        self.register_buffer("running_std", torch.ones(num_channels), persistent=False)
+        self.register_buffer("gamma_mean", torch.zeros(num_channels), persistent=False)
+        self.register_buffer("gamma_std", torch.zeros(num_channels), persistent=False)
+        for name in ("num_active_batches", "negative_std_count", "sampled_std_count"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Augment features in training, return them in evaluation.
+
+        Args:
+            x: features, (B, C, *spatial).
+
+        Returns:
+            Features of the same shape and dtype.
+        """
+        if not self.training:
+            return x
+        if x.dim() < 3 or x.shape[1] != self.num_channels:
+            raise ValueError(
+                f"FFA layer {self.stage}: expected features of shape (B, {self.num_channels}, *spatial), "
+                f"got {list(x.shape)}"
+            )
+        if torch.jit.is_scripting():
+            return self._augment(x) if float(torch.rand(1)) < self.prob else x
+        if torch.compiler.is_compiling():
+            # A branch on a random number would break the graph; both results are cheap next to a convolution.
+            return self._augment(x, torch.rand((), device=x.device) < self.prob)
+        # The draw is made on the CPU, so that a GPU need not be waited for.
+        return self._augment(x) if float(torch.rand(1)) < self.prob else x
+
+    def _augment(self, x: Tensor, active: Tensor | None = None) -> Tensor:
+        """Algorithm 2 for an active layer; with `active`, the same or nothing, decided by its value."""
+        mean, std = feature_statistics(x, self.eps)
+        if self.variance == "random":
+            # FedFA-R: one standard deviation for all channels (FedFA+ section 5.1).
+            spread_mean = torch.full_like(mean[0], 0.5)
+            spread_std = torch.full_like(std[0], 0.5)
+        elif self.variance == "client":
+            spread_mean = augmentation_spread(mean, torch.zeros_like(mean[0]))
+            spread_std = augmentation_spread(std, torch.zeros_like(std[0]))
+        else:
+            spread_mean = augmentation_spread(mean, self.gamma_mean)
+            spread_std = augmentation_spread(std, self.gamma_std)
+        noise_mean = torch.randn_like(mean)
+        noise_std = torch.randn_like(std)
+        out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
+
+        if active is not None:
+            out = torch.where(active, out, x)
+        self._accumulate(mean.detach(), std.detach(), (noise_std * spread_std).detach(), active)
+        return out
+
+    def _accumulate(self, mean: Tensor, std: Tensor, std_change: Tensor, active: Tensor | None) -> None:
+        """Eq. 5, and the count of negative standard deviations."""
+        keep = self.momentum
+        running_mean = keep * self.running_mean + (1.0 - keep) * mean.mean(dim=0)
+        running_std = keep * self.running_std + (1.0 - keep) * std.mean(dim=0)
+        negative = (std + std_change < 0).sum()
+        sampled = torch.full_like(negative, std.numel())
+        one = torch.ones_like(negative)
+        if active is not None:
+            running_mean = torch.where(active, running_mean, self.running_mean)
+            running_std = torch.where(active, running_std, self.running_std)
+            negative, sampled, one = negative * active, sampled * active, one * active
+        self.running_mean.copy_(running_mean)
+        self.running_std.copy_(running_std)
+        self.num_active_batches.add_(one)
+        self.negative_std_count.add_(negative)
+        self.sampled_std_count.add_(sampled)
+
+    @torch.jit.unused
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """The running statistics of this round, for the server.
+
+        Returns:
+            `(mean, std)`, (C,) each, copies. With `bias_correction` and after t active batches they are
+            `mean / (1 - momentum**t)` and `(std - momentum**t) / (1 - momentum**t)`; before the first active
+            batch they are the start values 0 and 1.
+        """
+        mean, std = self.running_mean.clone(), self.running_std.clone()
+        steps = int(self.num_active_batches)
+        if not self.bias_correction or steps == 0:
+            return mean, std
+        start = self.momentum**steps
+        return mean / (1.0 - start), (std - start) / (1.0 - start)
+
+    @torch.jit.unused
+    def set_gamma(self, gamma_mean: Tensor, gamma_std: Tensor) -> None:
+        """Take over what the server computed from the statistics of all sites.
+
+        Args:
+            gamma_mean: modulated variance of the mean, (C,) (`medfedaug.functional.student_t_modulation`);
+                with `variance="direct"` the variance itself (`medfedaug.functional.across_site_variance`).
+            gamma_std: the same of the standard deviation, (C,).
+
+        Raises:
+            ValueError: when a shape is not (C,), or a value is negative or not finite.
+        """
+        for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
+            if tuple(value.shape) != (self.num_channels,):
+                raise ValueError(
+                    f"FFA layer {self.stage}: expected {name} of shape ({self.num_channels},), "
+                    f"got {tuple(value.shape)}"
+                )
+            if not bool(torch.isfinite(value).all()) or bool((value < 0).any()):
+                raise ValueError(f"FFA layer {self.stage}: {name} has values that are negative or not finite")
+        self.gamma_mean.copy_(gamma_mean)
+        self.gamma_std.copy_(gamma_std)
+
+    @torch.jit.unused
+    def start_round(self) -> None:
+        """Begin a round: with `running="reset"`, set the running statistics to 0 and 1."""
+        if self.running == "reset":
+            self.running_mean.zero_()
+            self.running_std.fill_(1.0)
+            self.num_active_batches.zero_()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "FFALayer":
+        # `net.half()` must not round the statistics: an average with weight 0.99 stands still in half
+        # precision.
+        names = ("running_mean", "running_std", "gamma_mean", "gamma_std")
+        before = {name: getattr(self, name) for name in names}
+        super()._apply(fn, recurse)
+        for name, value in before.items():
+            buffer = getattr(self, name)
+            if buffer.dtype in (torch.float16, torch.bfloat16):
+                setattr(self, name, value.to(buffer.device))
+        return self
+
+    def extra_repr(self) -> str:
+        text = f"{self.num_channels}, prob={self.prob}, momentum={self.momentum}, eps={self.eps}"
+        text += f", variance='{self.variance}', running='{self.running}'"
+        if self.bias_correction:
+            text += ", bias_correction=True"
+        return f"{text}, stage='{self.stage}'" if self.stage else text

@@ -1,0 +1,245 @@
+"""Put FFA layers into a network and take them out again.
+
+The code and the state dict of the network stay the same: the layers act through hooks, so that the modules
+keep their places and names. Each layer is registered as a child of a module of the network, so that
+`net.to()`, `net.train()` and `copy.deepcopy(net)` include it. The hooks hold no reference to a module, only
+the path to the layer from the module on which they are called: a copied or unpickled network uses its own
+layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from medfedaug.models.ffa import FFALayer
+from medfedaug.models.stages import Stage, known_stages, supported_networks
+
+__all__ = ["ffa_layers", "insert_ffa", "remove_ffa"]
+
+Network = TypeVar("Network", bound=nn.Module)
+
+# Containers whose `forward` may run through all their children; an extra child would become part of it.
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CHILD = {"output": "ffa_output", "input": "ffa_input"}
+
+
+class _AugmentOutput:
+    """Forward hook that passes a module's output through the layer at `path`."""
+
+    def __init__(self, path: str, stage: str) -> None:
+        self.path = path
+        self.stage = stage
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        _require_tensor(output, self.stage, "output")
+        return module.get_submodule(self.path)(output)
+
+
+class _AugmentInput:
+    """Forward pre-hook that passes a module's first argument through the layer at `path`."""
+
+    def __init__(self, path: str, stage: str) -> None:
+        self.path = path
+        self.stage = stage
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        features = args[0] if args else None
+        _require_tensor(features, self.stage, "first argument")
+        return (module.get_submodule(self.path)(features), *args[1:])
+
+
+def _require_tensor(value: Any, stage: str, what: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"stage '{stage}': FFA needs the {what} of the module to be a tensor, got {type(value).__name__}"
+        )
+
+
+def insert_ffa(
+    net: Network,
+    stages: Sequence[int | str] | Mapping[str, int] | None = None,
+    **ffa: Any,
+) -> Network:
+    """Insert an `FFALayer` after each stage of a network's encoder.
+
+    For the networks of `medfedaug.models.build_network` and the MONAI networks listed in
+    `medfedaug.models.stages` the stages are known and named "enc1", "enc2", ...: after the stage's pooling
+    where it has one, with the skip connections left as they are. For any other network, name the modules
+    after which to augment. TorchScript cannot compile hooks: call `remove_ffa` before `torch.jit.script`.
+
+    Args:
+        net: the network, 2D or 3D, changed in place.
+        stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
+            modules, whose output is then augmented, the number of channels being read from the last
+            convolution or normalisation within; or a mapping from such names to numbers of channels.
+        **ffa: arguments of `FFALayer` other than the number of channels.
+
+    Returns:
+        `net` itself.
+
+    Raises:
+        ValueError: when the network already has inserted layers, a stage is unknown (lists what there is), or
+            a number of channels cannot be told; at the first forward pass in training, when features do not
+            have the expected number of channels.
+
+    Deviations:
+        The papers place the layers by hand in two networks and say "after each convolutional stage". The
+        position after the pooling is that of the paper's public code.
+
+    Example:
+        >>> from monai.networks.nets import UNet
+        >>> net = UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2))
+        >>> list(ffa_layers(insert_ffa(net, prob=0.5)))
+        ['enc1', 'enc2', 'enc3']
+        >>> list(ffa_layers(insert_ffa(remove_ffa(net), stages=[1, "enc3"])))
+        ['enc1', 'enc3']
+    """
+    if any(_is_inserted(layer) for layer in net.modules()):
+        raise ValueError("the network already has FFA layers: call remove_ffa first")
+    chosen = _choose_stages(net, stages)
+    reference = next(net.parameters(), None)
+    layers = [FFALayer(stage.channels, **ffa) for stage in chosen]
+    targets = [net.get_submodule(stage.module) for stage in chosen]
+    hosts = [_host_path(target, stage.side) for target, stage in zip(targets, chosen, strict=True)]
+    # Everything that can fail has been done: no network is left half-way.
+    for index, (stage, layer, target, host) in enumerate(zip(chosen, layers, targets, hosts, strict=True), 1):
+        layer.stage, layer.stage_index = stage.name, index
+        layer.train(target.training)
+        if reference is not None:
+            layer.to(reference.device)
+        child = _CHILD[stage.side]
+        target.get_submodule(host).add_module(child, layer)
+        path = f"{host}.{child}" if host else child
+        if stage.side == "output":
+            target.register_forward_hook(_AugmentOutput(path, stage.name))
+        else:
+            target.register_forward_pre_hook(_AugmentInput(path, stage.name))
+    return net
+
+
+def remove_ffa(net: Network) -> Network:
+    """Take out all layers that `insert_ffa` put in.
+
+    Args:
+        net: the network, changed in place; one without layers is left alone.
+
+    Returns:
+        `net` itself, with the modules, hooks and state dict it had before.
+
+    Example:
+        >>> from monai.networks.nets import UNet
+        >>> net = insert_ffa(UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2)))
+        >>> ffa_layers(remove_ffa(net))
+        {}
+    """
+    for module in list(net.modules()):
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [k for k, hook in hooks.items() if isinstance(hook, (_AugmentOutput, _AugmentInput))]:
+                del hooks[key]
+        for name in [n for n, child in module.named_children() if _is_inserted(child)]:
+            delattr(module, name)
+    return net
+
+
+def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
+    """The FFA layers of a network.
+
+    Args:
+        net: a network.
+
+    Returns:
+        The layers by name of their stage, in the order of the stages. A layer that is part of the network's
+        own code comes after those and goes by the dotted name of the module.
+    """
+    found = [(name, m) for name, m in net.named_modules() if isinstance(m, FFALayer)]
+    inserted = sorted((m for _, m in found if _is_inserted(m)), key=lambda layer: layer.stage_index)
+    layers = {layer.stage: layer for layer in inserted}
+    layers.update({name: m for name, m in found if not _is_inserted(m)})
+    return layers
+
+
+def _is_inserted(module: nn.Module) -> bool:
+    return isinstance(module, FFALayer) and module.stage_index > 0
+
+
+def _host_path(target: nn.Module, side: str) -> str:
+    """Path from `target` to a module whose `forward` does not mind one more child."""
+    path: list[str] = []
+    host = target
+    while isinstance(host, _CONTAINERS):
+        children = list(host.named_children())
+        if not children:
+            raise ValueError("cannot insert an FFA layer into a container without modules")
+        name, host = children[-1 if side == "output" else 0]
+        path.append(name)
+    return ".".join(path)
+
+
+def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, int] | None) -> list[Stage]:
+    known = known_stages(net)
+    if stages is None:
+        if known is None:
+            raise ValueError(
+                f"the stages of {type(net).__name__} are not known (known are those of "
+                f"{', '.join(supported_networks())}); name modules with stages=[...], for example: "
+                f"{_candidates(net)}"
+            )
+        return known
+    if isinstance(stages, (str, int)):
+        raise ValueError(f"expected a list of stages, got {stages!r}")
+    by_name = {stage.name: stage for stage in known or []}
+    chosen: list[Stage] = []
+    for entry in stages:
+        if isinstance(entry, int) and not isinstance(entry, bool):
+            if known is None or not 1 <= entry <= len(known):
+                raise ValueError(_unknown(net, entry, known))
+            chosen.append(known[entry - 1])
+        elif entry in by_name and not isinstance(stages, Mapping):
+            chosen.append(by_name[entry])
+        else:
+            module = dict(net.named_modules()).get(entry) if isinstance(entry, str) and entry else None
+            if module is None:
+                raise ValueError(_unknown(net, entry, known))
+            name = str(entry)
+            width = stages[name] if isinstance(stages, Mapping) else _output_channels(module)
+            if width is None:
+                raise ValueError(
+                    f"stage '{entry}': the number of channels of {type(module).__name__} cannot be told; "
+                    f"pass it: stages={{'{entry}': channels}}"
+                )
+            chosen.append(Stage(name, name, "output", width))
+    names = [stage.name for stage in chosen]
+    if not names:
+        raise ValueError("stages is empty")
+    if len(set(names)) != len(names):
+        raise ValueError(f"a stage occurs twice in {names}")
+    return chosen
+
+
+def _unknown(net: nn.Module, entry: Any, known: list[Stage] | None) -> str:
+    if known is not None:
+        return (
+            f"unknown stage {entry!r} of {type(net).__name__}, known: 1 to {len(known)}, "
+            f"{', '.join(stage.name for stage in known)}, or a module such as {_candidates(net)}"
+        )
+    return f"unknown stage {entry!r} of {type(net).__name__}, modules are for example: {_candidates(net)}"
+
+
+def _candidates(net: nn.Module) -> str:
+    names = [n for n, m in net.named_modules() if n and n.count(".") < 2 and _output_channels(m) is not None]
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+
+
+def _output_channels(module: nn.Module) -> int | None:
+    """Number of channels after the last convolution or normalisation of a module, None if it has neither."""
+    for part in reversed(list(module.modules())):
+        for attribute in ("out_channels", "num_features", "num_channels"):
+            if isinstance(part, FFALayer):
+                continue
+            width = getattr(part, attribute, None)
+            if not list(part.children()) and isinstance(width, int) and width > 0:
+                return width
+    return None

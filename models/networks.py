@@ -1,0 +1,115 @@
+"""Networks by name, with one argument for their normalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from monai.networks.nets import BasicUNet, UNet
+from torch import nn
+
+__all__ = ["build_network", "network_names"]
+
+_NORMS = ("batch", "instance", "layer", "group")
+_GROUPS = 8
+
+Builder = Callable[..., nn.Module]
+_NETWORKS: dict[str, Builder] = {}
+
+
+def _register(name: str) -> Callable[[Builder], Builder]:
+    def add(builder: Builder) -> Builder:
+        _NETWORKS[name] = builder
+        return builder
+
+    return add
+
+
+def network_names() -> tuple[str, ...]:
+    """Names that `build_network` knows.
+
+    Example:
+        >>> "basicunet" in network_names()
+        True
+    """
+    return tuple(sorted(_NETWORKS))
+
+
+def build_network(
+    name: str,
+    *,
+    spatial_dims: int = 2,
+    in_channels: int = 1,
+    out_channels: int = 2,
+    norm: str | None = None,
+    **args: Any,
+) -> nn.Module:
+    """Build a network with batch norm, or with another norm in its place.
+
+    Args:
+        name: one of `network_names()`.
+        spatial_dims: 2 or 3.
+        in_channels: channels of the image.
+        out_channels: channels of the result: classes, the background counted.
+        norm: "batch" (also for None), "instance", "layer" or "group". Layer norm is over channels and space
+            of an image. Group norm has 8 groups, or as many as divide the number of channels. After a fully
+            connected layer, where an instance has no extent, "instance" is layer norm.
+        **args: further arguments of the network, which replace the defaults chosen here.
+
+    Returns:
+        The network, with FFA stages that `medfedaug.models.insert_ffa` knows.
+
+    Raises:
+        ValueError: when `name` or `norm` is unknown (lists what there is).
+
+    Deviations:
+        The papers compare batch, layer and group norm (FedFA+ Table 8) and do not give the number of groups.
+
+    Example:
+        >>> net = build_network("basicunet", in_channels=1, out_channels=3, norm="group")
+        >>> norm = net.down_1.convs.conv_0.adn.N
+        >>> type(norm).__name__, norm.num_groups, norm.num_channels
+        ('GroupNorm', 8, 32)
+    """
+    if name not in _NETWORKS:
+        raise ValueError(f"unknown network '{name}', known: {', '.join(network_names())}")
+    norm = norm or "batch"
+    if norm not in _NORMS:
+        raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
+    net = _NETWORKS[name](
+        spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args
+    )
+    if norm != "batch":
+        _replace_batch_norm(net, norm)
+    return net
+
+
+def _replace_batch_norm(net: nn.Module, norm: str) -> None:
+    # Replacing afterwards works alike for every network; the networks' own `norm` arguments differ, and
+    # MONAI's group norm takes one number of groups for all widths, of which the last layer of a U-Net has 2.
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                module.register_module(name, _other_norm(child, norm))
+
+
+def _other_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: str) -> nn.Module:
+    width = batch_norm.num_features
+    if norm == "instance":
+        if isinstance(batch_norm, nn.BatchNorm2d):
+            return nn.InstanceNorm2d(width, affine=True)
+        if isinstance(batch_norm, nn.BatchNorm3d):
+            return nn.InstanceNorm3d(width, affine=True)
+    return nn.GroupNorm(math.gcd(_GROUPS, width) if norm == "group" else 1, width)
+
+
+@_register("basicunet")
+def _basicunet(**args: Any) -> nn.Module:
+    return BasicUNet(**{"features": (16, 32, 64, 128, 256, 16), "norm": "batch", **args})
+
+
+@_register("unet")
+def _unet(**args: Any) -> nn.Module:
+    defaults = {"channels": (16, 32, 64, 128, 256), "strides": (2, 2, 2, 2), "num_res_units": 2}
+    return UNet(**{**defaults, "norm": "batch", **args})
