@@ -50,14 +50,9 @@ Intensity = Annotated[
 
 
 def main() -> None:
-    """Entry point: a user's error is one line and exit code 2, a failed run exit code 1."""
-    from medfedaug.errors import RunFailed
-
+    """Entry point: an error that a user can do something about is one line and exit code 2."""
     try:
         app()
-    except RunFailed as error:
-        err_console.print(f"medfedaug: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
-        raise SystemExit(1) from error
     except MedFedAugError as error:
         err_console.print(f"medfedaug: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
         raise SystemExit(2) from error

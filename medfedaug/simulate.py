@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis import write_report
 from medfedaug.config import RunConfig
 from medfedaug.data.sites import SiteFolder, find_sites, site_statistics
 from medfedaug.errors import ConfigError, DataError, RunFailed
@@ -165,6 +164,9 @@ def _finish(
     data_dir: Path,
     seconds: float,
 ) -> dict[str, Any]:
+    # Imported here: matplotlib takes a second, and is needed only now.
+    from medfedaug.analysis import write_report
+
     results: dict[str, Any] = json.loads((work / RESULTS).read_text())
     results.update(engine=engine, data=data_dir.resolve().name, seconds=seconds)
     write_json(work / RESULTS, results)

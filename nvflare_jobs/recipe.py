@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nvflare.job_config.api import FedJob
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
@@ -54,5 +55,22 @@ class MedFedAugRecipe(Recipe):
         job.to_server(ModelPersistor(config=run.to_dict()), id="persistor")
         job.to_server(FederationController(config=run.to_dict()))
         job.to_clients(SiteExecutor(config=run.to_dict()), tasks=TASKS)
+        _name_classes_only(job)
         super().__init__(job)
         self.add_server_config({"server": {"task_request_interval": task_request_interval}})
+
+
+def _name_classes_only(job: FedJob) -> None:
+    """Let the job name this package's classes without a copy of their source.
+
+    `FedJob.set_app_packages` says the same, but looks at where the source lies before it looks at the list,
+    and refuses a development install, whose folders are named differently from its modules.
+    """
+    exporter = job.job
+    copy_source = exporter._get_custom_file
+
+    def only_foreign(custom_dir: str, module: str, source_file: str, *args: Any, **kwargs: Any) -> None:
+        if module.split(".")[0] != "medfedaug":
+            copy_source(custom_dir, module, source_file, *args, **kwargs)
+
+    exporter._get_custom_file = only_foreign

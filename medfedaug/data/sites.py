@@ -177,7 +177,7 @@ class SiteFolder:
         unknown = [v for v in values if v not in self.labels]
         if unknown:
             raise DataError(
-                f"holds the label values {unknown[:5]}, dataset.json names {sorted(self.labels)}",
+                f"holds the label values {', '.join(f'{v:g}' for v in unknown[:5])}, dataset.json names {sorted(self.labels)}",
                 site=self.name,
                 path=case.label,
             )
@@ -199,16 +199,11 @@ def site_statistics(site: SiteFolder, intensity: str = "raw") -> ChannelStatisti
     """
     split = "training" if site.trains else "test"
     try:
-        statistics = channel_statistics(site.images(split, intensity))
+        return channel_statistics(site.images(split, intensity)).validate(site.name)
     except ValueError as error:
-        raise DataError(str(error), site=site.name, path=site.path) from error
-    if not bool((statistics.std > 0).all()):
         raise DataError(
-            "an image channel is constant, so that nothing can be normalised by its standard deviation",
-            site=site.name,
-            path=site.path,
-        )
-    return statistics
+            str(error).removeprefix(f"site '{site.name}': "), site=site.name, path=site.path
+        ) from error
 
 
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:

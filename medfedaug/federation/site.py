@@ -193,8 +193,8 @@ class SiteTrainer(ClientAlgo):
                 losses.append(float(loss.detach()))
                 if not math.isfinite(losses[-1]):
                     raise MedFedAugError(
-                        f"site {self.name}: the training loss is {losses[-1]}; lower the learning rate or look for "
-                        "odd intensities"
+                        f"site {self.name}: the training loss is {losses[-1]}; lower the learning rate or "
+                        "look for odd intensities"
                     )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
@@ -234,9 +234,8 @@ class SiteTrainer(ClientAlgo):
             kept = self._kept.get(int(extra.get("round", 0)))
             if kept is None:
                 # Norm layers that never saw this site's images would give a number without a meaning.
-                return ExchangeObject(
-                    metrics={self.task.metric: None, "cases": {}, "note": "keeps layers of its own"}
-                )
+                note = "the model needs layers that each site keeps, and this site has none"
+                return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
             self.network.load_state_dict(kept, strict=False)
         transform = self._transform(training=False)
         if split == "validation":

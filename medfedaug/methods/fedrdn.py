@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from monai.transforms import Transform
+from torch import Tensor
 
 from medfedaug.methods.base import (
     IMAGE,
@@ -26,10 +27,11 @@ __all__ = ["FedRDN", "FedRDNServer", "FedRDNSite"]
 class FedRDN(Method):
     """Federated random data normalisation.
 
-    Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning". Before training each site sends its channel statistics (μₖ, σₖ) of Eq. 5-6, and receives all sites'
-    pairs. In training an image is normalised by a pair drawn at random, x̂ = (x − μʲ)/σʲ (Eq. 7); at
-    evaluation by the site's own (Eq. 8). A site that joined no exchange uses statistics that it computes
-    itself, without training.
+    Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning". Before
+    training each site sends its channel statistics (μₖ, σₖ) of Eq. 5-6, and receives all sites' pairs. In
+    training an image is normalised by a pair drawn at random, x̂ = (x − μʲ)/σʲ (Eq. 7); at evaluation by the
+    site's own (Eq. 8). A site that joined no exchange uses statistics that it computes itself, without
+    training.
 
     Exchange, once: ``mean`` (C,), ``std`` (C,) and ``count`` (1,) up; the same for every site down.
 
@@ -69,9 +71,7 @@ class FedRDNSite(SitePart, SiteExchange):
         """Take in the pairs of all sites."""
         sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
         self.pairs = {
-            site: ChannelStatistics(
-                mean=payload[f"mean/{site}"], std=payload[f"std/{site}"], count=int(payload[f"count/{site}"])
-            )
+            site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])
             for site in sites
         }
 
@@ -84,17 +84,15 @@ class FedRDNSite(SitePart, SiteExchange):
 
 
 class FedRDNServer(ServerExchange):
-    """The server's half: the list of pairs, 2C+1 numbers a site. It is the result, and so grows with the sites."""
+    """The server's half: the list of pairs, 2C+1 numbers a site; being the result, it grows with the sites."""
 
     def __init__(self, in_channels: int) -> None:
         self.shapes = {"mean": (in_channels,), "std": (in_channels,), "count": (1,)}
         self.pairs: dict[str, Payload] = {}
 
     def check(self, payload: Payload) -> None:
-        """A deviation that is not positive cannot divide."""
-        if not bool((payload["std"] > 0).all()):
-            channel = int((payload["std"] <= 0).nonzero()[0])
-            raise ValueError(f"the standard deviation of channel {channel} is not positive")
+        """Nothing that could not divide an image."""
+        _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
     def accept(self, site: str, payload: Payload) -> None:
         """Keep a site's pair; one that joins later is added to the list."""
@@ -109,6 +107,10 @@ class FedRDNServer(ServerExchange):
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
         """The pairs by site."""
         return {
-            site: ChannelStatistics(mean=pair["mean"], std=pair["std"], count=int(pair["count"]))
+            site: _statistics(pair["mean"], pair["std"], pair["count"])
             for site, pair in sorted(self.pairs.items())
         }
+
+
+def _statistics(mean: Tensor, std: Tensor, count: Tensor) -> ChannelStatistics:
+    return ChannelStatistics(mean=mean, std=std, count=int(count))

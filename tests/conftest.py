@@ -1,0 +1,90 @@
+"""Small data that every test may read and none may change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from medfedaug.config import RunConfig
+from medfedaug.data.phantom import make_phantom
+from medfedaug.methods import parse_methods
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+TINY_NETWORK = {"features": [4, 8, 8, 8, 8, 4]}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Bit-identical results need the same number of threads everywhere, and tests share two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def phantom_dir(tmp_path_factory) -> Path:
+    """Three phantom sites of five patients; the third is test only, an unseen site."""
+    root = tmp_path_factory.mktemp("phantom") / "data"
+    sites = make_phantom(root, sites=3, patients=5, shape=(32, 32, 6), seed=0)
+    listing = sites[2] / "dataset.json"
+    content = json.loads(listing.read_text())
+    content["test"] = content["test"] + content["training"]
+    content["training"] = content["validation"] = []
+    listing.write_text(json.dumps(content))
+    return root
+
+
+@pytest.fixture
+def tiny_config():
+    """A run that takes seconds: `tiny_config("fedrdn,fedfa", rounds=2)`."""
+
+    def make(methods: str = "fedavg", **changes) -> RunConfig:
+        settings = changes.pop("settings", None)
+        values = {
+            "network_args": TINY_NETWORK,
+            "rounds": 2,
+            "batch_size": 4,
+            "threads": 1,
+            **changes,
+        }
+        return RunConfig(methods=tuple(parse_methods(methods, settings)), **values)
+
+    return make
+
+
+def write_volume(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
+
+
+@pytest.fixture
+def make_site(tmp_path):
+    """Write a site of random volumes: `make_site("A", channels=2, shape=(16, 16, 4))`."""
+
+    def make(
+        name: str, channels: int = 1, shape=(16, 16, 4), cases=(2, 1, 1), root: Path | None = None
+    ) -> Path:
+        folder = (root or tmp_path / "data") / name
+        rng = np.random.default_rng(sum(name.encode()))
+        content: dict = {"labels": {"0": "background", "1": "lesion"}}
+        index = 0
+        for split, count in zip(("training", "validation", "test"), cases, strict=True):
+            content[split] = []
+            for _ in range(count):
+                size = shape if channels == 1 else (*shape, channels)
+                write_volume(folder / f"images/{index}.nii.gz", rng.normal(100, 20, size).astype(np.float32))
+                label = np.zeros(shape, np.uint8)
+                label[4:9, 4:9, 1:3] = 1
+                write_volume(folder / f"labels/{index}.nii.gz", label)
+                content[split].append({"image": f"images/{index}.nii.gz", "label": f"labels/{index}.nii.gz"})
+                index += 1
+        (folder / "dataset.json").write_text(json.dumps(content))
+        return folder
+
+    return make

@@ -1,0 +1,204 @@
+"""The command line as a user meets it: what it prints, what it writes, how it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_NETWORK, write_volume
+
+from medfedaug import cli
+from medfedaug.config import RunConfig
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import method_names
+from medfedaug.statistics import load_statistics
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command in this process: exit code, standard output, standard error."""
+
+    def call(*args) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
+        monkeypatch.setattr(cli.err_console, "file", sys.stderr, raising=False)
+        monkeypatch.setattr(cli.out_console, "file", sys.stdout, raising=False)
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def simulate_args(data, out, methods="fedrdn,fedfa", engine="inprocess"):
+    return [
+        "simulate",
+        *("--data", data, "--methods", methods, "--out", out, "--engine", engine, "--rounds", 1),
+        *("--network-args", json.dumps(TINY_NETWORK), "--threads", 1, "--batch-size", 4),
+    ]
+
+
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in ("phantom", "statistics", "simulate", "evaluate", "report"):
+        assert command in out
+        assert run(command, "--help")[0] == 0
+    assert run("--version")[1].count(".") == 2
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "nvflare"])
+def test_simulate_writes_the_promised_files_and_evaluate_reads_them(run, phantom_dir, tmp_path, engine):
+    out = tmp_path / "out"
+    code, printed, err = run(*simulate_args(phantom_dir, out, engine=engine))
+    assert code == 0, err
+    assert "site_C (unseen)" in printed
+    assert "round 1/1  loss" in err
+    files = {path.name for path in out.iterdir()}
+    assert files >= {"results.json", "global_model.pt", "final_model.pt", "statistics.json", "report.html"}
+    assert ("nvflare.log" in files) == (engine == "nvflare")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+    results = json.loads((out / "results.json").read_text())
+    assert set(results) >= {"config", "rounds", "selected_round", "test"}
+    assert set(results["rounds"][0]) >= {"round", "sites", "bytes_up", "bytes_down"}
+    assert set(results["test"]["sites"]) == {"site_A", "site_B"}
+    scores = [entry["dice"] for entry in results["test"]["sites"].values()]
+    assert results["test"]["mean"]["dice"] == pytest.approx(sum(scores) / 2)
+    assert set(load_statistics(out / "statistics.json")) == {"site_A", "site_B"}
+
+    network = Composition(RunConfig.from_dict(results["config"])).network
+    network.load_state_dict(torch.load(out / "global_model.pt", weights_only=True))
+
+    again = tmp_path / "scores.json"
+    code, _, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir, "--out", again)
+    assert code == 0, err
+    evaluated = json.loads(again.read_text())["sites"]
+    for site, entry in {**results["test"]["sites"], **results["test"]["unseen"]}.items():
+        assert evaluated[site]["cases"] == pytest.approx(entry["cases"], nan_ok=True)
+
+    code, _, err = run(*simulate_args(phantom_dir, out))
+    assert code == 2
+    assert "earlier run" in err
+
+
+def test_statistics_prints_and_saves(run, phantom_dir, tmp_path):
+    target = tmp_path / "s.json"
+    code, out, err = run("statistics", "--data", phantom_dir / "site_A", "--out", target)
+    assert code == 0, err
+    saved = load_statistics(target)["site_A"]
+    assert f"{float(saved.mean[0]):.6g}" in out
+    assert f"{float(saved.std[0]):.6g}" in out
+
+
+def test_phantom_and_its_faults(run, tmp_path):
+    code, out, _ = run("phantom", "--out", tmp_path / "p", "--sites", 1, "--patients", 3)
+    assert code == 0
+    assert "1 sites" in out
+    code, _, err = run("phantom", "--out", tmp_path / "p", "--sites", 1)
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def missing(folder):
+    (folder / "labels/0.nii.gz").unlink()
+
+
+def unreadable(folder):
+    (folder / "images/0.nii.gz").write_bytes(b"garbage")
+
+
+def truncated(folder):
+    path = folder / "images/0.nii.gz"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def other_shape(folder):
+    write_volume(folder / "labels/0.nii.gz", np.zeros((16, 16, 9), np.uint8))
+
+
+def empty_split(folder):
+    listing = folder / "dataset.json"
+    content = json.loads(listing.read_text())
+    listing.write_text(json.dumps({**content, "validation": []}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (missing, ["site B", "labels/0.nii.gz", "missing", "take the case out"]),
+        (unreadable, ["site B", "images/0.nii.gz", "cannot be read", "Replace"]),
+        (truncated, ["site B", "images/0.nii.gz", "cannot be read", "Replace"]),
+        (other_shape, ["site B", "labels/0.nii.gz", "16 x 16 x 9", "Resample"]),
+        (empty_split, ["site B", "dataset.json", "validation", "all three splits"]),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(run, make_site, tmp_path, spoil, words):
+    make_site("A")
+    spoil(make_site("B"))
+    out = tmp_path / "out"
+    code, printed, err = run(*simulate_args(tmp_path / "data", out))
+    assert code == 2
+    last = err.strip().splitlines()[-1]
+    for word in words:
+        assert word in last
+    assert "Traceback" not in err
+    assert not out.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+    assert "dice" not in printed
+
+
+def test_sites_that_do_not_make_a_federation(run, make_site, tmp_path):
+    out, data = tmp_path / "out", tmp_path / "data"
+    data.mkdir()
+    for expected in ("no site found", "two sites with training cases, found 1 (A)"):
+        code, _, err = run(*simulate_args(data, out))
+        assert code == 2
+        assert expected in err
+        assert err.count("\n") == 1
+        make_site("A")
+    make_site("B", channels=2)
+    code, _, err = run(*simulate_args(data, out))
+    assert code == 2
+    assert "site B" in err
+    assert "2 channels" in err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--methods", "fedavg,fedwrong"], ["fedwrong", *method_names()]),
+        (["--network", "nonet"], ["nonet", "basicunet"]),
+        (["--set", "fedfa.prob"], ["METHOD.ARG=VALUE"]),
+        (["--set", "fedfa.probability=1"], ["probability", "momentum"]),
+        (["--set", "fedbn.x=1"], ["fedbn", "not among"]),
+        (["--network-args", "{"], ["--network-args", "JSON"]),
+        (["--optimizer", "magic"], ["magic", "adam", "sgd"]),
+        (["--holdout", "nowhere"], ["nowhere", "site_A"]),
+    ],
+)
+def test_wrong_options_say_what_would_be_right(run, phantom_dir, tmp_path, extra, words):
+    code, _, err = run(*simulate_args(phantom_dir, tmp_path / "out"), *extra)
+    assert code == 2
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
+    model = tmp_path / "global_model.pt"
+    code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
+    assert code == 2
+    assert "results.json" in err
+    (tmp_path / "results.json").write_text(json.dumps({"config": RunConfig().to_dict()}))
+    model.write_bytes(b"no model")
+    code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
+    assert code == 2
+    assert "not a model" in err

@@ -1,0 +1,349 @@
+"""The server's decisions and the site's training, without an engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+
+from medfedaug.config import RunConfig, derive_seed
+from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
+from medfedaug.federation import FederationServer, Reply, SiteTrainer, answer, run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.methods.base import IMAGE, LABEL
+from medfedaug.models import ffa_layers
+
+SITES = ["site_A", "site_B", "site_C"]
+
+
+def started_server(config, samples=(10, 30)):
+    server = FederationServer(config)
+    for name, count in zip("AB", samples, strict=True):
+        server.accept_preparation(name, Reply("prepare", num_samples=count))
+    server.finish_preparation()
+    return server
+
+
+def update(server, site, value=None, **changes):
+    weights = {key: torch.full_like(server.state[key], float(value or 0)) for key in server.shared}
+    return Reply("train", server.round, weights=weights, num_samples=server.sites[site], **changes)
+
+
+# ---------------------------------------------------------------- server
+
+
+def test_average_is_weighted_by_samples_and_integers_stay(tiny_config):
+    server = started_server(tiny_config())
+    server.start_round()
+    assert server.accept("A", update(server, "A", 1.0))
+    assert server.accept("B", update(server, "B", 5.0))
+    state = server.finish_round()
+    for key in server.shared:
+        torch.testing.assert_close(state[key], torch.full_like(state[key], 4.0))
+    counters = [key for key in state if key.endswith("num_batches_tracked")]
+    assert counters
+    assert all(state[key].dtype == torch.int64 and key not in server.shared for key in counters)
+
+
+def test_uniform_weighting(tiny_config):
+    server = started_server(tiny_config(weighting="uniform"))
+    server.start_round()
+    server.accept("A", update(server, "A", 1.0))
+    server.accept("B", update(server, "B", 5.0))
+    assert float(server.finish_round()[server.shared[0]].flatten()[0]) == 3.0
+
+
+BAD_UPDATES = {
+    "NaN": (lambda s, r, k: r.weights.update({k: torch.full_like(s.state[k], math.nan)}), "NaN or infinite"),
+    "infinite": (lambda s, r, k: r.weights[k].view(-1)[:1].fill_(math.inf), "1 of"),
+    "shape": (lambda s, r, k: r.weights.update({k: torch.zeros(1)}), "got (1,)"),
+    "missing": (lambda s, r, k: r.weights.pop(k), "got none"),
+    "unknown key": (lambda s, r, k: r.weights.update({"extra": torch.zeros(1)}), "'extra'"),
+    "no tensor": (lambda s, r, k: r.weights.update({k: "text"}), "got str"),
+    "integers": (lambda s, r, k: r.weights.update({k: s.state[k].long()}), "torch.int64"),
+    "other round": (lambda s, r, k: setattr(r, "round", 9), "expected 1, got 9"),
+    "no samples": (lambda s, r, k: setattr(r, "num_samples", 0), "num_samples"),
+    "more samples than it has": (lambda s, r, k: setattr(r, "num_samples", 10**9), "num_samples"),
+    "payload nobody asked for": (
+        lambda s, r, k: r.payload.update({"fedfa/enc1/mean": torch.zeros(4)}),
+        "no such",
+    ),
+    "trouble": (lambda s, r, k: setattr(r, "error", "site B: disk on fire"), "disk on fire"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_UPDATES)
+def test_bad_updates_are_refused_with_a_reason_and_leave_no_trace(tiny_config, fault):
+    spoil, words = BAD_UPDATES[fault]
+    server = started_server(tiny_config(min_sites=1))
+    server.start_round()
+    reply = update(server, "B", 7.0)
+    spoil(server, reply, server.shared[0])
+    assert not server.accept("B", reply)
+    (refusal,) = server.rounds[-1]["refused"]
+    assert refusal["site"] == "B"
+    assert words in refusal["reason"]
+    assert server.accept("A", update(server, "A", 2.0))
+    state = server.finish_round()
+    assert all(bool((state[key] == 2.0).all()) for key in server.shared)
+
+
+def test_a_second_update_and_a_stranger_are_refused(tiny_config):
+    server = started_server(tiny_config())
+    server.start_round()
+    assert server.accept("A", update(server, "A", 1.0))
+    assert not server.accept("A", update(server, "A", 100.0))
+    stranger = update(server, "A", 1.0)
+    assert not server.accept("Z", stranger)
+    assert [r["site"] for r in server.rounds[-1]["refused"]] == ["A", "Z"]
+
+
+def test_too_few_good_updates_end_the_run_with_the_reason(tiny_config):
+    server = started_server(tiny_config())
+    before = {key: value.clone() for key, value in server.state.items()}
+    server.start_round()
+    server.accept("A", update(server, "A", 1.0))
+    server.accept("B", update(server, "B", math.nan))
+    with pytest.raises(RunFailed, match=r"1 of 2 needed.*site B.*NaN"):
+        server.finish_round()
+    assert all(torch.equal(before[key], server.state[key]) for key in before)
+
+
+def test_a_bad_ffa_payload_does_not_reach_the_average(tiny_config):
+    server = started_server(tiny_config("fedfa", min_sites=1))
+    request = server.start_round()
+    assert request.payload == {}
+    shapes = server._every_round["fedfa"].shapes
+    good = {f"fedfa/{key}": torch.rand(shape) for key, shape in shapes.items()}
+    bad = {**good, "fedfa/enc2/std": torch.full((8,), math.inf)}
+    assert not server.accept("B", update(server, "B", 1.0, payload=bad))
+    assert "fedfa/enc2/std" in server.rounds[-1]["refused"][0]["reason"]
+    assert server.accept("A", update(server, "A", 1.0, payload=good))
+    server.finish_round()
+    # One site alone has no variance: every channel weighs the same.
+    assert all(bool((gamma == 1).all()) for gamma in server.start_round().payload.values())
+
+
+def test_selection_takes_the_best_validation_mean_and_scores_the_last_round(tiny_config):
+    server = started_server(tiny_config(rounds=3))
+    scores = {1: (0.2, 0.6), 2: (0.5, 0.1), 3: (0.9, None)}
+    for round_ in (1, 2, 3):
+        server.start_round()
+        for i, site in enumerate("AB"):
+            metrics = {"val_dice": scores[round_ - 1][i]} if round_ > 1 else {}
+            server.accept(site, update(server, site, round_, metrics=metrics))
+        server.finish_round()
+    assert server.selected_round == 1
+    for i, site in enumerate("AB"):
+        server.accept_validation(site, Reply("validate", 3, metrics={"dice": scores[3][i]}))
+    server.finish_validation()
+    assert server.selected_round == 3
+    assert [entry["val_dice"] for entry in server.rounds] == pytest.approx([0.4, 0.3, 0.9])
+    assert server.rounds[0]["sites"]["B"]["val_dice"] == 0.6
+    assert float(server.selected_state[server.shared[0]].flatten()[0]) == 3.0
+
+
+def test_what_is_exchanged_once_is_sent_once_and_again_to_a_late_site(tiny_config):
+    server = FederationServer(tiny_config("fedrdn"))
+    pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
+    for site in "AB":
+        server.accept_preparation(site, Reply("prepare", num_samples=1, payload=dict(pair)))
+    server.finish_preparation()
+    assert set(server.start_round().once) == {f"{key}/{site}" for key in pair for site in "AB"}
+    for site in "AB":
+        server.accept(site, update(server, site, 1.0))
+    server.finish_round()
+    assert server.start_round().once == {}
+    server.accept_preparation("C", Reply("prepare", num_samples=1, payload=dict(pair)))
+    server.finish_preparation()
+    for site in "AB":
+        server.accept(site, update(server, site, 1.0))
+    assert "fedrdn/mean/C" in server.start_round().once
+
+
+def test_bytes_are_those_of_the_numbers(tiny_config):
+    server = started_server(tiny_config("fedfa"))
+    size = 4 * sum(server.state[key].numel() for key in server.shared)
+    shapes = server._every_round["fedfa"].shapes
+    payload = {f"fedfa/{key}": torch.rand(shape) for key, shape in shapes.items()}
+    ffa = 4 * 2 * (4 + 8 + 8 + 8 + 8)
+    for _ in range(2):
+        server.start_round()
+        for site in "AB":
+            server.accept(site, update(server, site, 1.0, payload=dict(payload)))
+        server.finish_round()
+    entry = server.rounds[1]
+    assert entry["bytes"] == {
+        "model": {"up": 2 * size, "down": 2 * size},
+        "fedfa": {"up": 2 * ffa, "down": 2 * ffa},
+    }
+    assert entry["bytes_up"] == entry["bytes_down"] == 2 * (size + ffa)
+
+
+def test_one_training_site_is_no_federation(tiny_config):
+    server = FederationServer(tiny_config())
+    server.accept_preparation("A", Reply("prepare", num_samples=3))
+    server.accept_preparation("B", Reply("prepare", num_samples=0))
+    with pytest.raises(RunFailed, match="1 of the sites"):
+        server.finish_preparation()
+
+
+# ---------------------------------------------------------------- site
+
+
+def trainer_for(config, data, site="site_A"):
+    trainer = SiteTrainer(config, data, device="cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: site})
+    return trainer
+
+
+def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
+    """One batch of everything, one epoch, SGD: w − lr·∇loss, by hand."""
+    config = tiny_config(optimizer="sgd", learning_rate=0.1, batch_size=1000)
+    trainer = trainer_for(config, phantom_dir)
+    start = Composition(config).network
+    weights = {key: start.state_dict()[key].clone() for key in trainer.shared}
+    trainer.train(ExchangeObject(weights=weights), {"round": 1})
+    found = trainer.get_weights().weights
+
+    batch = trainer.task.collate(trainer._training_samples())
+    start.train()
+    loss = trainer.task.loss(start(batch[IMAGE]), batch[LABEL])
+    loss.backward()
+    for name, parameter in start.named_parameters():
+        expected = parameter.detach() - 0.1 * parameter.grad
+        # The batch was shuffled: sums come in another order.
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_a_round_repeats_to_the_bit_and_differs_by_round_site_and_seed(tiny_config, phantom_dir):
+    def weights(config, site="site_A", round_=1):
+        trainer = trainer_for(config, phantom_dir, site)
+        torch.rand(3)  # whatever else the process drew
+        trainer.train(ExchangeObject(), {"round": round_})
+        return torch.cat([value.flatten() for value in trainer.get_weights().weights.values()])
+
+    config = tiny_config("fedfa")
+    first = weights(config)
+    assert torch.equal(first, weights(config))
+    assert not torch.equal(first, weights(config, round_=2))
+    assert not torch.equal(first, weights(tiny_config("fedfa", seed=1)))
+    assert derive_seed(0, "A", 1) != derive_seed(0, "B", 1)
+
+
+def test_training_leaves_the_random_numbers_of_the_process_alone(tiny_config, phantom_dir):
+    trainer = trainer_for(tiny_config("fedfa"), phantom_dir)
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    trainer.train(ExchangeObject(), {"round": 1})
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_fedbn_sends_no_norm_entries_and_evaluates_with_those_of_the_round(tiny_config, phantom_dir):
+    trainer = trainer_for(tiny_config("fedbn"), phantom_dir)
+    trainer.train(ExchangeObject(), {"round": 1})
+    sent = trainer.get_weights().weights
+    assert sent.keys().isdisjoint(trainer.kept_keys)
+    assert len(trainer.kept_keys) > 20
+    first = {key: trainer.network.state_dict()[key].clone() for key in trainer.kept_keys}
+    score = trainer.evaluate(ExchangeObject(weights=sent), {"split": "test", "round": 1}).metrics
+    trainer.train(ExchangeObject(weights=sent), {"round": 2})
+    assert any(not torch.equal(trainer.network.state_dict()[key], first[key]) for key in first)
+    assert trainer.evaluate(ExchangeObject(weights=sent), {"split": "test", "round": 1}).metrics == score
+    assert all(torch.equal(trainer.network.state_dict()[key], first[key]) for key in first)
+
+
+def test_fedbn_says_why_an_unseen_site_has_no_score(tiny_config, phantom_dir):
+    trainer = trainer_for(tiny_config("fedbn"), phantom_dir, "site_C")
+    scores = trainer.evaluate(ExchangeObject(), {"split": "test", "round": 1}).metrics
+    assert scores["dice"] is None
+    assert "this site has none" in scores["note"]
+
+
+def test_site_errors_become_one_line(tiny_config, phantom_dir, make_site):
+    with pytest.raises(DataError, match="federation expects 3"):
+        trainer_for(tiny_config(in_channels=3), phantom_dir)
+    with pytest.raises(DataError, match="federation expects 4"):
+        trainer_for(tiny_config(num_classes=4), phantom_dir)
+    trainer = trainer_for(tiny_config(learning_rate=1e30), phantom_dir)
+    request = FederationServer(tiny_config()).prepare()
+    request.task, request.round = "train", 1
+    reply = answer(trainer, request)
+    assert "site_A" in reply.error
+    assert "learning rate" in reply.error
+    assert not reply.weights
+
+
+def test_data_folder_comes_from_the_site(tiny_config, phantom_dir, monkeypatch):
+    monkeypatch.delenv("MEDFEDAUG_DATA", raising=False)
+    with pytest.raises(DataError, match="MEDFEDAUG_DATA"):
+        trainer_for(tiny_config(), None)
+    for value in (phantom_dir, phantom_dir / "site_A"):
+        monkeypatch.setenv("MEDFEDAUG_DATA", str(value))
+        assert trainer_for(tiny_config(), None).folder.path == phantom_dir / "site_A"
+
+
+# ---------------------------------------------------------------- in process
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedrdn,fedfa", "fedrdn,fedfa,fedbn", "fedprox"])
+def test_a_run_in_process(tiny_config, phantom_dir, methods):
+    events = []
+    server = run_in_process(tiny_config(methods), phantom_dir, SITES, "cpu", events.append)
+    results = server.results()
+    assert [entry["round"] for entry in results["rounds"]] == [1, 2]
+    for entry in results["rounds"]:
+        assert set(entry["sites"]) == {"site_A", "site_B"}
+        for site in entry["sites"].values():
+            assert 0 < site["train_loss"] < 10
+            assert 0 <= site["val_dice"] <= 1
+    assert set(results["test"]["sites"]) == {"site_A", "site_B"}
+    assert set(results["test"]["unseen"]) == {"site_C"}
+    assert results["unseen"] == ["site_C"]
+    assert {event["event"] for event in events} >= {
+        "prepared",
+        "unseen",
+        "trained",
+        "round_finished",
+        "tested",
+    }
+    if "fedfa" in methods.split(","):
+        ranges = results["rounds"][0]["methods"]["fedfa"]
+        assert list(ranges) == list(ffa_layers(Composition(server.config).network))
+        assert all(low < high for stage in ranges.values() for low, high in stage.values())
+    if "fedrdn" in methods:
+        assert set(server.statistics) == {"site_A", "site_B"}
+
+
+def test_held_out_site_is_tested_and_never_trains(tiny_config, make_site, tmp_path):
+    for name in "ABC":
+        make_site(name)
+    server = run_in_process(tiny_config("fedrdn", holdout=("C",)), tmp_path / "data", list("ABC"), "cpu")
+    assert set(server.sites) == {"A", "B"}
+    assert set(server.statistics) == {"A", "B"}
+    assert list(server.results()["test"]["unseen"]) == ["C"]
+
+
+def test_configuration_round_trip_and_faults():
+    config = RunConfig(methods=({"name": "fedrdn", "args": {}},), holdout=("A",), limit=3)
+    assert RunConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(ConfigError, match="unknown configuration keys: colour"):
+        RunConfig.from_dict({"colour": 1})
+    for wrong in (
+        {"rounds": 0},
+        {"optimizer": "magic"},
+        {"limit": 0},
+        {"num_classes": 1},
+        {"intensity": "loud"},
+    ):
+        with pytest.raises(ConfigError):
+            RunConfig(**wrong)
+    with pytest.raises(ConfigError, match="nonet"):
+        Composition(RunConfig(network="nonet"))
+    with pytest.raises(MedFedAugError, match="prob"):
+        Composition(RunConfig(methods=({"name": "fedfa", "args": {"prob": 3}},)))

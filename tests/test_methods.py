@@ -1,0 +1,169 @@
+"""Each method's exchange and local step against values written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from monai.networks.nets import BasicUNet
+from torch import nn
+
+from medfedaug import functional as F
+from medfedaug.errors import ConfigError
+from medfedaug.methods import FedBN, FedFA, FedProx, FedRDN, build_methods, method_names, parse_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import ffa_layers
+from medfedaug.statistics import ChannelStatistics
+
+
+def unet():
+    return BasicUNet(spatial_dims=2, in_channels=1, out_channels=2, features=(4, 8, 8, 8, 8, 4), norm="batch")
+
+
+def test_parse_methods_keeps_order_and_arguments():
+    assert parse_methods(" FedRDN, fedfa ", {"fedfa": {"prob": 0.2}}) == [
+        {"name": "fedrdn", "args": {}},
+        {"name": "fedfa", "args": {"prob": 0.2}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: parse_methods("fedavg,fedwrong"), ["'fedwrong'", *method_names()]),
+        (lambda: parse_methods(" , "), ["no method"]),
+        (lambda: parse_methods("fedavg", {"fedfa": {"prob": 1}}), ["fedfa", "not among"]),
+        (lambda: build_methods([{"name": "fedfa", "args": {"probability": 1}}]), ["probability", "prob"]),
+        (lambda: build_methods([{"name": "fedavg", "args": {"x": 1}}]), ["takes none"]),
+        (lambda: build_methods([{"name": "fedfa"}, {"name": "fedfa"}]), ["more than once"]),
+        (lambda: build_methods([{"name": "fedprox", "args": {"mu": -1}}]), ["negative"]),
+    ],
+)
+def test_what_cannot_be_built_says_why(call, words):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_fedbn_keeps_norm_layers_by_type_not_by_name():
+    class Oddly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn_conv = nn.Conv2d(1, 2, 1)  # a word in a key proves nothing
+            self.downsample = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
+            self.last = nn.InstanceNorm3d(2, affine=True)
+            self.plain = nn.InstanceNorm2d(2)
+
+    kept = FedBN().kept_at_site(Oddly())
+    batch = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    expected = {f"downsample.1.{key}" for key in batch}
+    expected |= {"downsample.2.weight", "downsample.2.bias", "last.weight", "last.bias"}
+    assert kept == expected
+    with pytest.raises(ConfigError, match=r"has none.*norm='batch'"):
+        FedBN().kept_at_site(nn.Conv2d(1, 1, 1))
+
+
+def test_fedrdn_exchange_gives_every_site_all_pairs():
+    own = {
+        "A": ChannelStatistics([1.0, 2.0], [0.5, 0.25], 3),
+        "B": ChannelStatistics([-1.0, 0.1], [2.0, 4.0], 7),
+    }
+    method = FedRDN()
+    server = method.before_training(ServerContext(nn.Identity(), in_channels=2))
+    sites = {name: method.at_site(SiteContext(name, nn.Identity(), lambda s=s: s)) for name, s in own.items()}
+    for name, site in sites.items():
+        payload = site.before_training.collect()
+        assert {key: tuple(value.shape) for key, value in payload.items()} == server.shapes
+        server.check(payload)
+        server.accept(name, payload)
+    for name, site in sites.items():
+        site.before_training.apply(server.result())
+        assert site.pairs == own
+        image = torch.ones(2, 4, 4)
+        (evaluation,) = site.transforms(training=False)
+        expected = (image - own[name].mean[:, None, None]) / own[name].std[:, None, None]
+        torch.testing.assert_close(torch.as_tensor(evaluation({"image": image})["image"]), expected.float())
+    assert server.channel_statistics() == own
+
+
+def test_fedrdn_at_a_site_that_joined_no_exchange_uses_its_own():
+    own = ChannelStatistics([3.0], [2.0], 1)
+    site = FedRDN().at_site(SiteContext("late", nn.Identity(), lambda: own))
+    (evaluation,) = site.transforms(training=False)
+    assert float(torch.as_tensor(evaluation({"image": torch.full((1, 2, 2), 7.0)})["image"])[0, 0, 0]) == 2.0
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, 1e30])
+def test_fedrdn_refuses_a_deviation_that_cannot_divide(std):
+    server = FedRDN().before_training(ServerContext(nn.Identity(), in_channels=1))
+    with pytest.raises(ValueError, match="standard deviation"):
+        server.check({"mean": torch.zeros(1), "std": torch.tensor([std]), "count": torch.ones(1)})
+
+
+def test_fedfa_exchange_equals_equations_6_and_7():
+    method = FedFA()
+    networks = [method.prepare_network(unet()) for _ in range(3)]
+    sites = [method.at_site(SiteContext(str(i), net, lambda: None)) for i, net in enumerate(networks)]
+    server = method.every_round(ServerContext(networks[0], 1))
+    generator = torch.Generator().manual_seed(0)
+    for network in networks:
+        for layer in ffa_layers(network).values():
+            layer.running_mean.normal_(generator=generator)
+            layer.running_std.uniform_(0.1, 2, generator=generator)
+            layer.num_active_batches.fill_(1)
+    sent = [site.every_round.collect() for site in sites]
+    for i, payload in enumerate(sent):
+        assert {key: tuple(value.shape) for key, value in payload.items()} == server.shapes
+        server.accept(str(i), payload)
+    result = server.result()
+    for stage in ffa_layers(networks[0]):
+        for key in ("mean", "std"):
+            values = torch.stack([payload[f"{stage}/{key}"] for payload in sent]).double()
+            variance = ((values - values.mean(0)) ** 2).mean(0)
+            weight = 1 / (1 + 1 / variance)
+            gamma = len(variance) * weight / weight.sum()
+            torch.testing.assert_close(result[f"{stage}/gamma_{key}"].double(), gamma, rtol=1e-6, atol=1e-7)
+            assert float(gamma.std()) > 0.01  # it differs by channel
+    sites[0].every_round.apply(result)
+    for stage, layer in ffa_layers(networks[0]).items():
+        assert torch.equal(layer.gamma_mean, result[f"{stage}/gamma_mean"])
+    low, high = server.summary()["enc1"]["gamma_std"]
+    assert low < 1 < high
+
+
+def test_fedfa_starts_afresh_each_round_and_direct_fusion_sends_variances():
+    network = FedFA(variance="direct").prepare_network(unet())
+    server = FedFA(variance="direct").every_round(ServerContext(network, 1))
+    for values in ((0.0, 2.0), (5.0, 5.0)):
+        for site, value in enumerate(values):
+            server.accept(str(site), {key: torch.full(shape, value) for key, shape in server.shapes.items()})
+        expected = F.across_site_variance(torch.tensor(values)[:, None])
+        assert float(server.result()["enc1/gamma_mean"][0]) == float(expected)
+
+
+def test_fedfa_payload_of_the_papers_unet_is_15_5_kib():
+    network = FedFA().prepare_network(
+        BasicUNet(spatial_dims=2, features=(32, 64, 128, 256, 512, 32), norm="batch", act="relu")
+    )
+    server = FedFA().every_round(ServerContext(network, 1))
+    site = FedFA().at_site(SiteContext("A", network, lambda: None))
+    up = site.every_round.collect()
+    server.accept("A", up)
+    both = [*up.values(), *server.result().values()]
+    assert sum(value.numel() * value.element_size() for value in both) == 15.5 * 1024
+
+
+def test_fedprox_term_is_half_mu_times_the_squared_distance():
+    network = nn.Linear(2, 1)
+    part = FedProx(mu=0.4).at_site(SiteContext("A", network, lambda: None))
+    part.start_round()
+    start = [p.detach().clone() for p in network.parameters()]
+    step = Step(network, torch.zeros(1), torch.zeros(1), torch.zeros(1))
+    assert float(part.loss(step)) == 0.0
+    with torch.no_grad():
+        network.weight.add_(torch.tensor([[1.0, 2.0]]))
+        network.bias.add_(3.0)
+    loss = part.loss(step)
+    assert float(loss) == pytest.approx(0.2 * (1 + 4 + 9))
+    loss.backward()
+    torch.testing.assert_close(network.weight.grad, 0.4 * (network.weight.detach() - start[0]))

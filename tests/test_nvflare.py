@@ -1,0 +1,148 @@
+"""The job in NVFlare's simulator: the same arithmetic as without it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from medfedaug.config import RunConfig
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.federation import run_in_process
+from medfedaug.federation.messages import Reply, Request
+from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.nvflare_jobs.messages import (
+    reply_from_model,
+    reply_to_model,
+    request_from_model,
+    request_to_model,
+)
+from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+
+SITES = ["site_A", "site_B", "site_C"]
+
+
+@pytest.fixture(scope="module")
+def simulated(phantom_dir, tmp_path_factory):
+    """One run of everything at once: statistics, FFA, local norm layers, an unseen site."""
+    config = RunConfig.from_dict(
+        {
+            "methods": [{"name": name} for name in ("fedrdn", "fedfa", "fedbn")],
+            "network_args": {"features": [4, 8, 8, 8, 8, 4]},
+            "rounds": 3,
+            "batch_size": 4,
+            "threads": 1,
+        }
+    )
+    work = tmp_path_factory.mktemp("simulator")
+    events: list[dict] = []
+    output = run_in_simulator(config, phantom_dir, SITES, work, "cpu", events.append)
+    return config, work, output, events
+
+
+def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simulated, phantom_dir):
+    config, _, output, _ = simulated
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    for file, expected in (("global_model.pt", server.selected_state), ("final_model.pt", server.state)):
+        found = torch.load(output / file, weights_only=True)
+        assert found.keys() == expected.keys()
+        different = [key for key in found if not torch.equal(found[key], expected[key])]
+        assert not different
+    results, other = json.loads((output / "results.json").read_text()), server.results()
+    assert results["test"] == json.loads(json.dumps(other["test"]))
+    assert results["selected_round"] == other["selected_round"]
+    for a, b in zip(results["rounds"], other["rounds"], strict=True):
+        assert a["bytes"] == b["bytes"]
+        assert a["methods"] == json.loads(json.dumps(b["methods"]))
+        for site in ("site_A", "site_B"):
+            assert a["sites"][site]["train_loss"] == b["sites"][site]["train_loss"]
+            assert a["sites"][site]["val_dice"] == b["sites"][site]["val_dice"]
+
+
+def test_statistics_were_exchanged(simulated, phantom_dir):
+    from medfedaug.data.sites import SiteFolder, site_statistics
+    from medfedaug.statistics import load_statistics
+
+    exchanged = load_statistics(simulated[2] / "statistics.json")
+    assert exchanged == {name: site_statistics(SiteFolder.open(phantom_dir / name)) for name in SITES[:2]}
+
+
+def test_nvflares_own_checkpoints_hold_the_same_models(simulated):
+    _, work, output, _ = simulated
+    for theirs, ours in (
+        ("best_FL_global_model.pt", "global_model.pt"),
+        ("FL_global_model.pt", "final_model.pt"),
+    ):
+        (path,) = work.glob(f"workspace/server/simulate_job/**/{theirs}")
+        saved = torch.load(path, weights_only=True)["model"]
+        expected = torch.load(output / ours, weights_only=True)
+        assert all(torch.equal(torch.as_tensor(saved[key]), expected[key]) for key in expected)
+
+
+def test_progress_is_told_as_it_happens(simulated):
+    kinds = [event["event"] for event in simulated[3]]
+    assert kinds.count("trained") == 2 * 3
+    assert kinds.count("round_finished") == 3
+    assert kinds[-1] == "finished"
+    assert (simulated[1] / LOG_FILE).stat().st_size > 0
+
+
+def test_a_job_carries_no_code_and_no_path(tmp_path, tiny_config):
+    recipe = MedFedAugRecipe(config=tiny_config("fedrdn,fedfa"), name="job")
+    recipe.export(job_dir=str(tmp_path))
+    files = [path.relative_to(tmp_path / "job") for path in (tmp_path / "job").rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix in (".py", ".pyc", ".pt") or "custom" in path.parts]
+    text = "".join((tmp_path / "job" / path).read_text() for path in files)
+    assert not re.search(r"\"/(?!/)[a-z]+/", text)
+    paths = re.findall(r"\"path\": \"([^\"]+)\"", text)
+    assert {"medfedaug.nvflare_jobs.controller.FederationController"} <= set(paths)
+    assert all(path.startswith(("medfedaug.", "nvflare.")) for path in paths)
+
+
+def test_a_recipe_is_validated_before_it_becomes_a_job():
+    with pytest.raises(ConfigError, match="rounds"):
+        MedFedAugRecipe(config={"rounds": 0})
+    with pytest.raises(ConfigError, match="fedwrong"):
+        MedFedAugRecipe(config={"methods": [{"name": "fedwrong"}]})
+
+
+def test_a_sites_trouble_ends_the_run_with_its_reason(make_site, tmp_path, tiny_config):
+    for name in "AB":
+        make_site(name)
+    image = tmp_path / "data/B/images/0.nii.gz"
+    image.write_bytes(image.read_bytes()[:3000])
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(RunFailed, match=r"site B, .*images/0\.nii\.gz: cannot be read"):
+        run_in_simulator(tiny_config(), tmp_path / "data", ["A", "B"], work, "cpu")
+
+
+def test_messages_survive_the_way():
+    weights, payload = {"w": torch.rand(2)}, {"fedfa/enc1/mean": torch.rand(3)}
+    for request in (
+        Request("prepare"),
+        Request(
+            "train", 2, weights, once={"fedrdn/mean/A": torch.rand(1)}, payload=payload, selected_round=1
+        ),
+    ):
+        assert request_from_model(request_to_model(request)) == request
+    for reply in (
+        Reply("prepare", payload=payload, num_samples=4, metrics={"cases": {"test": 1}}),
+        Reply("train", 2, weights, payload, 5, {"train_loss": 0.5}),
+        Reply("train", 2, error="site A: trouble"),
+    ):
+        assert reply_from_model(reply_to_model(reply)) == reply
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"medfedaug": "text"}, {"medfedaug": {"round": "x", "payload": 3, "metrics": []}}]
+)
+def test_a_reply_of_any_form_is_read_without_harm(meta):
+    from nvflare.app_common.abstract.fl_model import FLModel
+
+    reply = reply_from_model(FLModel(params={"w": "text"}, meta=meta))
+    assert reply.round == 0
+    assert reply.payload == {}
+    assert reply.metrics == {}

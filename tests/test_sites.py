@@ -1,0 +1,188 @@
+"""Every fault of a site's folder is one line that names the site and the file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHARED, write_volume
+
+from medfedaug.data.sites import SiteFolder, find_sites, site_statistics
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.simulate import check_federation
+
+
+def edit(folder, change):
+    listing = folder / "dataset.json"
+    content = json.loads(listing.read_text())
+    change(content)
+    listing.write_text(json.dumps(content))
+
+
+def test_reads_cases_as_channel_first_volumes(make_site):
+    site = SiteFolder.open(make_site("A", channels=2))
+    image, label = site.load_case(site.cases["training"][0])
+    assert site.check_files() == 2
+    assert image.shape == (2, 16, 16, 4)
+    assert image.dtype == torch.float32
+    assert label.shape == (1, 16, 16, 4)
+    assert label.dtype == torch.uint8
+
+
+def test_scaled_intensities_are_per_volume(make_site):
+    site = SiteFolder.open(make_site("A"))
+    image = site.load_image(site.cases["test"][0], "scale")
+    assert float(image.min()) == 0.0
+    assert float(image.max()) == 1.0
+
+
+def test_limit_is_per_split(make_site):
+    site = SiteFolder.open(make_site("A", cases=(4, 3, 1)), limit=2)
+    assert {split: len(cases) for split, cases in site.cases.items()} == {
+        "training": 2,
+        "validation": 2,
+        "test": 1,
+    }
+
+
+def test_statistics_equal_numpy(make_site):
+    site = SiteFolder.open(make_site("A", channels=2, cases=(3, 1, 1)))
+    volumes = [site.load_image(case).double().numpy() for case in site.cases["training"]]
+    found = site_statistics(site)
+    np.testing.assert_allclose(
+        found.mean, np.mean([v.reshape(2, -1).mean(1) for v in volumes], axis=0), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        found.std, np.mean([v.reshape(2, -1).std(1) for v in volumes], axis=0), rtol=1e-9
+    )
+    assert found.count == 3
+
+
+def test_an_unseen_site_has_statistics_of_its_test_images(make_site):
+    site = SiteFolder.open(make_site("A", cases=(0, 0, 2)))
+    assert not site.trains
+    assert site_statistics(site).count == 2
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+FAULTS = {
+    "missing label": lambda f: (f / "labels/0.nii.gz").unlink(),
+    "missing image": lambda f: (f / "images/1.nii.gz").unlink(),
+    "not an image": lambda f: (f / "images/0.nii.gz").write_bytes(b"no image at all"),
+    "empty file": lambda f: (f / "images/0.nii.gz").write_bytes(b""),
+    "other shape": lambda f: write_volume(f / "labels/0.nii.gz", np.zeros((16, 16, 5), np.uint8)),
+    "other channels": lambda f: write_volume(f / "images/0.nii.gz", np.zeros((16, 16, 4, 2), np.float32)),
+    "empty split": lambda f: edit(f, lambda c: c.update(validation=[])),
+    "no case": lambda f: edit(f, lambda c: c.update(training=[], validation=[], test=[])),
+    "duplicate": lambda f: edit(f, lambda c: c["test"].append(c["training"][0])),
+    "no list": lambda f: edit(f, lambda c: c.update(training="images")),
+    "no label key": lambda f: edit(f, lambda c: c["training"][0].pop("label")),
+    "odd classes": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "5": "b"})),
+    "not JSON": lambda f: (f / "dataset.json").write_text("{"),
+}
+WORDS = {
+    "missing label": ("labels/0.nii.gz", "missing"),
+    "missing image": ("images/1.nii.gz", "missing"),
+    "not an image": ("images/0.nii.gz", "cannot be read"),
+    "empty file": ("images/0.nii.gz", "cannot be read"),
+    "other shape": ("labels/0.nii.gz", "16 x 16 x 5", "16 x 16 x 4"),
+    "other channels": ("channels", "images/"),
+    "empty split": ("dataset.json", "'validation' is empty"),
+    "no case": ("dataset.json", "no case"),
+    "duplicate": ("images/0.nii.gz", "more than once"),
+    "no list": ("dataset.json", "'training'"),
+    "no label key": ("dataset.json", "'training'"),
+    "odd classes": ("dataset.json", "'labels'"),
+    "not JSON": ("dataset.json", "not readable as JSON"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_name_site_and_file(make_site, fault):
+    folder = make_site("Basel")
+    FAULTS[fault](folder)
+    with pytest.raises(DataError) as caught:
+        SiteFolder.open(folder).check_files()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "site Basel" in message
+    for word in WORDS[fault]:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: truncate(f / "images/0.nii.gz"), ("images/0.nii.gz", "cannot be read")),
+        (
+            lambda f: write_volume(f / "images/0.nii.gz", np.full((16, 16, 4), np.nan, np.float32)),
+            ("images/0.nii.gz", "NaN"),
+        ),
+        (
+            lambda f: write_volume(f / "labels/0.nii.gz", np.full((16, 16, 4), 7, np.uint8)),
+            ("labels/0.nii.gz", "label values 7,"),
+        ),
+    ],
+)
+def test_faults_inside_a_volume_name_site_and_file(make_site, change, words):
+    folder = make_site("Basel")
+    change(folder)
+    site = SiteFolder.open(folder)
+    with pytest.raises(DataError) as caught:
+        site.load_case(site.cases["training"][0])
+    for word in ("site Basel", *words):
+        assert word in str(caught.value)
+
+
+def test_constant_images_cannot_be_normalised(make_site):
+    folder = make_site("Basel", cases=(1, 1, 1))
+    write_volume(folder / "images/0.nii.gz", np.full((16, 16, 4), 3, np.float32))
+    with pytest.raises(DataError, match=r"Basel.*constant"):
+        site_statistics(SiteFolder.open(folder))
+
+
+def test_no_site_and_no_folder(tmp_path):
+    with pytest.raises(DataError, match="no site found"):
+        find_sites(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        find_sites(tmp_path / "nowhere")
+
+
+def test_sites_must_fit_each_other(make_site, tmp_path):
+    make_site("A")
+    with pytest.raises(DataError, match=r"two sites with training cases, found 1 \(A\)"):
+        check_federation(find_sites(tmp_path / "data"))
+    folder = make_site("B", channels=2)
+    with pytest.raises(DataError, match=r"site B.*2 channels, A's have 1"):
+        check_federation(find_sites(tmp_path / "data"))
+    folder = make_site("B")
+    edit(folder, lambda c: c["labels"].update({"2": "edema"}))
+    with pytest.raises(DataError, match=r"site B.*3 classes, site A has 2"):
+        check_federation(find_sites(tmp_path / "data"))
+    edit(folder, lambda c: c["labels"].pop("2"))
+    assert check_federation(find_sites(tmp_path / "data")) == (1, 2)
+    with pytest.raises(ConfigError, match="'C'; the sites are A, B"):
+        check_federation(find_sites(tmp_path / "data"), holdout=["C"])
+    with pytest.raises(DataError, match="found 1"):
+        check_federation(find_sites(tmp_path / "data"), holdout=["B"])
+
+
+@pytest.mark.skipif(
+    not (SHARED / "data/lgg_multisite").is_dir(), reason="the LGG volumes are not beside the project"
+)
+def test_lgg_is_five_sites_one_of_them_unseen():
+    sites = {site.name: site for site in find_sites(SHARED / "data/lgg_multisite")}
+    assert {name: sum(map(len, site.cases.values())) for name, site in sites.items()} == {
+        "CS": 16,
+        "DU": 45,
+        "EZ": 1,
+        "FG": 14,
+        "HT": 34,
+    }
+    assert [name for name, site in sites.items() if not site.trains] == ["EZ"]
+    assert check_federation(list(sites.values())) == (1, 2)
