@@ -1,0 +1,298 @@
+"""A seeded multi-site MRI phantom: FLAIR-like brains with a bright lesion, seen by different scanners.
+
+Anatomy differs by patient and never by site; the scanner differs by site and hardly by patient. What a method
+gains on it is therefore gained on feature shift alone. It stands in where real data cannot be shipped (demo,
+tests, documentation) and replaces it nowhere else: tissue boundaries and lesions are drawn, not segmented.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import torch
+from monai.config import NdarrayOrTensor
+from monai.transforms import (
+    AdjustContrast,
+    GaussianSmooth,
+    RandBiasField,
+    RandRicianNoise,
+    ScaleIntensity,
+    ShiftIntensity,
+)
+from numpy.typing import ArrayLike
+
+__all__ = ["MANIFEST", "Scanner", "make_phantom"]
+
+MANIFEST = "phantom.json"
+
+# Dealt out in this order, one patient after the other: 60/20/20, one of each from three patients on, and a
+# patient keeps its split when more patients are added.
+_SPLITS = ("training", "validation", "test", "training", "training")
+
+# FLAIR-like signal, fat as 1: scalp and lesion are equally bright, so that no threshold finds the lesion.
+_FAT, _BONE, _FLUID, _GREY, _WHITE = 0.95, 0.08, 0.12, 0.58, 0.44
+
+_SCALP, _SKULL, _MENINGES = 6.0, 6.0, 1.5  # thickness in mm, from the skin inwards
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How one site's scanner sees a head; every number but the field of view varies a little by patient.
+
+    Attributes:
+        field_of_view: in-plane edge of the image, mm.
+        coverage: extent of the slice stack, mm.
+        gamma: exponent of the tissue contrast (`AdjustContrast`).
+        bias: largest coefficient of the coil's bias field (`RandBiasField`), whose form is the site's own.
+        blur: in-plane point spread, standard deviation in mm (`GaussianSmooth`).
+        noise: standard deviation of the Rician noise, fat signal as 1 (`RandRicianNoise`).
+        gain: stored intensity of the fat signal (`ScaleIntensity`).
+        offset: stored intensity of no signal (`ShiftIntensity`).
+    """
+
+    field_of_view: float
+    coverage: float
+    gamma: float
+    bias: float
+    blur: float
+    noise: float
+    gain: float
+    offset: float
+
+
+# Lowest and highest value of each parameter, in the order of `Scanner`; drawn evenly in the logarithm.
+_RANGES = np.array(
+    [(215, 250), (84, 100), (0.6, 1.6), (0.08, 0.4), (0.4, 2.8), (0.008, 0.06), (150, 1500), (1, 40)],
+    dtype=np.float64,
+)
+
+
+def make_phantom(
+    out_dir: str | Path,
+    sites: int = 4,
+    patients: int = 10,
+    shape: Sequence[int] = (96, 96, 12),
+    seed: int = 0,
+) -> list[Path]:
+    """Write a federation of phantom sites, one NIfTI volume and one lesion mask a patient.
+
+    A site is `<out_dir>/site_A/` with `images/`, `labels/` and `dataset.json` in MONAI's decathlon style
+    (`training`, `validation`, `test`, split 60/20/20 by patient). `<out_dir>/phantom.json` holds the
+    arguments and every site's `Scanner`. The same seed gives the same files, byte for byte; further sites or
+    patients leave the others' images and split as they are.
+
+    Args:
+        out_dir: folder to write, new or empty; it appears only when complete.
+        sites: number of sites.
+        patients: number of patients a site, at least 3 (one for each split).
+        shape: voxels of a volume, (left-right, posterior-anterior, slices).
+        seed: from 0 to 2**32 - 1.
+
+    Returns:
+        The sites' folders.
+
+    Raises:
+        ValueError: an argument is out of range.
+        FileExistsError: `out_dir` is a file or a folder with something in it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     [site.name for site in make_phantom(folder, sites=2, patients=3, shape=(32, 32, 4))]
+        ['site_A', 'site_B']
+    """
+    if sites < 1:
+        raise ValueError(f"sites must be at least 1, got {sites}")
+    if patients < 3:
+        raise ValueError(f"patients must be at least 3, one each to train, validate and test, got {patients}")
+    shape = tuple(int(n) for n in shape)
+    if len(shape) != 3 or min(shape[:2]) < 16 or shape[2] < 1:
+        raise ValueError(f"shape must be three numbers of voxels, at least (16, 16, 1), got {shape}")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
+    out = Path(out_dir).resolve()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
+
+    scanners = {_site_name(index): _scanner(seed, index) for index in range(sites)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        root = Path(temporary) / out.name
+        for index, (name, scanner) in enumerate(scanners.items()):
+            _write_site(root / name, scanner, index, patients, shape, seed)
+        manifest = {
+            "seed": seed,
+            "arguments": {"sites": sites, "patients": patients, "shape": shape},
+            "sites": {name: asdict(scanner) for name, scanner in scanners.items()},
+        }
+        (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        if out.exists():  # empty, but maybe the working directory or a mount: fill it, do not replace it
+            for name in (*scanners, MANIFEST):
+                shutil.move(root / name, out / name)
+        else:
+            root.rename(out)
+    return [out / name for name in scanners]
+
+
+def _site_name(index: int) -> str:
+    letters = ""
+    while index >= 0:
+        index, letter = index // 26 - 1, chr(ord("A") + index % 26)
+        letters = letter + letters
+    return f"site_{letters}"
+
+
+def _scanner(seed: int, index: int) -> Scanner:
+    # A scrambled Sobol sequence puts any four consecutive sites into different quarters of every range: drawn
+    # independently, two of four sites would often be look-alikes. Point k does not depend on how many follow.
+    points = torch.quasirandom.SobolEngine(len(_RANGES), scramble=True, seed=seed).draw(index + 1)
+    low, high = _RANGES.T
+    return Scanner(*(round(float(v), 6) for v in low * (high / low) ** points[index].double().numpy()))
+
+
+def _write_site(
+    folder: Path, scanner: Scanner, site: int, patients: int, shape: tuple[int, ...], seed: int
+) -> None:
+    (folder / "images").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    spacing = np.array([scanner.field_of_view, scanner.field_of_view, scanner.coverage]) / shape
+    affine = np.diag([*spacing, 1.0])
+    affine[:3, 3] = -spacing * (np.array(shape) - 1) / 2  # the middle of the head is the origin
+    axes = [np.arange(n) * spacing[d] + affine[d, 3] for d, n in enumerate(shape)]
+    split: dict[str, list[dict[str, str]]] = {key: [] for key in ("training", "validation", "test")}
+    for patient in range(patients):
+        R = np.random.RandomState([seed, site, patient])  # frozen by numpy: the same numbers in every version
+        signal, lesion = _head(R, axes)
+        image = _acquire(signal, scanner, spacing, seed, site, R)
+        entry = {}
+        for key, voxels in (("image", image), ("label", lesion.astype(np.uint8))):
+            entry[key] = f"{key}s/patient_{patient + 1:03d}.nii.gz"
+            volume = nib.Nifti1Image(voxels, affine)
+            volume.header.set_xyzt_units("mm")
+            # Not `nib.save`, which puts the time of day into the gzip header.
+            (folder / entry[key]).write_bytes(gzip.compress(volume.to_bytes(), compresslevel=4, mtime=0))
+        split[_SPLITS[patient % len(_SPLITS)]].append(entry)
+    description = {
+        "name": folder.name,
+        "description": "Synthetic FLAIR-like brain MRI with one lesion a patient; not for clinical use",
+        "modality": {"0": "FLAIR"},
+        "labels": {"0": "background", "1": "lesion"},
+        "tensorImageSize": "3D",
+        **{f"num{key.capitalize()}": len(entries) for key, entries in split.items()},
+        **split,
+    }
+    (folder / "dataset.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _waves(
+    R: np.random.RandomState, axes: Sequence[np.ndarray], wavelength: float, number: int = 12
+) -> np.ndarray:
+    """A smooth random function of place, about unit variance: anatomy that does not depend on the grid."""
+    k = R.normal(size=(number, 3))
+    k *= 2 * np.pi / wavelength * R.uniform(0.7, 1.4, (number, 1)) / np.linalg.norm(k, axis=1, keepdims=True)
+    # A plane wave is separable, so three short vectors and one matrix product make the volume.
+    x, y, z = (np.exp(1j * np.outer(k[:, d], axis)) for d, axis in enumerate(axes))
+    x *= np.exp(1j * R.uniform(0, 2 * np.pi, (number, 1)))
+    total = x.T @ (y[:, :, None] * z[:, None, :]).reshape(number, -1)
+    return total.real.reshape([len(axis) for axis in axes]) * np.sqrt(2 / number)
+
+
+def _inside(depth: np.ndarray, width: float = 0.8) -> np.ndarray:
+    """Soft membership from a depth in mm below a surface: 0 outside, 0.5 on it, 1 inside."""
+    return 1 / (1 + np.exp(-np.clip(depth / width, -30, 30)))
+
+
+def _ellipsoid(points: np.ndarray, centre: ArrayLike, axes: ArrayLike) -> np.ndarray:
+    """Approximate depth below the surface of an ellipsoid, mm."""
+    unit = (points - np.reshape(centre, (3, 1, 1, 1))) / np.reshape(axes, (3, 1, 1, 1))
+    return (1 - np.sqrt((unit**2).sum(0))) * float(np.mean(np.asarray(axes)))
+
+
+def _head(R: np.random.RandomState, axes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """One patient's signal (fat as 1) and lesion mask on the grid of `axes` (world coordinates, mm)."""
+
+    def waves(wavelength: float) -> np.ndarray:
+        return _waves(R, axes, wavelength)
+
+    radii = np.array([76.0, 94.0, 86.0]) * R.uniform(0.93, 1.05, 3)
+    tilt = R.uniform(-0.15, 0.15)
+    turn = np.array([[np.cos(tilt), -np.sin(tilt), 0], [np.sin(tilt), np.cos(tilt), 0], [0, 0, 1]])
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"))
+    points = np.tensordot(turn, grid - R.uniform(-4, 4, 3).reshape(3, 1, 1, 1), 1)
+    skin = _ellipsoid(points, (0, 0, 0), radii) + 1.5 * waves(110)
+    brain = skin - _SCALP - _SKULL - _MENINGES
+
+    # Sulci are the zero surfaces of a smooth function, down to a limited depth; the midline is one more.
+    folds = 4.5 * np.abs(waves(24))
+    cortex = np.hypot(folds, np.maximum(brain - R.uniform(11, 17), 0))
+    midline = np.hypot(points[0] + 1.2 * waves(60), np.maximum(brain - 32, 0))
+    depth = np.minimum(np.minimum(brain, cortex), midline)  # below the nearest brain surface
+
+    size = R.uniform(0.75, 1.5)
+    wobble = 1.2 * waves(50)
+    mirrored = np.concatenate([np.abs(points[:1]), points[1:]])
+    bent = mirrored.copy()
+    bent[0] -= 0.0035 * points[1] ** 2
+    ventricle = _ellipsoid(bent, (8, -2, 8), (4.5 * size, 32 * size**0.5, 12 * size)) + wobble
+    nuclei = _ellipsoid(mirrored, (22, 4, 2), (9, 19, 15)) + 1.5 * wobble
+
+    white = _inside(depth - R.uniform(3.0, 4.0)) * (1 - _inside(nuclei)) * (1 - _inside(ventricle))
+    grey_signal, white_signal = _GREY + 0.02 * waves(15), _WHITE + 0.02 * waves(40)
+    tissue = grey_signal + (white_signal - grey_signal) * white
+    signal = _FLUID + (tissue - _FLUID) * _inside(depth - 0.5) * (1 - _inside(ventricle))
+    # A thin bright lining of the ventricles is normal in FLAIR, and no lesion.
+    signal += R.uniform(0.05, 0.25) * np.exp(-((ventricle + 2.5) ** 2) / 4) * _inside(brain - 15)
+
+    # The lesion is centred on a voxel of white matter, well below the surface where there is such a place.
+    home = np.flatnonzero((white > 0.8 * white.max()) & (brain > min(10.0, 0.5 * float(brain.max()))))
+    centre = points.reshape(3, -1)[:, home[R.randint(len(home))]]
+    radius = 7 * 4 ** R.uniform()  # 7 to 28 mm, as many small as large
+    blob = _ellipsoid(points, centre, radius * R.uniform(0.75, 1.3, 3))
+    rough = waves(1.6 * radius) + 0.5 * waves(0.8 * radius)
+    # The roughness fades towards the centre, which therefore always belongs to the lesion.
+    blob = blob + 0.22 * radius * rough * (1 - np.clip(blob / radius, 0, 1))
+    lesion = _inside(blob, R.uniform(0.8, 2.2)) * _inside(brain - 1.5) * (1 - _inside(ventricle))
+    signal += (R.uniform(0.66, 0.95) * (1 + 0.06 * waves(14)) - signal) * lesion
+
+    signal = _BONE + (signal - _BONE) * _inside(brain)
+    signal += (_FAT - 0.06 * np.abs(waves(30)) - signal) * (1 - _inside(skin - _SCALP))
+    return signal * _inside(skin), lesion > 0.5
+
+
+def _acquire(
+    signal: np.ndarray, scanner: Scanner, spacing: np.ndarray, seed: int, site: int, R: np.random.RandomState
+) -> np.ndarray:
+    """The stored image: the site's scanner with a few per cent of change from patient to patient."""
+    gamma, blur, noise, gain = R.uniform(0.95, 1.05, 4) * (
+        scanner.gamma,
+        scanner.blur,
+        scanner.noise,
+        scanner.gain,
+    )
+    sigma = (blur / spacing[0], blur / spacing[1], 0.0)
+    coil = RandBiasField(degree=2, coeff_range=(-scanner.bias, scanner.bias), prob=1.0)
+    load = RandBiasField(degree=2, coeff_range=(-0.02, 0.02), prob=1.0)
+    rician = RandRicianNoise(std=noise, sample_std=False, prob=1.0)
+    coil.set_random_state(state=np.random.RandomState([seed, site]))  # one coil for all patients of the site
+    load.set_random_state(state=R)
+    rician.set_random_state(state=R)
+    stored: NdarrayOrTensor = torch.as_tensor(signal[None], dtype=torch.float32)
+    for effect in (  # in the order of the physics; no `Compose`, which seeds its transforms anew
+        AdjustContrast(gamma),
+        coil,
+        load,
+        GaussianSmooth(sigma),
+        rician,
+        ScaleIntensity(minv=None, maxv=None, factor=gain - 1),
+        ShiftIntensity(scanner.offset),
+    ):
+        stored = effect(stored)
+    return np.clip(np.rint(np.asarray(stored)[0]), 0, np.iinfo(np.int16).max).astype(np.int16)

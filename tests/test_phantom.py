@@ -1,0 +1,180 @@
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from monai.data import load_decathlon_datalist
+
+from medfedaug.data import phantom
+from medfedaug.data.phantom import MANIFEST, make_phantom
+
+SHAPE = (40, 40, 6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("phantom") / "data"
+    make_phantom(out, sites=4, patients=5, shape=SHAPE, seed=3)
+    return out
+
+
+def voxels(path):
+    return np.asarray(nib.load(path).dataobj)
+
+
+def digests(folder, pattern="**/*.nii.gz"):
+    return {
+        p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in folder.glob(pattern)
+    }
+
+
+def test_returns_the_site_folders_and_leaves_nothing_else(tmp_path):
+    sites = make_phantom(tmp_path / "new" / "data", sites=2, patients=3, shape=(16, 16, 1))
+    assert sites == [tmp_path / "new" / "data" / "site_A", tmp_path / "new" / "data" / "site_B"]
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["data"]
+    assert {p.name for p in (tmp_path / "new" / "data").iterdir()} == {"site_A", "site_B", MANIFEST}
+
+
+def test_same_seed_gives_the_same_bytes(folder, tmp_path):
+    make_phantom(tmp_path / "again", sites=4, patients=5, shape=SHAPE, seed=3)
+    assert digests(tmp_path / "again") == digests(folder)
+    header = next(folder.glob("site_A/images/*.nii.gz")).read_bytes()[:10]
+    assert header[4:8] == bytes(4), "the gzip header holds a time"
+
+
+def test_another_seed_gives_other_voxels(folder, tmp_path):
+    make_phantom(tmp_path / "other", sites=4, patients=5, shape=SHAPE, seed=4)
+    other = digests(tmp_path / "other")
+    assert all(other[path] != digest for path, digest in digests(folder).items())
+
+
+def test_sites_and_patients_do_not_depend_on_how_many_there_are(folder, tmp_path):
+    make_phantom(tmp_path / "fewer", sites=3, patients=3, shape=SHAPE, seed=3)
+    fewer, more = digests(tmp_path / "fewer"), digests(folder)
+    assert len(fewer) == 3 * 3 * 2
+    assert fewer.items() <= more.items()
+    few, many = (json.loads((f / MANIFEST).read_text())["sites"] for f in (tmp_path / "fewer", folder))
+    assert few.items() <= many.items()
+    for site in few:  # nor does a patient move from training to test
+        for split in ("training", "validation", "test"):
+            lists = [
+                json.loads((f / site / "dataset.json").read_text()) for f in (tmp_path / "fewer", folder)
+            ]
+            assert lists[0][split] == lists[1][split][: len(lists[0][split])]
+
+
+@pytest.mark.parametrize("site", ["site_A", "site_B", "site_C", "site_D"])
+def test_monai_reads_the_lists_and_no_patient_is_in_two(folder, site):
+    patients = {}
+    for split in ("training", "validation", "test"):
+        cases = load_decathlon_datalist(str(folder / site / "dataset.json"), True, split)
+        assert all(Path(case["image"]).is_file() and Path(case["label"]).is_file() for case in cases)
+        assert all(Path(case["image"]).name == Path(case["label"]).name for case in cases)
+        patients[split] = {Path(case["image"]).name for case in cases}
+    assert [len(p) for p in patients.values()] == [3, 1, 1]
+    assert len(set.union(*patients.values())) == 5
+
+
+@pytest.mark.parametrize(("patients", "expected"), [(3, (1, 1, 1)), (4, (2, 1, 1)), (10, (6, 2, 2))])
+def test_split_is_60_20_20_with_one_in_each(tmp_path, patients, expected):
+    (site,) = make_phantom(tmp_path, sites=1, patients=patients, shape=(16, 16, 1))
+    listed = json.loads((site / "dataset.json").read_text())
+    assert tuple(len(listed[k]) for k in ("training", "validation", "test")) == expected
+    assert (listed["numTraining"], listed["numValidation"], listed["numTest"]) == expected
+    assert listed["labels"] == {"0": "background", "1": "lesion"}
+
+
+def test_masks_are_lesions_inside_the_head(folder):
+    for path in folder.glob("*/labels/*.nii.gz"):
+        label, image = nib.load(path), nib.load(str(path).replace("labels", "images"))
+        mask, intensity = np.asarray(label.dataobj), np.asarray(image.dataobj)
+        assert (mask.dtype, intensity.dtype) == (np.uint8, np.int16)
+        assert mask.shape == intensity.shape == SHAPE
+        np.testing.assert_array_equal(label.affine, image.affine)
+        assert set(np.unique(mask)) == {0, 1}
+        assert mask.mean() < 0.1
+        world = nib.affines.apply_affine(label.affine, np.argwhere(mask))
+        # The largest head, less the 13.5 mm down to the brain, shifted by at most 4 mm, wavy by a few.
+        assert (((world / (76 * 1.05, 94 * 1.05, 86 * 1.05)) ** 2).sum(1) < 1).all()
+        border = np.concatenate([intensity[0].ravel(), intensity[-1].ravel()])
+        assert np.median(intensity[mask == 1]) > 2 * np.median(border), path
+
+
+def test_no_threshold_finds_the_lesions(folder):
+    best = []
+    for path in folder.glob("*/labels/*.nii.gz"):
+        mask, image = voxels(path) > 0, voxels(str(path).replace("labels", "images"))
+        above = [image > t for t in np.percentile(image, np.linspace(50, 99.9, 40))]
+        best.append(max(2 * (mask & a).sum() / (mask.sum() + a.sum()) for a in above))
+    assert np.mean(best) < 0.6
+
+
+def test_scanners_differ_more_than_patients(folder):
+    mean, std = {}, {}
+    for site in folder.glob("site_*"):
+        images = [voxels(path).astype(float) for path in sorted(site.glob("images/*.nii.gz"))]
+        mean[site.name] = [image.mean() for image in images]
+        std[site.name] = [image.std() for image in images]
+    for values in (mean, std):
+        centres = np.log([np.mean(v) for v in values.values()])
+        within = max(np.log(v).std() for v in values.values())
+        assert np.ptp(centres) > 5 * within
+        assert np.diff(np.sort(centres)).min() > 0.02
+
+
+def test_four_scanners_share_no_quarter_of_any_range():
+    low, high = phantom._RANGES.T
+    for seed in range(5):
+        values = np.array([list(vars(phantom._scanner(seed, site)).values()) for site in range(4)])
+        quarter = np.floor(4 * np.log(values / low) / np.log(high / low))
+        assert (np.sort(quarter, axis=0) == np.arange(4)[:, None]).all()
+
+
+def test_names_go_on_after_z():
+    names = [phantom._site_name(i) for i in (0, 25, 26, 51, 52, 701, 702)]
+    assert [n.removeprefix("site_") for n in names] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sites": 0}, "sites must be at least 1, got 0"),
+        ({"patients": 2}, "patients must be at least 3"),
+        ({"shape": (96, 96)}, "shape must be three"),
+        ({"shape": (96, 8, 12)}, "shape must be three"),
+        ({"seed": -1}, "seed must be from 0"),
+    ],
+)
+def test_bad_arguments_write_nothing(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make_phantom(tmp_path / "out", **arguments)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "keep.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        make_phantom(tmp_path)
+    with pytest.raises(FileExistsError):
+        make_phantom(tmp_path / "keep.txt")
+    assert [p.name for p in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
+    compress, calls = gzip.compress, []
+
+    def full_disk(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 3:
+            raise OSError("No space left on device")
+        return compress(*args, **kwargs)
+
+    monkeypatch.setattr(gzip, "compress", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        make_phantom(tmp_path / "out", sites=1, patients=3, shape=(16, 16, 2))
+    assert list(tmp_path.iterdir()) == []
