@@ -1,0 +1,387 @@
+"""The FFA layer: Algorithm 2 against a float64 reference, its state, and how it lives in PyTorch."""
+
+import copy
+import doctest
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from medfedaug.models import FFALayer, ffa
+
+SHAPES = [(4, 3, 9), (4, 3, 6, 5), (3, 3, 4, 5, 3)]
+SHARED = (torch.tensor([0.2, 1.0, 1.8]), torch.tensor([1.5, 0.9, 0.6]))
+
+
+def features(shape=(4, 3, 6, 5), seed=0, dtype=torch.float64):
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 + 1
+    ).to(dtype)
+
+
+def replayed_noise(shape, seed):
+    """What an active layer draws after seeding: its activity, then noise for mean and for std."""
+    torch.manual_seed(seed)
+    torch.rand(1)
+    x = features(shape)
+    return [torch.randn_like(x.mean(dim=tuple(range(2, x.ndim)))).numpy() for _ in range(2)]
+
+
+def image_statistics(x, eps):
+    flat = x.reshape(*x.shape[:2], -1)
+    mu = flat.mean(-1)
+    return mu, np.sqrt(((flat - mu[..., None]) ** 2).mean(-1) + eps)
+
+
+def algorithm_2(x, noise, variance, eps):
+    """Lines 2 to 10 in float64 NumPy."""
+    mu, sigma = image_statistics(x, eps)
+    gammas = [g.double().numpy() for g in SHARED] if variance in ("adaptive", "direct") else [0.0, 0.0]
+    new = []
+    for s, e, gamma in zip((mu, sigma), noise, gammas, strict=True):
+        own = ((s - s.mean(0)) ** 2).mean(0)
+        spread = 0.5 if variance == "random" else np.sqrt((gamma + 1) * own)
+        new.append(s + e * spread)
+    wide = (..., *[None] * (x.ndim - 2))
+    return new[1][wide] * (x - mu[wide]) / sigma[wide] + new[0][wide], new[1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variance", ["adaptive", "direct", "client", "random"])
+def test_active_layer_equals_algorithm_2(shape, variance):
+    x = features(shape)
+    layer = FFALayer(3, prob=1.0, variance=variance)
+    layer.set_gamma(*SHARED)
+    noise = replayed_noise(shape, seed=7)
+    torch.manual_seed(7)
+    expected, new_std = algorithm_2(x.numpy(), noise, variance, eps=1e-6)
+    np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert layer.sampled_std_count == new_std.size
+    assert layer.negative_std_count == (new_std < 0).sum()
+
+
+def test_before_the_first_round_the_sites_own_variance_is_used():
+    x = features()
+    torch.manual_seed(0)
+    adaptive = FFALayer(3, prob=1.0)(x)
+    torch.manual_seed(0)
+    assert torch.equal(adaptive, FFALayer(3, prob=1.0, variance="client")(x))
+
+
+def test_gamma_matters_channel_by_channel():
+    x = features()
+    out = []
+    for gamma in (torch.zeros(3), torch.tensor([0.0, 5.0, 0.0])):
+        layer = FFALayer(3, prob=1.0)
+        layer.set_gamma(gamma, torch.zeros(3))
+        torch.manual_seed(0)
+        out.append(layer(x))
+    change = (out[0] - out[1]).abs().amax(dim=(0, 2, 3))
+    assert change[1] > 0.1
+    assert change[0] == change[2] == 0
+
+
+def test_statistics_accumulate_as_equation_5():
+    layer = FFALayer(3, prob=1.0, momentum=0.9)
+    mean, std = np.zeros(3), np.ones(3)
+    for step in range(5):
+        x = features(seed=step)
+        layer(x)
+        mu, sigma = image_statistics(x.numpy(), 1e-6)
+        mean = 0.9 * mean + 0.1 * mu.mean(0)
+        std = 0.9 * std + 0.1 * sigma.mean(0)
+    got = layer.statistics()
+    np.testing.assert_allclose(got[0].numpy(), mean, rtol=1e-5)
+    np.testing.assert_allclose(got[1].numpy(), std, rtol=1e-5)
+    assert layer.num_active_batches == 5
+
+
+def test_statistics_accumulate_only_when_active():
+    layer = FFALayer(3, prob=0.5, momentum=0.9)
+    plain = FFALayer(3, prob=1.0, momentum=0.9)
+    torch.manual_seed(0)
+    active = 0
+    for step in range(40):
+        x = features(seed=step)
+        if layer(x) is not x:
+            active += 1
+            plain(x)
+    assert 5 < active < 35
+    assert layer.num_active_batches == active
+    assert torch.equal(layer.running_mean, plain.running_mean)
+    assert torch.equal(layer.running_std, plain.running_std)
+
+
+def test_frequency_of_activity():
+    x = features((2, 3, 2, 2))
+    for prob in (0.0, 0.25, 1.0):
+        layer = FFALayer(3, prob=prob)
+        torch.manual_seed(0)
+        active = sum(layer(x) is not x for _ in range(400))
+        assert abs(active - 400 * prob) <= 4 * math.sqrt(400 * prob * (1 - prob))
+
+
+def test_bias_correction_removes_the_start_values():
+    x = features()
+    mu, sigma = image_statistics(x.numpy(), 1e-6)
+    plain, corrected = FFALayer(3, prob=1.0), FFALayer(3, prob=1.0, bias_correction=True)
+    for got, start in zip(corrected.statistics(), (torch.zeros(3), torch.ones(3)), strict=True):
+        assert torch.equal(got, start)
+    for steps in range(1, 4):
+        plain(x)
+        corrected(x)
+        # The same batch again and again: the corrected average is its statistics, whatever the number of
+        # steps.
+        np.testing.assert_allclose(corrected.statistics()[0].numpy(), mu.mean(0), rtol=1e-4)
+        np.testing.assert_allclose(corrected.statistics()[1].numpy(), sigma.mean(0), rtol=1e-4)
+        np.testing.assert_allclose(
+            plain.statistics()[1].numpy(), 0.99**steps + (1 - 0.99**steps) * sigma.mean(0), rtol=1e-5
+        )
+
+
+def test_statistics_are_copies():
+    layer = FFALayer(3, prob=1.0)
+    mean, _ = layer.statistics()
+    layer(features())
+    assert torch.equal(mean, torch.zeros(3))
+
+
+@pytest.mark.parametrize("running", ["reset", "continue"])
+def test_start_round(running):
+    layer = FFALayer(3, prob=1.0, running=running)
+    layer.set_gamma(*SHARED)
+    layer(features())
+    before = layer.statistics()
+    layer.start_round()
+    expected = (torch.zeros(3), torch.ones(3)) if running == "reset" else before
+    assert torch.equal(layer.statistics()[0], expected[0])
+    assert torch.equal(layer.statistics()[1], expected[1])
+    assert layer.num_active_batches == (0 if running == "reset" else 1)
+    assert torch.equal(layer.gamma_mean, SHARED[0])
+
+
+def test_negative_standard_deviations_keep_their_sign_and_are_counted():
+    x = features((2, 3, 4, 4)) * 0.01
+    layer = FFALayer(3, prob=1.0, variance="random")
+    torch.manual_seed(1)
+    out = layer(x)
+    flat_in, flat_out = x.flatten(2) - x.mean((2, 3))[..., None], out.flatten(2) - out.mean((2, 3))[..., None]
+    mirrored = ((flat_in * flat_out).sum(-1) < 0).sum()
+    assert mirrored > 0
+    assert layer.negative_std_count == mirrored
+    assert layer.sampled_std_count == 6
+
+
+def test_evaluation_returns_its_argument():
+    layer = FFALayer(3, prob=1.0).eval()
+    before = copy.deepcopy(dict(layer.named_buffers()))
+    for x in (features(), features().requires_grad_(), torch.zeros(2, 7)):
+        assert layer(x) is x
+    assert all(torch.equal(value, before[name]) for name, value in layer.named_buffers())
+
+
+def test_probability_zero_returns_its_argument():
+    x = features()
+    assert FFALayer(3, prob=0.0)(x) is x
+
+
+def test_input_is_not_modified():
+    x = features()
+    before = x.clone()
+    FFALayer(3, prob=1.0)(x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 6, 5), (1, 3, 4, 4, 4), (1, 3, 1, 1), (4, 3, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_degenerate_batches_have_finite_values_and_gradients(shape, dtype):
+    layer = FFALayer(3, prob=1.0)
+    layer.set_gamma(*SHARED)
+    x = features(shape, dtype=dtype).requires_grad_()
+    out = layer(x)
+    assert out.dtype == dtype
+    if shape[0] == 1:
+        assert torch.equal(out, x)
+    assert torch.isfinite(out).all()
+    out.float().square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert torch.isfinite(layer.running_std).all()
+
+
+def test_gradient():
+    layer = FFALayer(3, prob=1.0, eps=1e-3).double()
+    layer.set_gamma(*SHARED)
+
+    def forward(x):
+        torch.manual_seed(0)
+        return layer(x)
+
+    assert torch.autograd.gradcheck(forward, (features((3, 3, 2, 3)).requires_grad_(),))
+    assert not any(buffer.requires_grad for buffer in layer.buffers())
+
+
+def test_same_seed_same_augmentation():
+    x = features()
+    outputs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        outputs.append(FFALayer(3, prob=1.0)(x))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_autocast():
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), FFALayer(3, prob=1.0), torch.nn.Conv2d(3, 1, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = net(torch.rand(4, 1, 12, 12) * 100)
+        loss = out.float().square().mean()
+    loss.backward()
+    assert out.dtype == torch.bfloat16
+    assert torch.isfinite(out).all()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters())
+    assert net[1].running_mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_networks_keep_exact_statistics(dtype):
+    layer = FFALayer(3, prob=1.0)
+    layer.set_gamma(*SHARED)
+    layer.to(dtype)
+    assert layer.running_mean.dtype == layer.gamma_std.dtype == torch.float32
+    assert torch.equal(layer.gamma_mean, SHARED[0])
+    assert layer(features(dtype=dtype)).dtype == dtype
+    assert FFALayer(3).double().running_mean.dtype == torch.float64
+
+
+def test_no_entry_in_the_state_dict():
+    layer = FFALayer(3)
+    assert not layer.state_dict()
+    assert not list(layer.parameters())
+    assert {buffer.shape for name, buffer in layer.named_buffers() if "count" not in name} >= {
+        torch.Size([3])
+    }
+
+
+def test_copies_are_independent():
+    layer = FFALayer(3, prob=1.0, variance="client")
+    layer(features())
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert repr(other) == repr(layer)
+        assert torch.equal(other.running_mean, layer.running_mean)
+        other.start_round()
+        assert not torch.equal(other.running_mean, layer.running_mean)
+
+
+def test_repr_names_what_matters():
+    layer = FFALayer(3, prob=0.25, bias_correction=True)
+    layer.stage = "enc2"
+    for part in (
+        "3",
+        "prob=0.25",
+        "momentum=0.99",
+        "variance='adaptive'",
+        "bias_correction=True",
+        "stage='enc2'",
+    ):
+        assert part in repr(layer)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 5, 5), (3, 5)])
+def test_wrong_features_are_refused_active_or_not(shape):
+    for prob in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"\(B, 3, \*spatial\), got \[" + str(shape[0])):
+            FFALayer(3, prob=prob)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"num_channels": 0}, "num_channels is 0"),
+        ({"prob": 1.5}, "prob is 1.5"),
+        ({"prob": float("nan")}, "prob is nan"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"momentum": -0.1}, "momentum is -0.1"),
+        ({"eps": -1e-6}, "eps is -1e-06"),
+        ({"variance": "both"}, "adaptive, direct, client, random"),
+        ({"running": "never"}, "reset, continue"),
+        ({"running": "continue", "bias_correction": True}, 'running="reset"'),
+    ],
+)
+def test_impossible_arguments(args, message):
+    with pytest.raises(ValueError, match=message):
+        FFALayer(**{"num_channels": 3, **args})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(2), r"shape \(3,\), got \(2,\)"),
+        (torch.ones(1, 3), r"shape \(3,\), got \(1, 3\)"),
+        (torch.tensor([0.1, -0.1, 0.1]), "negative or not finite"),
+        (torch.tensor([0.1, torch.nan, 0.1]), "negative or not finite"),
+        (torch.tensor([0.1, torch.inf, 0.1]), "negative or not finite"),
+    ],
+)
+def test_impossible_gamma_changes_nothing(value, message):
+    layer = FFALayer(3)
+    for name, args in (("gamma_mean", (value, torch.ones(3))), ("gamma_std", (torch.ones(3), value))):
+        with pytest.raises(ValueError, match=f"{name}.*{message}"):
+            layer.set_gamma(*args)
+    assert torch.equal(layer.gamma_mean, torch.zeros(3))
+    assert torch.equal(layer.gamma_std, torch.zeros(3))
+
+
+@pytest.mark.parametrize("variance", ["adaptive", "direct", "client", "random"])
+def test_torchscript(variance):
+    x = features(dtype=torch.float32)
+    layer = FFALayer(3, prob=1.0, variance=variance)
+    layer.set_gamma(*SHARED)
+    scripted = torch.jit.script(copy.deepcopy(layer))
+    torch.manual_seed(0)
+    expected = layer(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(scripted(x), expected)
+    torch.testing.assert_close(scripted.running_std, layer.running_std)
+    assert torch.equal(scripted.eval()(x), x)
+
+
+def test_torchscript_activity():
+    scripted = torch.jit.script(FFALayer(3, prob=0.5))
+    torch.manual_seed(0)
+    for _ in range(60):
+        scripted(features((2, 3, 2, 2), dtype=torch.float32))
+    assert 10 < scripted.num_active_batches < 50
+
+
+def test_compiles_to_one_graph():
+    torch._dynamo.reset()
+    layer = FFALayer(3, prob=0.5, momentum=0.9)
+    layer.set_gamma(*SHARED)
+    # The `aot_eager` backend traces forward and backward as any backend does, without a C++ compiler.
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    reference = FFALayer(3, prob=1.0, momentum=0.9)
+    torch.manual_seed(0)
+    active = 0
+    for step in range(30):
+        x = features((2, 3, 4, 4), seed=step, dtype=torch.float32).requires_grad_()
+        out = compiled(x)
+        out.sum().backward()
+        assert torch.isfinite(x.grad).all()
+        if not torch.equal(out, x):
+            active += 1
+            reference(x)
+    assert 5 < active < 25
+    assert layer.num_active_batches == active
+    assert layer.sampled_std_count == 6 * active
+    torch.testing.assert_close(layer.running_mean, reference.running_mean)
+    torch.testing.assert_close(layer.running_std, reference.running_std)
+    layer.eval()
+    assert torch.equal(compiled(x), x)
+
+
+def test_examples():
+    results = doctest.testmod(ffa)
+    assert results.attempted >= 5
+    assert results.failed == 0

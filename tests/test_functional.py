@@ -1,0 +1,344 @@
+"""The equations against float64 references written from the papers."""
+
+import doctest
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from medfedaug import functional as F
+
+SHAPES = [(4, 3, 7), (5, 3, 6, 5), (3, 2, 4, 5, 3)]
+
+
+def reference_augmentation(x, gamma_mean, gamma_std, noise_mean, noise_std, eps=0.0):
+    """FedFA+ Eq. 2, 4, 8, 9, 10, one image and channel at a time."""
+    batch, channels = x.shape[:2]
+    mu = np.array([[x[b, c].mean() for c in range(channels)] for b in range(batch)])
+    sigma = np.array(
+        [[math.sqrt(((x[b, c] - mu[b, c]) ** 2).mean() + eps) for c in range(channels)] for b in range(batch)]
+    )
+    out = np.empty_like(x)
+    for c in range(channels):
+        variance_mu = sum((mu[b, c] - mu[:, c].mean()) ** 2 for b in range(batch)) / batch
+        variance_sigma = sum((sigma[b, c] - sigma[:, c].mean()) ** 2 for b in range(batch)) / batch
+        spread_mu = math.sqrt((gamma_mean[c] + 1) * variance_mu)
+        spread_sigma = math.sqrt((gamma_std[c] + 1) * variance_sigma)
+        for b in range(batch):
+            new_mu = mu[b, c] + noise_mean[b, c] * spread_mu
+            new_sigma = sigma[b, c] + noise_std[b, c] * spread_sigma
+            out[b, c] = new_sigma * (x[b, c] - mu[b, c]) / sigma[b, c] + new_mu
+    return out
+
+
+def draw(shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size):
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    batch, channels = shape[:2]
+    x = normal(*shape) * 2 + 1
+    return (
+        x,
+        normal(channels).abs(),
+        normal(channels).abs(),
+        normal(batch, channels),
+        normal(batch, channels),
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_augmentation_equals_the_printed_equations(shape, eps):
+    args = draw(shape)
+    expected = reference_augmentation(*(a.numpy() for a in args), eps=eps)
+    np.testing.assert_allclose(F.augment_features(*args, eps=eps).numpy(), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_augmentation_in_float32_and_with_a_large_offset():
+    x, *rest = draw((6, 3, 16, 16))
+    for offset, tolerance in ((0.0, 1e-5), (1e3, 5e-3)):
+        expected = reference_augmentation((x + offset).numpy(), *(a.numpy() for a in rest))
+        got = F.augment_features((x + offset).float(), *(a.float() for a in rest))
+        assert got.dtype == torch.float32
+        assert np.abs(got.numpy() - expected).max() < tolerance
+
+
+def test_memory_format_does_not_matter():
+    x, *rest = draw((4, 6, 8, 8))
+    strided = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(F.augment_features(strided, *rest), F.augment_features(x, *rest))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_zero_noise_is_the_identity(shape, dtype):
+    x, gamma_mean, gamma_std, noise, _ = draw(shape, dtype=dtype)
+    zero = torch.zeros_like(noise)
+    assert torch.equal(F.augment_features(x, gamma_mean, gamma_std, zero, zero), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_image_is_not_augmented(dtype):
+    x, *rest = draw((1, 3, 6, 5), dtype=dtype)
+    x.requires_grad_()
+    out = F.augment_features(x, *rest)
+    assert torch.equal(out, x)
+    out.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1234.5])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_constant_channel_moves_by_its_mean_only(value, eps):
+    x, gamma_mean, gamma_std, noise_mean, noise_std = draw((4, 3, 37, 41), dtype=torch.float32)
+    x[2, 1] = value
+    x.requires_grad_()
+    out = F.augment_features(x, gamma_mean, gamma_std, noise_mean, noise_std, eps=eps)
+    means = x.detach().double()[:, 1].mean(dim=(1, 2))
+    shift = noise_mean[2, 1] * ((gamma_mean[1] + 1) * means.var(unbiased=False)).sqrt()
+    torch.testing.assert_close(out[2, 1], torch.full((37, 41), value + shift.item()), rtol=3e-4, atol=1e-5)
+    out.square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_identical_images_give_finite_gradients():
+    x, *rest = draw((1, 3, 6, 5), dtype=torch.float32)
+    x = x.expand(4, -1, -1, -1).clone().requires_grad_()
+    noise = rest[2].expand(4, -1), rest[3].expand(4, -1)
+    F.augment_features(x, rest[0], rest[1], *noise).square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    x, *rest = draw((4, 3, 16, 16))
+    # The variance of such a channel is far below the resolution of half precision at its mean.
+    x = (x + 30).to(dtype)
+    out = F.augment_features(x, *(a.to(dtype) for a in rest))
+    expected = reference_augmentation(x.double().numpy(), *(a.to(dtype).double().numpy() for a in rest))
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.double().numpy(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_gradient_flows_through_the_statistics():
+    x, *rest = draw((3, 2, 3, 2))
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: F.augment_features(x, *rest, eps=1e-3), (x,))
+    (with_statistics,) = torch.autograd.grad(F.augment_features(x, *rest).square().sum(), x)
+    mean, std = (s.detach() for s in F.feature_statistics(x))
+    spreads = (F.augmentation_spread(mean, rest[0]), F.augmentation_spread(std, rest[1]))
+    frozen = F.perturb_features(x, mean, std, *spreads, rest[2], rest[3])
+    (without,) = torch.autograd.grad(frozen.square().sum(), x)
+    assert (with_statistics - without).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("position", "shape", "message"),
+    [
+        (0, (4, 3), r"\(B, C, \*spatial\), got \[4, 3\]"),
+        (1, (4,), r"gamma_mean of shape \[3\], got \[4\]"),
+        (1, (1, 3), r"gamma_mean of shape \[3\], got \[1, 3\]"),
+        (2, (2,), r"gamma_std of shape \[3\], got \[2\]"),
+        (3, (4, 1), r"noise_mean of shape \[4, 3\], got \[4, 1\]"),
+        (4, (3,), r"noise_std of shape \[4, 3\], got \[3\]"),
+    ],
+)
+def test_wrong_shapes_are_named(position, shape, message):
+    args = list(draw((4, 3, 5, 5)))
+    args[position] = torch.zeros(shape)
+    with pytest.raises(ValueError, match=message):
+        F.augment_features(*args)
+
+
+def test_integer_features_are_refused():
+    with pytest.raises(TypeError, match="floating point"):
+        F.feature_statistics(torch.zeros(2, 3, 4, dtype=torch.int64))
+
+
+def test_across_site_variance_is_per_channel():
+    values = torch.randn(5, 7, dtype=torch.float64)
+    expected = [sum((values[m, c] - values[:, c].mean()) ** 2 for m in range(5)) / 5 for c in range(7)]
+    torch.testing.assert_close(F.across_site_variance(values), torch.stack(expected))
+    assert torch.equal(F.across_site_variance(values[:1]), torch.zeros(7, dtype=torch.float64))
+    for wrong in (values[0], values[:0], values[None]):
+        with pytest.raises(ValueError, match=r"\(M, C\)"):
+            F.across_site_variance(wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_student_t_modulation(dtype):
+    variance = torch.tensor([3.0, 1e-3, 1e-12, 40.0, 0.5], dtype=dtype)
+    kernel = [1 / (1 + 1 / v) for v in variance.double().tolist()]
+    expected = torch.tensor([5 * k / sum(kernel) for k in kernel], dtype=dtype)
+    torch.testing.assert_close(F.student_t_modulation(variance), expected)
+    assert F.student_t_modulation(variance).unique().numel() == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_student_t_modulation_at_its_limits(dtype):
+    ones = torch.ones(4, dtype=dtype)
+    for equal in (0.0, 1e-4, 1.0, torch.finfo(dtype).max, torch.finfo(dtype).tiny):
+        torch.testing.assert_close(F.student_t_modulation(ones * equal), ones)
+    mixed = torch.tensor([0.0, torch.inf, 1.0, 0.0], dtype=dtype, requires_grad=True)
+    gamma = F.student_t_modulation(mixed)
+    torch.testing.assert_close(gamma, torch.tensor([0.0, 8 / 3, 4 / 3, 0.0], dtype=dtype))
+    gamma.square().sum().backward()
+    assert torch.isfinite(mixed.grad).all()
+    zero = torch.zeros(4, dtype=dtype, requires_grad=True)
+    F.student_t_modulation(zero).sum().backward()
+    assert torch.isfinite(zero.grad).all()
+
+
+def test_student_t_modulation_gradient_and_shape():
+    variance = torch.tensor([0.1, 0.9, 1.5, 8.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(F.student_t_modulation, (variance,))
+    for wrong in (torch.ones(2, 2), torch.ones(0)):
+        with pytest.raises(ValueError, match=r"\(C,\)"):
+            F.student_t_modulation(wrong)
+
+
+def reference_histogram(z, bins, tau, low, high):
+    """FedFA+ Eq. 11 and 12, one sample, channel and bin at a time."""
+    rho = [i / (bins - 2) for i in range(bins - 1)]
+    w = list(range(1, bins + 1))
+    b = [-sum(rho[:i]) for i in range(bins)]
+    samples, channels = z.shape
+    pi = np.zeros((channels, bins))
+    for c in range(channels):
+        for i in range(samples):
+            scaled = (z[i, c] - low[c]) / (high[c] - low[c])
+            logits = [(w[k] * scaled + b[k]) / tau for k in range(bins)]
+            weights = [math.exp(v - max(logits)) for v in logits]
+            pi[c] += np.array(weights) / sum(weights) / samples
+    return pi
+
+
+@pytest.mark.parametrize(("bins", "tau"), [(3, 0.01), (8, 0.01), (8, 0.5), (24, 0.01)])
+@pytest.mark.parametrize("given", [False, True])
+def test_soft_histogram_equals_the_printed_equations(bins, tau, given):
+    z = torch.randn(50, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    low, high = z.amin(0), z.amax(0)
+    if given:
+        low, high = low - 0.3, high - 0.2  # the batch leaves the range at its upper end
+    got = F.soft_histogram(z, bins, tau, *((low, high) if given else ()))
+    expected = reference_histogram(z.numpy(), bins, tau, low.numpy(), high.numpy())
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_soft_histogram_approaches_the_hard_one():
+    z = torch.rand(1000, 2, dtype=torch.float64)
+    low, high = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    soft = F.soft_histogram(z, bins=8, tau=1e-5, low=low, high=high)
+    for c in range(2):
+        hard = np.histogram(z[:, c].numpy(), bins=6, range=(0, 1))[0] / 1000
+        np.testing.assert_allclose(soft[c, 1:-1].numpy(), hard, atol=2e-3)
+        assert soft[c, 0] < 1e-3
+        assert soft[c, -1] < 1e-3
+
+
+def test_soft_histogram_of_two_bins_splits_the_range_in_the_middle():
+    z = torch.tensor([[0.0], [0.2], [0.4], [1.0]])
+    torch.testing.assert_close(F.soft_histogram(z, bins=2, tau=1e-4), torch.tensor([[0.75, 0.25]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_soft_histogram_is_a_distribution_whatever_the_values(dtype):
+    z = torch.tensor(
+        [[1.0, 5.0, -1e30], [1.0, 7.0, 1e30], [1.0, 900.0, 0.0]], dtype=dtype, requires_grad=True
+    )
+    low, high = torch.tensor([1.0, 5.0, 0.0], dtype=dtype), torch.tensor([1.0, 7.0, 1.0], dtype=dtype)
+    for histogram in (F.soft_histogram(z), F.soft_histogram(z, low=low, high=high)):
+        assert histogram.dtype == dtype
+        assert histogram.shape == (3, 8)
+        torch.testing.assert_close(histogram.float().sum(1), torch.ones(3), rtol=0, atol=1e-2)
+        (gradient,) = torch.autograd.grad(histogram.square().sum(), z)
+        assert torch.isfinite(gradient).all()
+    outside = F.soft_histogram(z, low=low, high=high)[2]
+    torch.testing.assert_close(outside[[0, -1]].float(), torch.tensor([0.5, 1 / 3]), rtol=0, atol=1e-2)
+
+
+def test_soft_histogram_gradient():
+    z = torch.randn(5, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    low, high = z.detach().amin(0), z.detach().amax(0)
+    assert torch.autograd.gradcheck(lambda z: F.soft_histogram(z, 5, 0.3, low, high), (z,))
+    assert torch.autograd.gradcheck(lambda z: F.soft_histogram(z, 5, 0.3), (z,))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.zeros(3),), r"\(N, C\)"),
+        ((torch.zeros(0, 2),), r"\(N, C\)"),
+        ((torch.zeros(3, 2), 1), "at least 2 bins"),
+        ((torch.zeros(3, 2), 8, 0.0), "positive tau"),
+        ((torch.zeros(3, 2), 8, 0.01, torch.zeros(3)), r"low of shape \[2\], got \[3\]"),
+        ((torch.zeros(3, 2), 8, 0.01, None, torch.zeros(1, 2)), r"high of shape \[2\], got \[1, 2\]"),
+    ],
+)
+def test_soft_histogram_refuses(args, message):
+    with pytest.raises(ValueError, match=message):
+        F.soft_histogram(*args)
+
+
+def test_symmetric_kl():
+    generator = torch.Generator().manual_seed(3)
+    p, q = (torch.rand(4, 6, generator=generator, dtype=torch.float64) + 0.01 for _ in range(2))
+    p, q = (h / h.sum(1, keepdim=True) for h in (p, q))
+    expected = 0.0
+    for c in range(4):
+        forward = sum(p[c, i] * math.log(p[c, i] / q[c, i]) for i in range(6))
+        backward = sum(q[c, i] * math.log(q[c, i] / p[c, i]) for i in range(6))
+        expected += 0.5 * (forward + backward) / 4
+    torch.testing.assert_close(F.symmetric_kl(p, q), expected)
+    torch.testing.assert_close(F.symmetric_kl(q, p), expected)
+    assert F.symmetric_kl(p, p) == 0
+    assert torch.autograd.gradcheck(F.symmetric_kl, (p.requires_grad_(), q.requires_grad_()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_symmetric_kl_with_empty_bins(dtype):
+    p = torch.tensor([[1.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+    q = torch.tensor([[0.0, 0.0, 1.0]], dtype=dtype, requires_grad=True)
+    divergence = F.symmetric_kl(p, q)
+    # Each of the two disjoint bins contributes log(1 / eps) / 2.
+    torch.testing.assert_close(divergence, torch.tensor(-math.log(1e-8), dtype=dtype))
+    divergence.backward()
+    assert torch.isfinite(p.grad).all()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_symmetric_kl_refuses_other_shapes():
+    for p, q in (((3, 4), (3, 5)), ((4,), (4,)), ((0, 4), (0, 4))):
+        with pytest.raises(ValueError, match=r"\(C, L\)"):
+            F.symmetric_kl(torch.zeros(p), torch.zeros(q))
+
+
+def test_mix_statistics():
+    local, global_, u = torch.randn(4, 3), torch.randn(3), torch.rand(3)
+    expected = torch.stack(
+        [torch.stack([u[c] * local[b, c] + (1 - u[c]) * global_[c] for c in range(3)]) for b in range(4)]
+    )
+    torch.testing.assert_close(F.mix_statistics(local, global_, u), expected)
+    assert torch.equal(F.mix_statistics(local[0], global_, torch.ones(3)), local[0])
+    assert torch.equal(F.mix_statistics(local[0], global_, torch.zeros(3)), global_)
+    assert F.mix_statistics(local.bfloat16(), global_, u).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"global_ of shape \[3\], got \[4\]"):
+        F.mix_statistics(local, torch.zeros(4), u)
+    with pytest.raises(ValueError, match=r"u of shape \[3\], got \[1\]"):
+        F.mix_statistics(local, global_, torch.zeros(1))
+    with pytest.raises(ValueError, match="local of shape"):
+        F.mix_statistics(local[None], global_, u)
+
+
+def test_functions_script():
+    args = draw((3, 2, 4, 5), dtype=torch.float32)
+    torch.testing.assert_close(torch.jit.script(F.augment_features)(*args), F.augment_features(*args))
+
+
+def test_examples():
+    results = doctest.testmod(F)
+    assert results.attempted > 10
+    assert results.failed == 0
