@@ -164,9 +164,6 @@ def _finish(
     data_dir: Path,
     seconds: float,
 ) -> dict[str, Any]:
-    # Imported here: matplotlib takes a second, and is needed only now.
-    from medfedaug.analysis import write_report
-
     results: dict[str, Any] = json.loads((work / RESULTS).read_text())
     results.update(engine=engine, data=data_dir.resolve().name, seconds=seconds)
     write_json(work / RESULTS, results)
@@ -175,10 +172,13 @@ def _finish(
             s.name: site_statistics(s, config.intensity) for s in sites if s.name in results["sites"]
         }
         save_statistics(work / STATISTICS, statistics)
-    write_report([work], work / "report.html")
     out.mkdir(parents=True, exist_ok=True)
     for file in sorted(
         work.iterdir(), key=lambda f: f.name == RESULTS
     ):  # last, since it marks a finished run
         os.replace(file, out / file.name)
+    # Imported here: matplotlib takes a second, and is needed only now.
+    from medfedaug.analysis import write_report
+
+    write_report([out], out / "report.html")
     return results

@@ -117,7 +117,8 @@ class SiteTrainer(ClientAlgo):
             )
         self.trains = self.folder.trains and self.name not in self.config.holdout
         composition = Composition(self.config)
-        self.network = composition.network.to(self.device)
+        # Convolutions of slices are a fifth faster this way on CPUs, and more on GPUs with tensor cores.
+        self.network = composition.network.to(self.device, memory_format=torch.channels_last)
         self.task = make_task(self.config, normalised=composition.normalises_input)
         context = SiteContext(self.name, self.network, self.statistics)
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
@@ -160,16 +161,17 @@ class SiteTrainer(ClientAlgo):
         self.receive(data)
         for part in self.parts.values():
             part.start_round()
-        seed, started = derive_seed(self.config.seed, self.name, round_), time.perf_counter()
+        seed = derive_seed(self.config.seed, self.name, round_)
         # Forked, so that training leaves the random numbers of the process that it runs in alone.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             losses = self._train_epochs(seed, extra.get("should_stop"))
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
-            "seconds": time.perf_counter() - started,
             "samples": len(self._training_samples()),
         }
+        for name, part in self.parts.items():
+            self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         if self.kept_keys:
             state = self.network.state_dict()
             self._kept[round_] = {key: state[key].detach().cpu().clone() for key in self.kept_keys}
@@ -182,7 +184,8 @@ class SiteTrainer(ClientAlgo):
             for batch in loader:
                 if self._aborted or (should_stop is not None and should_stop()):
                     return losses
-                inputs, targets = batch[IMAGE].to(self.device), batch[LABEL].to(self.device)
+                inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+                targets = batch[LABEL].to(self.device)
                 outputs = self.network(inputs)
                 step = Step(self.network, inputs, targets, outputs)
                 loss = self.task.loss(outputs, targets)
@@ -211,7 +214,7 @@ class SiteTrainer(ClientAlgo):
             if part.every_round is not None:
                 payload.update(namespaced(part.every_round.collect(), name))
         return ExchangeObject(
-            weights={key: state[key].detach().to("cpu", torch.float32).clone() for key in self.shared},
+            weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
             metrics=dict(self.last_metrics),
             statistics={"payload": {key: value.detach().cpu() for key, value in payload.items()}},
@@ -305,13 +308,18 @@ class SiteTrainer(ClientAlgo):
         return torch.optim.Adam(parameters, lr=self.config.learning_rate)
 
 
+def _portable(value: Tensor) -> Tensor:
+    """A float32 copy on the CPU, laid out as any engine expects it."""
+    return value.detach().to("cpu", torch.float32).clone(memory_format=torch.contiguous_format)
+
+
 def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
     """Do what the server asks: the one place where a request becomes calls of a `ClientAlgo`.
 
     Every engine calls this, so that all do the same. A site's trouble becomes `Reply.error`, one line for
     the server's log, and never an exception that ends the whole federation.
     """
-    reply = Reply(request.task, request.round)
+    reply, started = Reply(request.task, request.round), time.perf_counter()
     try:
         data = ExchangeObject(
             weights=request.weights,
@@ -340,6 +348,7 @@ def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], boo
             reply.payload = (update.statistics or {})["payload"]
             reply.metrics.update(update.metrics or {})
             reply.num_samples = int(reply.metrics.pop("samples"))
+            reply.metrics["seconds"] = time.perf_counter() - started
             return reply
         scores = trainer.evaluate(
             data, {"split": "test" if request.task == TEST else "validation", "round": request.round}

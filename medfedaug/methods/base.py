@@ -153,6 +153,10 @@ class SitePart:
     def after_step(self, step: Step) -> None:
         """The main optimiser has stepped: a method's own optimisers step here."""
 
+    def metrics(self) -> dict[str, float]:
+        """Numbers about the round just trained, for ``results.json``."""
+        return {}
+
 
 class Method:
     """One published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters."""

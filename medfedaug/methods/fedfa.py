@@ -106,6 +106,12 @@ class FedFASite(SitePart, SiteExchange):
             payload[f"{stage}/mean"], payload[f"{stage}/std"] = layer.statistics()
         return payload
 
+    def metrics(self) -> dict[str, float]:
+        """The share of sampled deviations that were negative, since the site began."""
+        negative = sum(int(layer.negative_std_count) for layer in self.layers.values())
+        sampled = sum(int(layer.sampled_std_count) for layer in self.layers.values())
+        return {"negative_std": negative / max(sampled, 1)}
+
     def apply(self, payload: Payload) -> None:
         """Set γ of each layer."""
         for stage, layer in self.layers.items():

@@ -1,0 +1,121 @@
+"""What a round costs beside the work itself: our NVFlare job against NVFlare's plain FedAvg recipe.
+
+Both run in the simulator with the same network, the same number of sites and next to nothing to compute. The
+idle time of a round is its length at the server minus the longest time that a site was at work.
+
+    python benchmarks/nvflare_round.py --sites 4 --rounds 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+CLIENT = """
+import time
+import nvflare.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    started = time.perf_counter()
+    params = {key: value + 0 for key, value in model.params.items()}
+    print("SITE SECONDS", time.perf_counter() - started, flush=True)
+    flare.send(flare.FLModel(params=params, metrics={"accuracy": 0.0}))
+"""
+
+
+def ours(sites: int, rounds: int, folder: Path) -> list[float]:
+    """Idle seconds of each round of our job, statistics and FFA included."""
+    from medfedaug.config import RunConfig
+    from medfedaug.data.phantom import make_phantom
+    from medfedaug.methods import parse_methods
+    from medfedaug.nvflare_jobs import run_in_simulator
+
+    data = folder / "data"
+    names = [site.name for site in make_phantom(data, sites=sites, patients=3, shape=(32, 32, 4))]
+    config = RunConfig(
+        methods=tuple(parse_methods("fedrdn,fedfa")),
+        network="basicunet",
+        network_args={"features": [8, 8, 8, 8, 8, 8]},
+        rounds=rounds,
+        threads=1,
+    )
+    work = folder / "ours"
+    work.mkdir()
+    results = json.loads((run_in_simulator(config, data, names, work, "cpu") / "results.json").read_text())
+    return [
+        entry["seconds"] - max(site["seconds"] for site in entry["sites"].values())
+        for entry in results["rounds"]
+    ]
+
+
+def plain(sites: int, rounds: int, folder: Path) -> list[float]:
+    """Idle seconds of each round of NVFlare's recipe, from its server's log."""
+    script = folder / "run.py"
+    (folder / "client.py").write_text(CLIENT)
+    script.write_text(
+        f"""
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.client.config import ExchangeFormat
+from nvflare.recipe.sim_env import SimEnv
+recipe = FedAvgRecipe(
+    name="plain", min_clients={sites}, num_rounds={rounds}, train_script="client.py",
+    server_expected_format=ExchangeFormat.PYTORCH,
+    model={{"class_path": "monai.networks.nets.BasicUNet",
+            "args": {{"spatial_dims": 2, "norm": "batch", "features": [8, 8, 8, 8, 8, 8]}}}},
+)
+recipe.execute(SimEnv(num_clients={sites}, workspace_root={str(folder / "plain")!r}))
+"""
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = done.stdout + done.stderr
+    stamps, last = [], 0.0
+    for line in text.splitlines():  # the title of a round stands on a line of its own below the stamp
+        stamp = re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})", line)
+        if stamp:
+            last = datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+        if re.search(r"Round \d+ started", line):
+            stamps.append(last)
+    work = [float(match) for match in re.findall(r"SITE SECONDS ([\d.e-]+)", text)]
+    if len(stamps) < 2 or not work:
+        raise SystemExit(f"the plain recipe did not run:\n{text[-2000:]}")
+    return [b - a - max(work) for a, b in zip(stamps, stamps[1:], strict=False)]
+
+
+def main() -> None:
+    """Run both and print medians and their ratio."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        # The first round starts the sites' processes, which is no cost of a round.
+        a = ours(arguments.sites, arguments.rounds, Path(folder))[1:]
+        b = plain(arguments.sites, arguments.rounds, Path(folder))[1:]
+    print(f"{arguments.sites} sites, {os.cpu_count()} cores, idle seconds a round (min, median, max):")
+    for name, values in (("medfedaug", a), ("plain FedAvgRecipe", b)):
+        print(f"  {name:20s} {min(values):.2f}  {statistics.median(values):.2f}  {max(values):.2f}")
+    print(f"  ratio of medians     {statistics.median(a) / statistics.median(b):.2f}")
+
+
+if __name__ == "__main__":
+    main()
