@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from medfedaug.models.ffa import FFALayer
-from medfedaug.models.stages import Stage, known_stages, supported_networks
+from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
 
 __all__ = ["ffa_layers", "insert_ffa", "remove_ffa"]
 
@@ -204,7 +204,7 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, in
             if module is None:
                 raise ValueError(_unknown(net, entry, known))
             name = str(entry)
-            width = stages[name] if isinstance(stages, Mapping) else _output_channels(module)
+            width = stages[name] if isinstance(stages, Mapping) else output_channels(module)
             if width is None:
                 raise ValueError(
                     f"stage '{entry}': the number of channels of {type(module).__name__} cannot be told; "
@@ -229,17 +229,5 @@ def _unknown(net: nn.Module, entry: Any, known: list[Stage] | None) -> str:
 
 
 def _candidates(net: nn.Module) -> str:
-    names = [n for n, m in net.named_modules() if n and n.count(".") < 2 and _output_channels(m) is not None]
+    names = [n for n, m in net.named_modules() if n and n.count(".") < 2 and output_channels(m) is not None]
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _output_channels(module: nn.Module) -> int | None:
-    """Number of channels after the last convolution or normalisation of a module, None if it has neither."""
-    for part in reversed(list(module.modules())):
-        for attribute in ("out_channels", "num_features", "num_channels"):
-            if isinstance(part, FFALayer):
-                continue
-            width = getattr(part, attribute, None)
-            if not list(part.children()) and isinstance(width, int) and width > 0:
-                return width
-    return None

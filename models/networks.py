@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from monai.networks.nets import BasicUNet, UNet
+from monai.networks.nets import BasicUNet, DenseNet, UNet, resnet18, resnet50
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from medfedaug.models.classifiers import SwinClassifier, alexnet, digits_cnn, lenet5
 
 __all__ = ["build_network", "network_names"]
 
@@ -45,7 +48,13 @@ def build_network(
     norm: str | None = None,
     **args: Any,
 ) -> nn.Module:
-    """Build a network with batch norm, or with another norm in its place.
+    """Build a network, with batch norm or with another norm in its place.
+
+    Segmentation: "basicunet" and "unet", MONAI's; the U-Net of the papers (7.78 million parameters) is
+        "basicunet"
+    with `features=(32, 64, 128, 256, 512, 32)`. Classification: "alexnet", "digits_cnn" and "lenet5" of the
+    papers (`medfedaug.models.classifiers`), MONAI's "resnet18", "resnet50" and "densenet100" (growth rate
+    12), and "swin_t" (needs the package einops).
 
     Args:
         name: one of `network_names()`.
@@ -61,7 +70,8 @@ def build_network(
         The network, with FFA stages that `medfedaug.models.insert_ffa` knows.
 
     Raises:
-        ValueError: when `name` or `norm` is unknown (lists what there is).
+        ValueError: when `name` or `norm` is unknown (lists what there is), or `norm` is given for a network
+            without batch norm.
 
     Deviations:
         The papers compare batch, layer and group norm (FedFA+ Table 8) and do not give the number of groups.
@@ -74,13 +84,14 @@ def build_network(
     """
     if name not in _NETWORKS:
         raise ValueError(f"unknown network '{name}', known: {', '.join(network_names())}")
-    norm = norm or "batch"
-    if norm not in _NORMS:
+    if norm is not None and norm not in _NORMS:
         raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
     net = _NETWORKS[name](
         spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args
     )
-    if norm != "batch":
+    if norm is not None and not any(isinstance(m, _BatchNorm) for m in net.modules()):
+        raise ValueError(f"'{name}' has no batch norm that could be replaced: leave norm out")
+    if norm is not None and norm != "batch":
         _replace_batch_norm(net, norm)
     return net
 
@@ -90,11 +101,11 @@ def _replace_batch_norm(net: nn.Module, norm: str) -> None:
     # MONAI's group norm takes one number of groups for all widths, of which the last layer of a U-Net has 2.
     for module in list(net.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if isinstance(child, _BatchNorm):
                 module.register_module(name, _other_norm(child, norm))
 
 
-def _other_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: str) -> nn.Module:
+def _other_norm(batch_norm: _BatchNorm, norm: str) -> nn.Module:
     width = batch_norm.num_features
     if norm == "instance":
         if isinstance(batch_norm, nn.BatchNorm2d):
@@ -113,3 +124,47 @@ def _basicunet(**args: Any) -> nn.Module:
 def _unet(**args: Any) -> nn.Module:
     defaults = {"channels": (16, 32, 64, 128, 256), "strides": (2, 2, 2, 2), "num_res_units": 2}
     return UNet(**{**defaults, "norm": "batch", **args})
+
+
+@_register("alexnet")
+def _alexnet(**args: Any) -> nn.Module:
+    return alexnet(**args)
+
+
+@_register("digits_cnn")
+def _digits_cnn(**args: Any) -> nn.Module:
+    return digits_cnn(**args)
+
+
+@_register("lenet5")
+def _lenet5(**args: Any) -> nn.Module:
+    return lenet5(**args)
+
+
+def _monai_resnet(make: Builder, in_channels: int, out_channels: int, args: dict[str, Any]) -> nn.Module:
+    # MONAI's own defaults keep the resolution in the first convolution, and have a bias where batch norm
+    # follows.
+    defaults = {"conv1_t_stride": 2, "bias_downsample": False}
+    return make(n_input_channels=in_channels, num_classes=out_channels, **{**defaults, **args})
+
+
+@_register("resnet18")
+def _resnet18(*, in_channels: int, out_channels: int, **args: Any) -> nn.Module:
+    return _monai_resnet(resnet18, in_channels, out_channels, args)
+
+
+@_register("resnet50")
+def _resnet50(*, in_channels: int, out_channels: int, **args: Any) -> nn.Module:
+    return _monai_resnet(resnet50, in_channels, out_channels, args)
+
+
+@_register("densenet100")
+def _densenet100(**args: Any) -> nn.Module:
+    # DenseNet-BC with L = 100, k = 12 (Huang et al., CVPR 2017): three blocks of 16 layers.
+    defaults = {"init_features": 24, "growth_rate": 12, "block_config": (16, 16, 16)}
+    return DenseNet(**{**defaults, **args})
+
+
+@_register("swin_t")
+def _swin_t(**args: Any) -> nn.Module:
+    return SwinClassifier(**args)

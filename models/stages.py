@@ -8,14 +8,32 @@ here, one function a network class.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from monai.networks.layers.simplelayers import SkipConnection
-from monai.networks.nets import BasicUNet, UNet
+from monai.networks.nets import (
+    BasicUNet,
+    DenseNet,
+    DynUNet,
+    EfficientNet,
+    FlexibleUNet,
+    ResNet,
+    SegResNet,
+    SegResNetDS,
+    SwinUNETR,
+    UNet,
+    VNet,
+)
 from torch import nn
 
-__all__ = ["Stage", "known_stages", "supported_networks"]
+from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
+from medfedaug.models.ffa import FFALayer
+
+__all__ = ["Stage", "known_stages", "output_channels", "supported_networks"]
+
+
+Side = Literal["output", "input"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +49,38 @@ class Stage:
 
     name: str
     module: str
-    side: Literal["output", "input"]
+    side: Side
     channels: int
 
 
-def _named(places: list[tuple[str, Literal["output", "input"], int]]) -> list[Stage]:
+def output_channels(module: nn.Module) -> int | None:
+    """Number of channels after the last convolution or normalisation of a module, None if it has neither."""
+    for part in reversed(list(module.modules())):
+        if isinstance(part, FFALayer) or list(part.children()):
+            continue
+        for attribute in ("out_channels", "num_features", "num_channels"):
+            width = getattr(part, attribute, None)
+            if isinstance(width, int) and width > 0:
+                return width
+    return None
+
+
+def _named(places: list[tuple[str, Side, int]]) -> list[Stage]:
     return [Stage(f"enc{i}", *place) for i, place in enumerate(places, start=1)]
+
+
+def _chain(inputs: list[str], last: str, widths: list[int]) -> list[Stage]:
+    """Stages whose features are the inputs of modules, but for the last, whose are an output."""
+    places: list[tuple[str, Side, int]] = [(n, "input", w) for n, w in zip(inputs, widths[:-1], strict=True)]
+    return _named([*places, (last, "output", widths[-1])])
+
+
+def _outputs(names: list[str], widths: list[int]) -> list[Stage]:
+    return _named([(name, "output", width) for name, width in zip(names, widths, strict=True)])
+
+
+def _inside(stages: list[Stage], prefix: str) -> list[Stage]:
+    return [replace(stage, module=f"{prefix}.{stage.module}") for stage in stages]
 
 
 def _name_of(net: nn.Module, module: nn.Module) -> str:
@@ -46,28 +90,103 @@ def _name_of(net: nn.Module, module: nn.Module) -> str:
 def _basic_unet(net: Any) -> list[Stage]:
     # The output of a `down` block is also a skip connection, the output of the pooling within the next is
     # not.
-    features = [getattr(net, f"down_{i}").convs.conv_0.conv.in_channels for i in (1, 2, 3, 4)]
+    widths = [getattr(net, f"down_{i}").convs.conv_0.conv.in_channels for i in (1, 2, 3, 4)]
     bottleneck = net.down_4.convs.conv_1.conv.out_channels
-    return _named(
-        [(f"down_{i}.max_pooling", "output", width) for i, width in enumerate(features, start=1)]
-        + [("down_4", "output", bottleneck)]
-    )
+    return _outputs([*(f"down_{i}.max_pooling" for i in (1, 2, 3, 4)), "down_4"], [*widths, bottleneck])
 
 
 def _unet(net: Any) -> list[Stage]:
     # `model` nests as down, SkipConnection(rest), up: the input of `rest` is the stage's output apart from
     # the skip.
-    inner = [m.submodule for m in net.model.modules() if isinstance(m, SkipConnection)]
-    names = [_name_of(net, m) for m in inner]
-    return _named(
-        [(name, "input", width) for name, width in zip(names, net.channels, strict=False)]
-        + [(names[-1], "output", net.channels[-1])]
+    names = [_name_of(net, m.submodule) for m in net.model.modules() if isinstance(m, SkipConnection)]
+    return _chain(names, names[-1], list(net.channels))
+
+
+def _dyn_unet(net: Any) -> list[Stage]:
+    names = [".".join(["skip_layers"] + ["next_layer"] * depth) for depth in range(1, len(net.filters))]
+    return _chain(names, names[-1], list(net.filters))
+
+
+def _seg_res_net(net: Any) -> list[Stage]:
+    count = len(net.down_layers)
+    widths = [net.init_filters * 2**i for i in range(count)]
+    return _chain([f"down_layers.{i}" for i in range(1, count)], f"down_layers.{count - 1}", widths)
+
+
+def _seg_res_net_ds(net: Any) -> list[Stage]:
+    count = len(net.encoder.layers)
+    widths = [net.encoder.init_filters * 2**i for i in range(count)]
+    names = [f"encoder.layers.{i}" for i in range(count)]
+    return _chain([f"{name}.downsample" for name in names[:-1]], f"{names[-1]}.blocks", widths)
+
+
+def _vnet(net: Any) -> list[Stage]:
+    names = ["down_tr32", "down_tr64", "down_tr128", "down_tr256"]
+    return _chain(names, names[-1], [16, 32, 64, 128, 256])
+
+
+def _resnet(net: Any) -> list[Stage]:
+    layers = ["layer1", "layer2", "layer3", "layer4"]
+    widths = [net.conv1.out_channels, *(output_channels(getattr(net, name)) or 0 for name in layers)]
+    return _chain(layers, "layer4", widths)
+
+
+def _efficientnet(net: Any) -> list[Stage]:
+    # A stage ends before every block that halves the image, and after the last block.
+    *ends, last = [end for end in net.extract_stacks if end > 0]
+    widths = [list(net._blocks[end - 1].children())[-1]._project_conv.out_channels for end in (*ends, last)]
+    return _chain([f"_blocks.{end}" for end in ends], f"_blocks.{last - 1}", widths)
+
+
+def _densenet(net: Any) -> list[Stage]:
+    # Transitions hold the pooling after a dense block; the last block has a norm in its place.
+    names = [
+        n for n, _ in net.features.named_children() if n == "pool0" or n.startswith(("transition", "norm5"))
+    ]
+    widths = [
+        net.features.conv0.out_channels,
+        *(output_channels(net.features.get_submodule(n)) or 0 for n in names[1:]),
+    ]
+    return _outputs([f"features.{name}" for name in names], widths)
+
+
+def _swin_unetr(net: Any) -> list[Stage]:
+    # The features before each of the transformer's layers, and after the last, are also the skips.
+    first = [f"layers{i}{'c' if net.swinViT.use_v2 else ''}.0" for i in (1, 2, 3, 4)]
+    widths = [net.swinViT.embed_dim * 2**i for i in range(5)]
+    return _inside(_chain(first, "layers4.0", widths), "swinViT")
+
+
+def _flexible_unet(net: Any) -> list[Stage] | None:
+    stages = known_stages(net.encoder)
+    return None if stages is None else _inside(stages, "encoder")
+
+
+def _staged_classifier(net: Any) -> list[Stage]:
+    names = [name for name, _ in net.encoder.named_children()]
+    return _outputs(
+        [f"encoder.{name}" for name in names], [output_channels(stage) or 0 for stage in net.encoder]
     )
 
 
-_STAGES: dict[type[nn.Module], Callable[[Any], list[Stage]]] = {
+def _swin_classifier(net: Any) -> list[Stage]:
+    return _outputs([f"encoder.layers{i}.0" for i in (1, 2, 3, 4)], list(net.widths))
+
+
+_STAGES: dict[type[nn.Module], Callable[[Any], list[Stage] | None]] = {
     BasicUNet: _basic_unet,
+    DenseNet: _densenet,
+    DynUNet: _dyn_unet,
+    EfficientNet: _efficientnet,
+    FlexibleUNet: _flexible_unet,
+    ResNet: _resnet,
+    SegResNet: _seg_res_net,
+    SegResNetDS: _seg_res_net_ds,
+    StagedClassifier: _staged_classifier,
+    SwinClassifier: _swin_classifier,
+    SwinUNETR: _swin_unetr,
     UNet: _unet,
+    VNet: _vnet,
 }
 
 

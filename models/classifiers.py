@@ -1,0 +1,184 @@
+"""Classification networks of the papers that MONAI lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monai.networks.layers.factories import Conv, Norm, Pool
+from monai.networks.nets.swin_unetr import SwinTransformer
+from torch import Tensor, nn
+
+__all__ = ["StagedClassifier", "SwinClassifier", "alexnet", "digits_cnn", "lenet5"]
+
+
+class StagedClassifier(nn.Module):
+    """Convolutional stages one after the other, then a classifier.
+
+    Args:
+        stages: the stages; each ends with its pooling where it has one.
+        head: from the features of the last stage, (B, C, *spatial), to logits, (B, classes).
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(*stages)
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, *spatial) -> logits, (B, classes)."""
+        return self.head(self.encoder(x))
+
+
+def _stage(
+    spatial_dims: int,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    stride: int,
+    padding: int,
+    pool: tuple[int, int] | None,
+) -> nn.Sequential:
+    layers: list[nn.Module] = [
+        Conv[Conv.CONV, spatial_dims](in_channels, out_channels, kernel_size, stride, padding),
+        Norm[Norm.BATCH, spatial_dims](out_channels),
+        nn.ReLU(inplace=True),
+    ]
+    if pool is not None:
+        layers.append(Pool[Pool.MAX, spatial_dims](*pool))
+    return nn.Sequential(*layers)
+
+
+def _head(spatial_dims: int, channels: int, size: int, widths: Sequence[int], classes: int) -> nn.Sequential:
+    """Adaptive pooling to `size` in each direction, then fully connected layers with batch norm and ReLU."""
+    layers: list[nn.Module] = [Pool[Pool.ADAPTIVEAVG, spatial_dims](size), nn.Flatten()]
+    width = channels * size**spatial_dims
+    for out in widths:
+        layers += [nn.Linear(width, out), nn.BatchNorm1d(out), nn.ReLU(inplace=True)]
+        width = out
+    return nn.Sequential(*layers, nn.Linear(width, classes))
+
+
+def alexnet(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 10) -> StagedClassifier:
+    """AlexNet with batch norm (FedFA, ICLR 2023, Table 10): 49.5 MB for RGB images and ten classes.
+
+    Five stages of 64, 192, 384, 256 and 256 channels, the first two and the last with pooling.
+
+    Args:
+        spatial_dims: 2 as in the paper, or 3.
+        in_channels: channels of the image.
+        out_channels: number of classes.
+
+    Returns:
+        The network; images need 63 voxels or more in each direction.
+    """
+    pool = (3, 2)
+    stages = [
+        _stage(spatial_dims, in_channels, 64, 11, 4, 2, pool),
+        _stage(spatial_dims, 64, 192, 5, 1, 2, pool),
+        _stage(spatial_dims, 192, 384, 3, 1, 1, None),
+        _stage(spatial_dims, 384, 256, 3, 1, 1, None),
+        _stage(spatial_dims, 256, 256, 3, 1, 1, pool),
+    ]
+    return StagedClassifier(stages, _head(spatial_dims, 256, 6, (1024, 1024), out_channels))
+
+
+def digits_cnn(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 10) -> StagedClassifier:
+    """The six-layer network for digits of 28 x 28 pixels.
+
+    Three convolutions of 5 x 5 with 64, 64 and 128 channels, the first two followed by pooling, and three
+    fully connected layers with 2048 and 512 units; batch norm throughout. It is the network of the digits
+    benchmark of FedBN (Li et al., ICLR 2021).
+
+    Args:
+        spatial_dims: 2 as in the paper, or 3.
+        in_channels: channels of the image.
+        out_channels: number of classes.
+
+    Returns:
+        The network. For images of another size the last features are pooled to 7 in each direction.
+    """
+    pool = (2, 2)
+    stages = [
+        _stage(spatial_dims, in_channels, 64, 5, 1, 2, pool),
+        _stage(spatial_dims, 64, 64, 5, 1, 2, pool),
+        _stage(spatial_dims, 64, 128, 5, 1, 2, None),
+    ]
+    return StagedClassifier(stages, _head(spatial_dims, 128, 7, (2048, 512), out_channels))
+
+
+def lenet5(spatial_dims: int = 2, in_channels: int = 1, out_channels: int = 10) -> StagedClassifier:
+    """LeNet-5 (LeCun et al., 1998) with batch norm, ReLU and max pooling, as it is used today.
+
+    Two stages of 6 and 16 channels, fully connected layers of 120 and 84 units.
+
+    Args:
+        spatial_dims: 2 as in the paper, or 3.
+        in_channels: channels of the image.
+        out_channels: number of classes.
+
+    Returns:
+        The network, for images of 32 x 32 pixels as in the paper; from other sizes the last features are
+        pooled to 5 in each direction.
+    """
+    pool = (2, 2)
+    stages = [
+        _stage(spatial_dims, in_channels, 6, 5, 1, 0, pool),
+        _stage(spatial_dims, 6, 16, 5, 1, 0, pool),
+    ]
+    return StagedClassifier(stages, _head(spatial_dims, 16, 5, (120, 84), out_channels))
+
+
+class SwinClassifier(nn.Module):
+    """Swin transformer for classification, made of the encoder of MONAI's SwinUNETR; Swin-T by default.
+
+    The patch merging between two stages is part of the earlier one; the last stage has none, as in the
+    original (Liu et al., ICCV 2021). It has layer norm only.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: channels of the image.
+        out_channels: number of classes.
+        embed_dim: width of the first stage.
+        depths: number of blocks of each of the four stages.
+        num_heads: attention heads of each stage.
+        window_size: attention window in each direction.
+        patch_size: patch in each direction.
+        drop_path_rate: stochastic depth of the last block.
+    """
+
+    def __init__(
+        self,
+        spatial_dims: int = 2,
+        in_channels: int = 3,
+        out_channels: int = 10,
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        window_size: int = 7,
+        patch_size: int = 4,
+        drop_path_rate: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.encoder = SwinTransformer(
+            in_chans=in_channels,
+            embed_dim=embed_dim,
+            window_size=(window_size,) * spatial_dims,
+            patch_size=(patch_size,) * spatial_dims,
+            depths=tuple(depths),
+            num_heads=tuple(num_heads),
+            drop_path_rate=drop_path_rate,
+            patch_norm=True,
+            spatial_dims=spatial_dims,
+        )
+        self.encoder.layers4[0].downsample = None  # type: ignore[assignment]
+        # Features after the stages: the merging doubles the channels.
+        self.widths = tuple(embed_dim * factor for factor in (2, 4, 8, 8))
+        self.pool = Pool[Pool.ADAPTIVEAVG, spatial_dims](1)
+        self.norm = nn.LayerNorm(self.widths[-1])
+        self.head = nn.Linear(self.widths[-1], out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, *spatial) -> logits, (B, classes)."""
+        features = self.encoder(x, normalize=False)[-1]
+        normalized = self.norm(features.movedim(1, -1)).movedim(-1, 1)
+        return self.head(self.pool(normalized).flatten(1))

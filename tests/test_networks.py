@@ -1,0 +1,300 @@
+"""Networks by name, and the stages of MONAI's networks."""
+
+import copy
+import doctest
+import importlib.util
+
+import pytest
+import torch
+from monai.networks.nets import (
+    DenseNet,
+    DynUNet,
+    EfficientNetBN,
+    FlexibleUNet,
+    ResNet,
+    SegResNet,
+    SegResNetDS,
+    SwinUNETR,
+    VNet,
+    resnet10,
+)
+from torch import nn
+
+from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, networks, remove_ffa
+
+needs_einops = pytest.mark.skipif(importlib.util.find_spec("einops") is None, reason="needs einops")
+
+# Smallest sensible image, number of parameters (three channels in, ten classes out) where a source gives it,
+# widths.
+CLASSIFIERS = {
+    # FedFA, ICLR 2023: 49.5 MB, and Table 10.
+    "alexnet": (64, 12_974_154, [64, 192, 384, 256, 256]),
+    "digits_cnn": (28, None, [64, 64, 128]),
+    "lenet5": (32, None, [6, 16]),
+    # The originals' 11.69 and 25.56 million for 1000 classes, less 990 of them.
+    "resnet18": (64, 11_689_512 - 990 * 513, [64, 64, 128, 256, 512]),
+    "resnet50": (64, 25_557_032 - 990 * 2049, [64, 256, 512, 1024, 2048]),
+    "densenet100": (32, None, [24, 108, 150, 342]),
+    "swin_t": (32, 28_288_354 - 990 * 769, [192, 384, 768, 768]),
+}
+UNETS = {"basicunet": [16, 32, 64, 128, 256], "unet": [16, 32, 64, 128, 256]}
+
+
+def parameters(net):
+    return sum(p.numel() for p in net.parameters())
+
+
+def image(net_size, in_channels=3, spatial_dims=2):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, in_channels, *[net_size] * spatial_dims, generator=generator)
+
+
+def check_ffa(net, x, widths):
+    """Evaluation bit for bit, state dict, number and width of stages, a training step."""
+    keys, modules = list(net.state_dict()), [name for name, _ in net.named_modules()]
+    net.eval()
+    with torch.no_grad():
+        expected = net(x)
+        insert_ffa(net, prob=1.0)
+        assert torch.equal(net(x), expected)
+    assert list(net.state_dict()) == keys
+    assert list(ffa_layers(net)) == [f"enc{i + 1}" for i in range(len(widths))]
+    assert [layer.num_channels for layer in ffa_layers(net).values()] == widths
+    net.train()
+    out = net(x)
+    out = out if isinstance(out, torch.Tensor) else out[0]
+    out.square().mean().backward()
+    assert torch.isfinite(out).all()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+    assert all(layer.num_active_batches == 1 for layer in ffa_layers(net).values())
+    remove_ffa(net)
+    assert [name for name, _ in net.named_modules()] == modules
+    return expected
+
+
+def test_names():
+    assert set(network_names()) == set(CLASSIFIERS) | set(UNETS)
+    with pytest.raises(ValueError, match="unknown network 'vgg', known: alexnet, basicunet"):
+        build_network("vgg")
+    with pytest.raises(ValueError, match="unknown norm 'batchnorm', known: batch, instance, layer, group"):
+        build_network("unet", norm="batchnorm")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=needs_einops if n == "swin_t" else ()) for n in CLASSIFIERS]
+)
+def test_classifiers(name):
+    size, count, widths = CLASSIFIERS[name]
+    net = build_network(name, in_channels=3, out_channels=10)
+    if count is not None:
+        assert parameters(net) == count
+    assert check_ffa(net, image(size), widths).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", list(UNETS))
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+def test_unets(name, spatial_dims):
+    net = build_network(name, spatial_dims=spatial_dims, in_channels=2, out_channels=3)
+    x = image(16, 2, spatial_dims)
+    assert check_ffa(net, x, UNETS[name]).shape == (2, 3, *x.shape[2:])
+    assert not any(isinstance(m, nn.modules.instancenorm._InstanceNorm) for m in net.modules())
+
+
+def test_the_papers_networks_have_the_papers_sizes():
+    unet = build_network("basicunet", in_channels=1, out_channels=2, features=(32, 64, 128, 256, 512, 32))
+    # 29.6 MB of parameters.
+    assert parameters(unet) == 7_782_882
+    assert round(parameters(unet) * 4 / 2**20, 1) == 29.7
+    alexnet = build_network("alexnet", in_channels=3, out_channels=10)
+    assert round(parameters(alexnet) * 4 / 2**20, 1) == 49.5
+    # Costs a round and a site: four vectors of float32 a stage (FedFA+ section 6.1).
+    for net, kilobytes in ((unet, 15.5), (alexnet, 18.0)):
+        layers = ffa_layers(insert_ffa(net)).values()
+        vectors = [t for layer in layers for t in (*layer.statistics(), layer.gamma_mean, layer.gamma_std)]
+        assert sum(t.numel() * t.element_size() for t in vectors) / 1024 == kilobytes
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance", "layer", "group"])
+@pytest.mark.parametrize("name", ["basicunet", "unet", "alexnet", "lenet5", "resnet18", "densenet100"])
+def test_norms(name, norm):
+    size = CLASSIFIERS[name][0] if name in CLASSIFIERS else 32
+    small = {"basicunet": {"features": (8, 8, 16, 16, 24, 8)}, "unet": {"channels": (8, 16), "strides": (2,)}}
+    args = {"in_channels": 3, "out_channels": 4, **small.get(name, {})}
+    net = build_network(name, norm=norm, **args)
+    kinds = {
+        "batch": nn.modules.batchnorm._BatchNorm,
+        "instance": (nn.modules.instancenorm._InstanceNorm, nn.GroupNorm),
+        "layer": nn.GroupNorm,
+        "group": nn.GroupNorm,
+    }
+    every = (
+        nn.modules.batchnorm._BatchNorm,
+        nn.modules.instancenorm._InstanceNorm,
+        nn.GroupNorm,
+        nn.LayerNorm,
+    )
+    norms = [m for m in net.modules() if isinstance(m, every)]
+    plain = build_network(name, **args)
+    assert len(norms) == sum(isinstance(m, every) for m in plain.modules())
+    assert all(isinstance(m, kinds[norm]) for m in norms)
+    assert parameters(net) == parameters(plain)
+    if norm in ("layer", "group"):
+        groups = {m.num_groups for m in norms}
+        assert groups == {1} if norm == "layer" else 8 in groups
+    x = image(size)
+    out = net(x)
+    assert out.shape == plain(x).shape
+    assert torch.isfinite(out).all()
+    if norm != "batch":
+        # Nothing else than batch norm mixes the images of a batch.
+        torch.testing.assert_close(net(x[:1]), out[:1], rtol=1e-3, atol=1e-4)
+    insert_ffa(net, prob=1.0)
+    net(x)
+    assert all(layer.num_active_batches == 1 for layer in ffa_layers(net).values())
+
+
+def test_a_network_without_batch_norm_takes_no_other():
+    with pytest.raises(ValueError, match="'swin_t' has no batch norm"):
+        build_network("swin_t", norm="group")
+
+
+def test_further_arguments_reach_the_network():
+    net = build_network("unet", channels=(4, 8), strides=(2,), num_res_units=0)
+    assert [layer.num_channels for layer in ffa_layers(insert_ffa(net)).values()] == [4, 8]
+    net = build_network("densenet100", in_channels=1, out_channels=2, block_config=(2, 2, 2, 2))
+    assert len(ffa_layers(insert_ffa(net))) == 5
+    assert list(ffa_layers(insert_ffa(remove_ffa(net), stages=[1, "enc4"]))) == ["enc1", "enc4"]
+
+
+def dyn_unet(**args):
+    return DynUNet(
+        2, 1, 2, [3] * 4, [1, 2, 2, 2], [2, 2, 2], filters=[4, 6, 8, 10], norm_name="batch", **args
+    )
+
+
+def efficient(net):
+    for module in net.modules():
+        if hasattr(module, "drop_connect_rate"):
+            module.drop_connect_rate = 0.0  # random, where the test compares two passes
+    return net
+
+
+MONAI = {
+    "dynunet": (dyn_unet, [4, 6, 8, 10]),
+    "dynunet, deep supervision": (lambda: dyn_unet(deep_supervision=True, res_block=True), [4, 6, 8, 10]),
+    "segresnet": (lambda: SegResNet(2, init_filters=8, blocks_down=(1, 2, 1), blocks_up=(1, 1)), [8, 16, 32]),
+    "segresnet_ds": (
+        lambda: SegResNetDS(2, init_filters=8, in_channels=1, blocks_down=(1, 1, 2)),
+        [8, 16, 32],
+    ),
+    "vnet": (
+        lambda: VNet(2, 1, 2, dropout_dim=2, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0)),
+        [16, 32, 64, 128, 256],
+    ),
+    "flexible unet, resnet": (
+        lambda: FlexibleUNet(1, 2, "resnet10", spatial_dims=2),
+        [64, 64, 128, 256, 512],
+    ),
+    "flexible unet, efficientnet": (
+        lambda: efficient(FlexibleUNet(1, 2, "efficientnet-b0", spatial_dims=2)),
+        [16, 24, 40, 112, 320],
+    ),
+    "efficientnet": (
+        lambda: EfficientNetBN("efficientnet-b0", pretrained=False, in_channels=1, num_classes=3),
+        [16, 24, 40, 112, 320],
+    ),
+    "densenet": (
+        lambda: DenseNet(2, 1, 3, init_features=8, growth_rate=4, block_config=(2, 2, 2)),
+        [8, 8, 8, 16],
+    ),
+    "resnet without pooling": (
+        lambda: resnet10(
+            spatial_dims=2, n_input_channels=1, num_classes=3, no_max_pool=True, conv1_t_stride=2
+        ),
+        [64, 64, 128, 256, 512],
+    ),
+    "swin unetr": (
+        lambda: SwinUNETR(
+            in_channels=1, out_channels=2, feature_size=12, spatial_dims=2, depths=(1, 1, 1, 1)
+        ),
+        [12, 24, 48, 96, 192],
+    ),
+    "swin unetr v2": (
+        lambda: SwinUNETR(
+            in_channels=1, out_channels=2, feature_size=12, spatial_dims=2, depths=(1, 1, 1, 1), use_v2=True
+        ),
+        [12, 24, 48, 96, 192],
+    ),
+}
+
+
+def cases(names):
+    return [pytest.param(*MONAI[n], id=n, marks=needs_einops if n.startswith("swin") else ()) for n in names]
+
+
+@pytest.mark.parametrize(("make", "widths"), cases(MONAI))
+def test_networks_of_monai(make, widths):
+    check_ffa(make(), image(64, in_channels=1), widths)
+
+
+def test_three_dimensions():
+    check_ffa(SegResNet(3, init_filters=8, blocks_down=(1, 1), blocks_up=(1,)), image(16, 1, 3), [8, 16])
+    check_ffa(
+        ResNet("basic", [1] * 4, [4, 8, 16, 32], spatial_dims=3, n_input_channels=1, num_classes=2),
+        image(32, 1, 3),
+        [4, 4, 8, 16, 32],
+    )
+
+
+def record_skips(net):
+    """Skip connections, shallow to deep, as the decoder receives them."""
+    skips = []
+
+    def keep(position):
+        return lambda module, args: skips.insert(0, args[position])
+
+    if isinstance(net, DynUNet):
+        level = net.skip_layers
+        while hasattr(level, "upsample") and hasattr(level, "next_layer"):
+            level.upsample.register_forward_pre_hook(keep(1))
+            level = level.next_layer
+    elif isinstance(net, VNet):
+        for name in ("up_tr256", "up_tr128", "up_tr64", "up_tr32"):
+            getattr(net, name).register_forward_pre_hook(keep(1))
+    elif isinstance(net, SegResNet):
+        decode = net.decode
+        net.decode = lambda x, down_x: (skips.extend(down_x[:0:-1]), decode(x, down_x))[1]
+    else:
+        encoder = net.swinViT if isinstance(net, SwinUNETR) else net.encoder
+        encoder.register_forward_hook(lambda module, args, out: skips.extend(out[:-1]))
+    return skips
+
+
+@pytest.mark.parametrize(
+    ("make", "widths"), cases([n for n in MONAI if not n.startswith(("efficientnet", "densenet", "resnet"))])
+)
+def test_skip_connections_are_clean(make, widths):
+    plain, x = make(), image(64, in_channels=1)
+    # Fresh copies for every pass: a pass in training changes the batch norms' running statistics.
+    net = copy.deepcopy(plain)
+    reference = record_skips(net)
+    with torch.no_grad():
+        expected = net(x)
+    depth = len(widths)
+    assert len(reference) == depth - 1
+    for stage in range(1, depth + 1):
+        net = insert_ffa(copy.deepcopy(plain), stages=[stage], prob=1.0, variance="random")
+        skips = record_skips(net)
+        with torch.no_grad():
+            out = net(x)
+        first = expected[0] if isinstance(expected, list) else expected
+        assert not torch.equal(out[0] if isinstance(out, list) else out, first)
+        same = [torch.equal(a, b) for a, b in zip(skips, reference, strict=True)]
+        # The stage's own skip and those above it are untouched; everything below follows the augmentation.
+        assert same == [level <= stage for level in range(1, depth)]
+
+
+def test_examples():
+    results = doctest.testmod(networks)
+    assert results.attempted >= 3
+    assert results.failed == 0
