@@ -21,8 +21,14 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
+DEMO_RUN := $(BIN)/medfedaug simulate --data $(DEMO)/data --rounds 12 --network-args '{"features": [8, 16, 32, 64, 128, 8]}'
+
 demo: install
-	$(BIN)/python examples/demo.py --out $(DEMO)
+	rm -rf $(DEMO)
+	$(BIN)/medfedaug phantom --out $(DEMO)/data --sites 4
+	$(DEMO_RUN) --methods fedavg --out $(DEMO)/fedavg
+	$(DEMO_RUN) --methods fedrdn,fedfa --out $(DEMO)/fedrdn_fedfa
+	$(BIN)/medfedaug report $(DEMO)/fedavg $(DEMO)/fedrdn_fedfa --out $(DEMO)/report.html
 
 test: install
 	$(BIN)/python -m pytest

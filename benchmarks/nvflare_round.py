@@ -9,6 +9,7 @@ idle time of a round is its length at the server minus the longest time that a s
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -96,7 +97,7 @@ recipe.execute(SimEnv(num_clients={sites}, workspace_root={str(folder / "plain")
     work = [float(match) for match in re.findall(r"SITE SECONDS ([\d.e-]+)", text)]
     if len(stamps) < 2 or not work:
         raise SystemExit(f"the plain recipe did not run:\n{text[-2000:]}")
-    return [b - a - max(work) for a, b in zip(stamps, stamps[1:], strict=False)]
+    return [b - a - max(work) for a, b in itertools.pairwise(stamps)]
 
 
 def main() -> None:

@@ -101,11 +101,11 @@ def statistics(
     intensity: Intensity = "raw",
 ) -> None:
     """Channel statistics of a site's training images, in one streaming pass."""
-    from medfedaug.data.sites import SiteFolder, find_sites, site_statistics
+    from medfedaug.data.sites import find_sites, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
-    single = (data / "dataset.json").exists()
-    sites = [SiteFolder.open(data, limit=limit)] if single else find_sites(data, limit=limit)
+    single = data.is_dir() and is_site(data)
+    sites = [open_site(data, limit=limit)] if single else find_sites(data, limit=limit)
     found = {}
     table = Table("site", "images", "channel", "mean", "std")
     for site in sites:
@@ -132,19 +132,25 @@ def simulate(
     local_epochs: Annotated[int, typer.Option(min=1, help="Local epochs a round.")] = 1,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     task: Annotated[
-        str | None, typer.Option(help="segmentation; by default it follows from the data.")
+        str | None, typer.Option(help="segmentation or classification; by default it follows from the data.")
     ] = None,
     network: Annotated[
-        str, typer.Option(help="A network's name; an unknown one lists them all.")
-    ] = "basicunet",
+        str | None,
+        typer.Option(help="By default basicunet or alexnet, by task; an unknown name lists them all."),
+    ] = None,
     network_args: Annotated[str, typer.Option(help="JSON object for the network's constructor.")] = "{}",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="METHOD.ARG=VALUE", help="A method's argument, repeatable."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 16,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr")] = 1e-3,
-    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="By default 16 or 32, by task.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", "--lr", help="By default 0.001 or 0.01, by task.")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam or sgd; by default by task.")] = None,
+    momentum: Annotated[float, typer.Option(min=0, help="Of sgd.")] = 0.0,
+    image_size: Annotated[int | None, typer.Option(min=16, help="Photographs are resized to it.")] = None,
+    participation: Annotated[float, typer.Option(help="Share of the sites that each round asks.")] = 1.0,
     weighting: Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")] = "samples",
     intensity: Intensity = "raw",
     limit: Limit = None,
@@ -166,15 +172,17 @@ def simulate(
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
-    from medfedaug.config import RunConfig
+    from medfedaug.data.sites import find_sites
     from medfedaug.methods import build_methods, parse_methods
+    from medfedaug.simulate import configure
     from medfedaug.simulate import simulate as run
 
     specs = parse_methods(methods, _settings(set_ or []))
     build_methods(specs)
-    config = RunConfig(
+    config = configure(
+        find_sites(data, limit=limit),
         methods=tuple(specs),
-        task=task or "segmentation",
+        task=task,
         network=network,
         network_args=_json_object(network_args, "--network-args"),
         rounds=rounds,
@@ -182,6 +190,9 @@ def simulate(
         batch_size=batch_size,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        momentum=momentum,
+        image_size=image_size,
+        participation=participation,
         weighting=weighting,
         intensity=intensity,
         seed=seed,

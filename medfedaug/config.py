@@ -16,7 +16,7 @@ from medfedaug.errors import ConfigError
 __all__ = ["RunConfig", "derive_seed"]
 
 _CHOICES = {
-    "task": ("segmentation",),
+    "task": ("segmentation", "classification"),
     "intensity": ("raw", "scale"),
     "optimizer": ("adam", "sgd"),
     "weighting": ("samples", "uniform"),
@@ -30,27 +30,29 @@ class RunConfig:
 
     Args:
         methods: ``[{"name": "fedfa", "args": {"prob": 0.5}}, ...]``, in the order given.
-        task: ``"segmentation"``.
+        task: ``"segmentation"`` or ``"classification"``.
         network: a name of `medfedaug.models.network_names`.
         network_args: passed to the network's constructor.
         in_channels: channels of an image.
-        num_classes: classes of the labels, background included.
+        classes: their names; of a segmentation in the order of the labels, the background first.
+        image_size: photographs are resized to so many pixels in both directions; ``None`` leaves them.
         rounds: communication rounds.
         local_epochs: passes over a site's training samples in each round.
         batch_size: samples a step.
-        optimizer: ``"adam"`` or ``"sgd"`` (momentum 0.9), created afresh in every round, so that a site
-            has no hidden state.
+        optimizer: ``"adam"`` or ``"sgd"``, created afresh in every round, so that a site has no hidden state.
+        momentum: of ``"sgd"``.
         learning_rate: the optimiser's.
         weighting: of the sites in the average: by number of training ``"samples"`` (FedAvg, and FedRDN
             Eq. 1) or ``"uniform"`` (FedFA+ Eq. 1).
         intensity: ``"raw"``: images as stored; ``"scale"``: each volume scaled to [0, 1] before anything
-            else, statistics included, for scanners whose units do not compare.
+            else, statistics included, for scanners whose units do not compare; photographs divided by 255.
         seed: of the initial network and, by site and round, of everything random.
         limit: at most so many cases of each split a site; ``None`` for all.
         threads: CPU threads a site may use; 0 leaves PyTorch's choice. Bit-identical results need the
             same number, since the order of sums inside a convolution depends on it.
         holdout: sites that do not train although they could, and are tested as unseen sites.
-        min_sites: good updates that a round needs; 0 for all training sites.
+        participation: share of the training sites that each round asks, drawn anew in every round.
+        min_sites: good updates that a round needs; 0 for all that it asks.
     """
 
     methods: tuple[dict[str, Any], ...] = ({"name": "fedavg", "args": {}},)
@@ -58,23 +60,27 @@ class RunConfig:
     network: str = "basicunet"
     network_args: dict[str, Any] = field(default_factory=dict)
     in_channels: int = 1
-    num_classes: int = 2
+    classes: tuple[str, ...] = ("background", "foreground")
+    image_size: int | None = None
     rounds: int = 10
     local_epochs: int = 1
     batch_size: int = 16
     optimizer: str = "adam"
     learning_rate: float = 1e-3
+    momentum: float = 0.0
     weighting: str = "samples"
     intensity: str = "raw"
     seed: int = 0
     limit: int | None = None
     threads: int = 0
     holdout: tuple[str, ...] = ()
+    participation: float = 1.0
     min_sites: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
-        object.__setattr__(self, "holdout", tuple(self.holdout))
+        for name in ("holdout", "classes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(
@@ -83,18 +89,30 @@ class RunConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.num_classes < 2:
+        if len(set(self.classes)) < 2 or len(set(self.classes)) < len(self.classes):
             raise ConfigError(
-                f"num_classes counts the background and must be at least 2, got {self.num_classes}"
+                f"two or more classes with different names are needed, got {list(self.classes)}"
             )
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation is a share of the sites, got {self.participation}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
         if self.threads < 0 or self.min_sites < 0:
             raise ConfigError("threads and min_sites cannot be negative")
 
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; of a segmentation with the background."""
+        return len(self.classes)
+
     def to_dict(self) -> dict[str, Any]:
         """The configuration as plain JSON types."""
-        return {**dataclasses.asdict(self), "methods": list(self.methods), "holdout": list(self.holdout)}
+        return {
+            **dataclasses.asdict(self),
+            "methods": list(self.methods),
+            "holdout": list(self.holdout),
+            "classes": list(self.classes),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:

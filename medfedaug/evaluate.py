@@ -12,7 +12,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import find_sites, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.output import RESULTS
 from medfedaug.federation.site import SiteTrainer
@@ -61,7 +61,7 @@ def evaluate_model(
     model, data = Path(model), Path(data)
     run = load_run_config(config or model.parent / RESULTS)
     weights = _load_weights(model)
-    folders = [data] if (data / "dataset.json").exists() else [site.path for site in find_sites(data)]
+    folders = [data] if data.is_dir() and is_site(data) else [site.path for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
     sites: dict[str, Any] = {}
     for folder in folders:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 from monai.data.utils import pad_list_data_collate
@@ -11,19 +13,79 @@ from monai.inferers import SliceInferer
 from monai.losses import DiceCELoss
 from monai.metrics import DiceMetric
 from monai.networks.utils import one_hot
-from monai.transforms import DivisiblePad, DivisiblePadd
+from monai.transforms import (
+    CastToTyped,
+    DivisiblePad,
+    DivisiblePadd,
+    Resized,
+    ScaleIntensityRanged,
+    Transform,
+)
 from torch import Tensor, nn
 
 from medfedaug.config import RunConfig
-from medfedaug.data.sites import SiteFolder
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.methods.base import IMAGE, LABEL
 
-__all__ = ["SegmentationTask", "make_task"]
+__all__ = ["ClassificationTask", "SegmentationTask", "Task", "make_task"]
 
-Sample = dict[str, Tensor]
+Sample = dict[Hashable, Tensor]
+Pipeline = Callable[[dict[str, Any]], dict[str, Any]]
+EvaluationCase = tuple[str, Tensor, Tensor]
 
 
-class SegmentationTask:
+class Task(ABC):
+    """Samples, loss, inference and metric; the trainer is the same for all tasks."""
+
+    metric: ClassVar[str]
+
+    @abstractmethod
+    def check_site(self, site: SiteFolder) -> None:
+        """Check that a site's classes are those of the federation.
+
+        Raises:
+            DataError: naming the site.
+        """
+
+    @abstractmethod
+    def training_samples(self, site: SiteFolder) -> list[Sample]:
+        """All training samples of a site, decoded."""
+
+    @abstractmethod
+    def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
+        """The cases of a split one at a time: name, image and label."""
+
+    def transforms(self) -> Sequence[Transform]:
+        """What every image passes before the methods' transforms."""
+        return ()
+
+    @abstractmethod
+    def collate(self, samples: list[Sample]) -> Sample:
+        """A batch."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The scalar that training minimises."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        network: nn.Module,
+        cases: Iterable[EvaluationCase],
+        transform: Pipeline,
+        device: torch.device,
+        batch_size: int = 16,
+    ) -> dict[str, Any]:
+        """Score a network.
+
+        Returns:
+            ``{metric: mean or None, "cases": {name: score or None}}``.
+        """
+
+
+class SegmentationTask(Task):
     """Slice-wise segmentation of volumes: trained on slices, scored on patients.
 
     Training takes the slices with foreground, along the last axis of a volume, as the papers do; evaluation
@@ -43,18 +105,38 @@ class SegmentationTask:
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
         self.criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
 
+    def check_site(self, site: SiteFolder) -> None:
+        """As many classes as the federation has; what a site calls them is its own affair."""
+        if not isinstance(site, VolumeFolder):
+            raise DataError("has no volumes with label maps", site=site.name, path=site.path)
+        if len(site.classes) != self.num_classes:
+            raise DataError(
+                f"{len(site.classes)} classes, the federation expects {self.num_classes}",
+                site=site.name,
+                path=site.path / site.listing,
+            )
+
     def training_samples(self, site: SiteFolder) -> list[Sample]:
         """All training slices with foreground: image (C, H, W) and label (1, H, W)."""
+        assert isinstance(site, VolumeFolder)
         samples: list[Sample] = []
         for case in site.cases["training"]:
             image, label = site.load_case(case, self.intensity)
             for index in label.flatten(0, 2).any(dim=0).nonzero().flatten().tolist():
                 # Cloned, or one slice would keep its whole volume in memory.
                 samples.append({IMAGE: image[..., index].clone(), LABEL: label[..., index].clone()})
+        if not samples:
+            raise DataError(
+                "no training slice has any foreground",
+                site=site.name,
+                path=site.path,
+                hint="Check the label maps.",
+            )
         return samples
 
-    def evaluation_cases(self, site: SiteFolder, split: str) -> Iterable[tuple[str, Tensor, Tensor]]:
+    def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
         """The volumes of a split: name, image (C, H, W, D) and label (1, H, W, D), one at a time."""
+        assert isinstance(site, VolumeFolder)
         for case in site.cases[split]:
             yield (case.name, *site.load_case(case, self.intensity))
 
@@ -78,8 +160,8 @@ class SegmentationTask:
     def evaluate(
         self,
         network: nn.Module,
-        cases: Iterable[tuple[str, Tensor, Tensor]],
-        transform: Callable[[dict[str, Any]], dict[str, Any]],
+        cases: Iterable[EvaluationCase],
+        transform: Pipeline,
         device: torch.device,
         batch_size: int = 16,
     ) -> dict[str, Any]:
@@ -116,12 +198,99 @@ class SegmentationTask:
         return logits[0, :, :height, :width].argmax(dim=0, keepdim=True)
 
 
-def make_task(config: RunConfig, *, normalised: bool) -> SegmentationTask:
+class ClassificationTask(Task):
+    """Classification of photographs: cross-entropy, top-1 accuracy.
+
+    Args:
+        classes: the federation's classes; a site may lack some.
+        scale: whether pixels are divided by 255; otherwise they stay 0 to 255 for a method to normalise.
+        image_size: images are resized to it, and need not be where all have one size.
+    """
+
+    metric = "accuracy"
+
+    def __init__(self, classes: Sequence[str], scale: bool, image_size: int | None = None) -> None:
+        self.classes, self.scale, self.image_size = tuple(classes), scale, image_size
+        self.criterion = nn.CrossEntropyLoss()
+
+    def check_site(self, site: SiteFolder) -> None:
+        """No class that the federation does not know."""
+        if site.task != "classification":
+            raise DataError("has no images in a folder a class", site=site.name, path=site.path)
+        unknown = sorted(set(site.classes) - set(self.classes))
+        if unknown:
+            raise DataError(
+                f"the class {unknown[0]!r} is not among the federation's: {', '.join(self.classes)}",
+                site=site.name,
+                path=site.path,
+            )
+
+    def training_samples(self, site: SiteFolder) -> list[Sample]:
+        """All training images as uint8 (C, H, W), a quarter of their size as numbers; label ()."""
+        return [{IMAGE: image, LABEL: label} for _, image, label in self.evaluation_cases(site, "training")]
+
+    def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
+        """The images of a split: name, image as uint8 (C, H, W), label ()."""
+        for case in site.cases[split]:
+            yield case.name, site.load_image(case), torch.tensor(self.classes.index(str(case.label)))
+
+    def transforms(self) -> Sequence[Transform]:
+        """Resizing where it is asked for, and floating point."""
+        size = self.image_size
+        resize = (
+            [Resized(keys=IMAGE, spatial_size=(size, size), mode="bilinear", anti_aliasing=True)]
+            if size
+            else []
+        )
+        if self.scale:
+            return [*resize, ScaleIntensityRanged(keys=IMAGE, a_min=0, a_max=255, b_min=0.0, b_max=1.0)]
+        return [*resize, CastToTyped(keys=IMAGE, dtype=torch.float32)]
+
+    def collate(self, samples: list[Sample]) -> Sample:
+        """Stack images of one size."""
+        sizes = {tuple(sample[IMAGE].shape[1:]) for sample in samples}
+        if len(sizes) > 1:
+            first, second = sorted(sizes)[:2]
+            raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
+        return {key: torch.stack([torch.as_tensor(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of logits (B, K) and classes (B,)."""
+        return self.criterion(outputs, targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        network: nn.Module,
+        cases: Iterable[EvaluationCase],
+        transform: Pipeline,
+        device: torch.device,
+        batch_size: int = 16,
+    ) -> dict[str, Any]:
+        """Top-1 accuracy; the score of a case is 1 or 0."""
+        network.eval()
+        scores: dict[str, float | None] = {}
+        remaining = iter(cases)
+        while chunk := list(islice(remaining, batch_size)):
+            batch = self.collate(
+                [{IMAGE: transform({IMAGE: image})[IMAGE], LABEL: y} for _, image, y in chunk]
+            )
+            inputs = batch[IMAGE].to(device, memory_format=torch.channels_last)
+            right = network(inputs).argmax(dim=1).cpu() == batch[LABEL]
+            scores.update({name: float(hit) for (name, _, _), hit in zip(chunk, right.tolist(), strict=True)})
+        known = [value for value in scores.values() if value is not None]
+        return {"accuracy": sum(known) / len(known) if known else None, "cases": scores}
+
+
+def make_task(config: RunConfig, *, normalised: bool) -> Task:
     """The task that a configuration names.
 
     Args:
         config: the run.
         normalised: whether a method normalises the intensities. Where none does, each volume is scaled to
-            [0, 1] by itself, as the papers' plain FedAvg sees its images.
+            [0, 1] by itself and photographs are divided by 255, as the papers' plain FedAvg sees its images.
     """
-    return SegmentationTask(config.num_classes, config.intensity if normalised else "scale")
+    scale = config.intensity == "scale" or not normalised
+    if config.task == "classification":
+        return ClassificationTask(config.classes, scale, config.image_size)
+    return SegmentationTask(config.num_classes, "scale" if scale else "raw")

@@ -92,8 +92,8 @@ class FederationController(FedAvg):
         return sorted(client.name for client in self.engine.get_clients())
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
-        """All sites with training data; `FedAvg.run` asks in every round."""
-        return sorted(self.server.sites)
+        """The sites of the next round; `FedAvg.run` asks in every round."""
+        return self.server.choose_sites()
 
     def send_model(self, task_name: str = TRAIN, data: FLModel | None = None, **kwargs: Any) -> None:
         """Send the round's request in place of the bare model: the methods' exchange goes with it."""

@@ -269,7 +269,7 @@ def test_site_errors_become_one_line(tiny_config, phantom_dir, make_site):
     with pytest.raises(DataError, match="federation expects 3"):
         trainer_for(tiny_config(in_channels=3), phantom_dir)
     with pytest.raises(DataError, match="federation expects 4"):
-        trainer_for(tiny_config(num_classes=4), phantom_dir)
+        trainer_for(tiny_config(classes=tuple("abcd")), phantom_dir)
     trainer = trainer_for(tiny_config(learning_rate=1e30), phantom_dir)
     request = FederationServer(tiny_config()).prepare()
     request.task, request.round = "train", 1
@@ -338,7 +338,7 @@ def test_configuration_round_trip_and_faults():
         {"rounds": 0},
         {"optimizer": "magic"},
         {"limit": 0},
-        {"num_classes": 1},
+        {"classes": ["a"]},
         {"intensity": "loud"},
     ):
         with pytest.raises(ConfigError):

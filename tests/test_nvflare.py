@@ -62,11 +62,11 @@ def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simula
 
 
 def test_statistics_were_exchanged(simulated, phantom_dir):
-    from medfedaug.data.sites import SiteFolder, site_statistics
+    from medfedaug.data.sites import open_site, site_statistics
     from medfedaug.statistics import load_statistics
 
     exchanged = load_statistics(simulated[2] / "statistics.json")
-    assert exchanged == {name: site_statistics(SiteFolder.open(phantom_dir / name)) for name in SITES[:2]}
+    assert exchanged == {name: site_statistics(open_site(phantom_dir / name)) for name in SITES[:2]}
 
 
 def test_nvflares_own_checkpoints_hold_the_same_models(simulated):

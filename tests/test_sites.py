@@ -9,9 +9,8 @@ import pytest
 import torch
 from conftest import SHARED, write_volume
 
-from medfedaug.data.sites import SiteFolder, find_sites, site_statistics
+from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.simulate import check_federation
 
 
 def edit(folder, change):
@@ -22,7 +21,7 @@ def edit(folder, change):
 
 
 def test_reads_cases_as_channel_first_volumes(make_site):
-    site = SiteFolder.open(make_site("A", channels=2))
+    site = VolumeFolder.open(make_site("A", channels=2))
     image, label = site.load_case(site.cases["training"][0])
     assert site.check_files() == 2
     assert image.shape == (2, 16, 16, 4)
@@ -32,14 +31,14 @@ def test_reads_cases_as_channel_first_volumes(make_site):
 
 
 def test_scaled_intensities_are_per_volume(make_site):
-    site = SiteFolder.open(make_site("A"))
+    site = VolumeFolder.open(make_site("A"))
     image = site.load_image(site.cases["test"][0], "scale")
     assert float(image.min()) == 0.0
     assert float(image.max()) == 1.0
 
 
 def test_limit_is_per_split(make_site):
-    site = SiteFolder.open(make_site("A", cases=(4, 3, 1)), limit=2)
+    site = VolumeFolder.open(make_site("A", cases=(4, 3, 1)), limit=2)
     assert {split: len(cases) for split, cases in site.cases.items()} == {
         "training": 2,
         "validation": 2,
@@ -48,7 +47,7 @@ def test_limit_is_per_split(make_site):
 
 
 def test_statistics_equal_numpy(make_site):
-    site = SiteFolder.open(make_site("A", channels=2, cases=(3, 1, 1)))
+    site = VolumeFolder.open(make_site("A", channels=2, cases=(3, 1, 1)))
     volumes = [site.load_image(case).double().numpy() for case in site.cases["training"]]
     found = site_statistics(site)
     np.testing.assert_allclose(
@@ -61,7 +60,7 @@ def test_statistics_equal_numpy(make_site):
 
 
 def test_an_unseen_site_has_statistics_of_its_test_images(make_site):
-    site = SiteFolder.open(make_site("A", cases=(0, 0, 2)))
+    site = VolumeFolder.open(make_site("A", cases=(0, 0, 2)))
     assert not site.trains
     assert site_statistics(site).count == 2
 
@@ -107,7 +106,7 @@ def test_faults_name_site_and_file(make_site, fault):
     folder = make_site("Basel")
     FAULTS[fault](folder)
     with pytest.raises(DataError) as caught:
-        SiteFolder.open(folder).check_files()
+        VolumeFolder.open(folder).check_files()
     message = str(caught.value)
     assert "\n" not in message
     assert "site Basel" in message
@@ -132,7 +131,7 @@ def test_faults_name_site_and_file(make_site, fault):
 def test_faults_inside_a_volume_name_site_and_file(make_site, change, words):
     folder = make_site("Basel")
     change(folder)
-    site = SiteFolder.open(folder)
+    site = VolumeFolder.open(folder)
     with pytest.raises(DataError) as caught:
         site.load_case(site.cases["training"][0])
     for word in ("site Basel", *words):
@@ -143,7 +142,7 @@ def test_constant_images_cannot_be_normalised(make_site):
     folder = make_site("Basel", cases=(1, 1, 1))
     write_volume(folder / "images/0.nii.gz", np.full((16, 16, 4), 3, np.float32))
     with pytest.raises(DataError, match=r"Basel.*constant"):
-        site_statistics(SiteFolder.open(folder))
+        site_statistics(VolumeFolder.open(folder))
 
 
 def test_no_site_and_no_folder(tmp_path):
@@ -165,7 +164,7 @@ def test_sites_must_fit_each_other(make_site, tmp_path):
     with pytest.raises(DataError, match=r"site B.*3 classes, site A has 2"):
         check_federation(find_sites(tmp_path / "data"))
     edit(folder, lambda c: c["labels"].pop("2"))
-    assert check_federation(find_sites(tmp_path / "data")) == (1, 2)
+    assert check_federation(find_sites(tmp_path / "data")) == ("segmentation", 1, ("background", "lesion"))
     with pytest.raises(ConfigError, match="'C'; the sites are A, B"):
         check_federation(find_sites(tmp_path / "data"), holdout=["C"])
     with pytest.raises(DataError, match="found 1"):
@@ -185,4 +184,4 @@ def test_lgg_is_five_sites_one_of_them_unseen():
         "HT": 34,
     }
     assert [name for name, site in sites.items() if not site.trains] == ["EZ"]
-    assert check_federation(list(sites.values())) == (1, 2)
+    assert check_federation(list(sites.values())) == ("segmentation", 1, ("background", "FLAIR abnormality"))

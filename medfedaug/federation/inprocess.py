@@ -48,8 +48,9 @@ def run_in_process(
         server.accept_preparation(site, answer(trainers[site], server.prepare()))
     server.finish_preparation()
     for _ in range(config.rounds):
-        request = server.start_round()
-        for site in sorted(server.sites):
+        targets = server.choose_sites()
+        request = server.start_round(targets)
+        for site in targets:
             server.accept(site, answer(trainers[site], request))
         server.finish_round()
     request = server.validate()

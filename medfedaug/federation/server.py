@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from medfedaug.config import RunConfig
+from medfedaug.config import RunConfig, derive_seed
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.averaging import WeightedMean
 from medfedaug.federation.composition import Composition
@@ -79,6 +80,7 @@ class FederationServer:
         self._test: dict[str, dict[str, Any]] = {}
         self._mean = WeightedMean()
         self._accepted: list[str] = []
+        self._asked = 0
         self._started = time.perf_counter()
 
     # ------------------------------------------------------------------ before training
@@ -122,14 +124,24 @@ class FederationServer:
 
     # ------------------------------------------------------------------ rounds
 
+    def choose_sites(self) -> list[str]:
+        """The sites that the next round asks: all that train, or a share of them drawn by seed and round."""
+        sites = sorted(self.sites)
+        count = max(1, round(self.config.participation * len(sites)))
+        if count == len(sites):
+            return sites
+        generator = random.Random(derive_seed(self.config.seed, "participation", self.round + 1))
+        return sorted(generator.sample(sites, count))
+
     def start_round(self, targets: Iterable[str] | None = None) -> Request:
         """Begin the next round.
 
         Args:
-            targets: the sites that the request goes to; by default all training sites.
+            targets: the sites that the request goes to; by default those of `choose_sites`.
         """
-        targets = list(targets) if targets is not None else sorted(self.sites)
+        targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
+        self._asked = len(targets)
         self._mean, self._accepted, self._started = WeightedMean(), [], time.perf_counter()
         fresh = any(self._once_known.get(site) != self._once_version for site in targets)
         self._once_known.update(dict.fromkeys(targets, self._once_version))
@@ -213,7 +225,7 @@ class FederationServer:
             RunFailed: when too few updates were accepted; the last good model stands.
         """
         entry = self.rounds[-1]
-        needed = self.config.min_sites or len(self.sites)
+        needed = self.config.min_sites or self._asked
         if len(self._accepted) < needed:
             reasons = "; ".join(refusal["reason"] for refusal in entry["refused"])
             raise RunFailed(

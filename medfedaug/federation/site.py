@@ -18,7 +18,7 @@ from monai.transforms import Compose
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.data.sites import SiteFolder, site_statistics
+from medfedaug.data.sites import is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
@@ -49,10 +49,13 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
-    for folder in (Path(root), Path(root) / site):
-        if (folder / "dataset.json").is_file():
+    # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
+    for folder in (Path(root) / site, Path(root)):
+        if folder.is_dir() and is_site(folder):
             return folder
-    raise DataError("no dataset.json", site=site, path=root, hint=f"{DATA_VARIABLE} names the site's folder.")
+    raise DataError(
+        "no data of a site", site=site, path=root, hint=f"{DATA_VARIABLE} names the site's folder."
+    )
 
 
 class SiteTrainer(ClientAlgo):
@@ -99,7 +102,7 @@ class SiteTrainer(ClientAlgo):
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.name = str((extra or {}).get(ExtraItems.CLIENT_NAME, self.name))
-        self.folder = SiteFolder.open(
+        self.folder = open_site(
             resolve_data_folder(self.name, self.data_dir), name=self.name, limit=self.config.limit
         )
         channels = self.folder.check_files()
@@ -109,17 +112,13 @@ class SiteTrainer(ClientAlgo):
                 site=self.name,
                 path=self.folder.path,
             )
-        if len(self.folder.labels) != self.config.num_classes:
-            raise DataError(
-                f"{len(self.folder.labels)} classes, the federation expects {self.config.num_classes}",
-                site=self.name,
-                path=self.folder.path / "dataset.json",
-            )
         self.trains = self.folder.trains and self.name not in self.config.holdout
         composition = Composition(self.config)
         # Convolutions of slices are a fifth faster this way on CPUs, and more on GPUs with tensor cores.
-        self.network = composition.network.to(self.device, memory_format=torch.channels_last)
+        network = composition.network.to(self.device)
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.task = make_task(self.config, normalised=composition.normalises_input)
+        self.task.check_site(self.folder)
         context = SiteContext(self.name, self.network, self.statistics)
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.kept_keys = composition.kept_keys
@@ -234,7 +233,7 @@ class SiteTrainer(ClientAlgo):
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
         if self.kept_keys:
-            kept = self._kept.get(int(extra.get("round", 0)))
+            kept = self._kept.get(self._latest(int(extra.get("round", 0))))
             if kept is None:
                 # Norm layers that never saw this site's images would give a number without a meaning.
                 note = "the model needs layers that each site keeps, and this site has none"
@@ -256,7 +255,12 @@ class SiteTrainer(ClientAlgo):
 
     def forget_rounds(self, selected: int, current: int) -> None:
         """Drop what was kept for rounds that can no longer be asked for."""
-        self._kept = {r: state for r, state in self._kept.items() if r == selected or r >= current - 1}
+        needed = {self._latest(selected), self._latest(current - 1)}
+        self._kept = {r: state for r, state in self._kept.items() if r in needed}
+
+    def _latest(self, round_: int) -> int:
+        """The last round, up to the given one, in which this site trained: it may have missed some."""
+        return max((r for r in self._kept if r <= round_), default=0)
 
     def receive(self, data: ExchangeObject) -> None:
         """Load the global model's shared entries and hand the methods what is theirs."""
@@ -274,18 +278,12 @@ class SiteTrainer(ClientAlgo):
                 part.every_round.apply(payload)
 
     def _transform(self, *, training: bool) -> Compose:
-        return Compose([t for part in self.parts.values() for t in part.transforms(training=training)])
+        methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
+        return Compose([*self.task.transforms(), *methods])
 
     def _training_samples(self) -> list[Sample]:
         if self._samples is None:
             self._samples = self.task.training_samples(self.folder)
-            if not self._samples:
-                raise DataError(
-                    "no training slice has any foreground",
-                    site=self.name,
-                    path=self.folder.path,
-                    hint="Check the label maps.",
-                )
         return self._samples
 
     def _loader(self, seed: int) -> DataLoader:
@@ -304,7 +302,7 @@ class SiteTrainer(ClientAlgo):
     def _optimiser(self) -> torch.optim.Optimizer:
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         if self.config.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=self.config.learning_rate, momentum=0.9)
+            return torch.optim.SGD(parameters, lr=self.config.learning_rate, momentum=self.config.momentum)
         return torch.optim.Adam(parameters, lr=self.config.learning_rate)
 
 

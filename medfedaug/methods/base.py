@@ -194,7 +194,7 @@ def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> fro
 
     Decided by the module, not by a word in the key: ``"bn" in key`` misses ``downsample.1.weight``.
     """
-    owned = set()
+    owned: set[str] = set()
     for prefix, module in network.named_modules():
         if isinstance(module, types):
             owned.update(f"{prefix}.{key}" if prefix else key for key in module.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
@@ -45,4 +46,4 @@ class _FedProxSite(SitePart):
 
     def loss(self, step: Step) -> Tensor | None:
         pairs = zip(self.network.parameters(), self.anchor, strict=True)
-        return self.mu / 2 * sum(((p - a) ** 2).sum() for p, a in pairs if p.requires_grad)
+        return self.mu / 2 * torch.stack([((p - a) ** 2).sum() for p, a in pairs if p.requires_grad]).sum()

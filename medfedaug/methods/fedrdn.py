@@ -84,7 +84,7 @@ class FedRDNSite(SitePart, SiteExchange):
 
 
 class FedRDNServer(ServerExchange):
-    """The server's half: the list of pairs, 2C+1 numbers a site; being the result, it grows with the sites."""
+    """The server's half: the list of pairs, 2C+1 numbers a site, grows with the sites as its result must."""
 
     def __init__(self, in_channels: int) -> None:
         self.shapes = {"mean": (in_channels,), "std": (in_channels,), "count": (1,)}

@@ -1,0 +1,121 @@
+"""A site's data as a task sees it: named cases in three splits, whatever the files are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from medfedaug.errors import DataError
+
+__all__ = ["SPLITS", "Case", "SiteFolder"]
+
+SPLITS = ("training", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image and what is known of it.
+
+    Args:
+        name: unique within the site.
+        image: path of the image.
+        label: path of the label map, or the name of the class.
+    """
+
+    name: str
+    image: Path
+    label: Path | str
+
+
+@dataclass(frozen=True)
+class SiteFolder(ABC):
+    """A site's data.
+
+    Args:
+        name: the site's name.
+        path: its folder.
+        classes: names of the classes.
+        cases: the cases of each of `SPLITS`.
+    """
+
+    name: str
+    path: Path
+    classes: tuple[str, ...]
+    cases: dict[str, tuple[Case, ...]]
+
+    task: ClassVar[str]
+    listing: ClassVar[str]
+    """What names the cases, for messages."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the site has training cases; one with test cases alone is an unseen site."""
+        return bool(self.cases["training"])
+
+    @abstractmethod
+    def check_files(self) -> int:
+        """Check that every case's files are there and fit, without decoding them where that can be avoided.
+
+        Returns:
+            The number of channels of the images.
+
+        Raises:
+            DataError: naming site and file.
+        """
+
+    @abstractmethod
+    def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
+        """The image, (C, *spatial), in the file's units or, with ``"scale"``, scaled to [0, 1].
+
+        Raises:
+            DataError: naming site and file, when it cannot be read.
+        """
+
+    def images(self, split: str, intensity: str = "raw") -> Iterator[torch.Tensor]:
+        """The images of a split, one in memory at a time."""
+        return (self.load_image(case, intensity) for case in self.cases[split])
+
+    def check_splits(self) -> None:
+        """Check that the splits make a site that trains, or one that is tested only.
+
+        Raises:
+            DataError: when a split is empty that must not be, or a case is in more than one place.
+        """
+        where = self.path / self.listing
+        empty = [split for split in SPLITS if not self.cases[split]]
+        if set(empty) == set(SPLITS):
+            raise DataError("lists no case", site=self.name, path=where)
+        # Test cases alone make an unseen site, which is evaluated and never trains.
+        if empty and empty != ["training", "validation"]:
+            raise DataError(
+                f"the split {empty[0]!r} is empty",
+                site=self.name,
+                path=where,
+                hint="A site trains with all three splits, or is tested only, with test cases alone.",
+            )
+        seen: set[Path] = set()
+        for case in (case for split in SPLITS for case in self.cases[split]):
+            if case.image in seen:
+                raise DataError(
+                    "listed more than once",
+                    site=self.name,
+                    path=case.image,
+                    hint="A patient belongs to one split only, or the test is not one.",
+                )
+            seen.add(case.image)
+
+
+def unreadable(site: str, path: Path, error: Exception) -> DataError:
+    """The error for a file that a reader could not make sense of."""
+    reason = str(error).strip().splitlines()
+    return DataError(
+        f"cannot be read as an image ({reason[0][:160] if reason else type(error).__name__})",
+        site=site,
+        path=path,
+        hint="Replace the file or take the case out of the list.",
+    )

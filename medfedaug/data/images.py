@@ -1,0 +1,121 @@
+"""Photographs in a folder a class, with published splits or a seeded one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from medfedaug.config import derive_seed
+from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.errors import DataError
+
+__all__ = ["IMAGE_SUFFIXES", "ImageFolder"]
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
+
+# Of the published training lists: the first part trains, the rest validates (FedBN's and FedFA's protocol).
+_TRAINING_SHARE = 0.6
+# Where nothing is published: by class and seeded by the site's name alone, so that all runs share one split.
+_SHARES = (0.6, 0.2)
+
+
+class ImageFolder(SiteFolder):
+    """A site's images, ``<site>/<class>/*``; `Case.label` is the name of the class.
+
+    The splits are those of ``DIR/splits/<site>_train.json`` and ``<site>_test.json``, lists of
+    ``[path, class]`` relative to ``DIR``: the first 60 % of the training list train and the rest validates.
+    Without such lists each class is split 60/20/20 by a permutation that depends on the site's name alone.
+    """
+
+    task = "classification"
+    listing = "splits"
+
+    @classmethod
+    def open(cls, path: str | Path, name: str | None = None, limit: int | None = None) -> ImageFolder:
+        """List the images of ``path``.
+
+        Args:
+            path: the site's folder.
+            name: the site's name; by default the folder's.
+            limit: at most so many images of each split.
+
+        Raises:
+            DataError: naming site and file, where the lists cannot be used.
+        """
+        path = Path(path)
+        name = name or path.resolve().name
+        classes = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
+        if not classes:
+            raise DataError("no folder of a class", site=name, path=path)
+        published = path.resolve().parent / "splits" / f"{name}_train.json"
+        split = _published(name, path, published) if published.exists() else _seeded(name, path, classes)
+        cases = {key: _spread(split[key], limit) for key in SPLITS}
+        site = cls(name=name, path=path, classes=classes, cases=cases)
+        site.check_splits()
+        return site
+
+    def check_files(self) -> int:
+        """Check that every listed image is there; images become RGB whatever they are.
+
+        Returns:
+            3.
+
+        Raises:
+            DataError: naming site and file.
+        """
+        for case in (case for split in SPLITS for case in self.cases[split]):
+            if not case.image.is_file():
+                raise DataError("a listed image is missing", site=self.name, path=case.image)
+        return 3
+
+    def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
+        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1].
+
+        Raises:
+            DataError: naming site and file, when it cannot be read.
+        """
+        try:
+            with Image.open(case.image) as file:
+                pixels = np.asarray(file.convert("RGB"))
+        except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
+            raise unreadable(self.name, case.image, error) from error
+        image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return image / 255 if intensity == "scale" else image
+
+
+def _published(site: str, path: Path, train_list: Path) -> dict[str, list[Case]]:
+    root = path.resolve().parent
+    lists = []
+    for file in (train_list, train_list.with_name(f"{site}_test.json")):
+        try:
+            entries: Any = json.loads(file.read_text())
+            lists.append([Case(str(image), root / image, str(label)) for image, label in entries])
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"not a list of [path, class] ({error})", site=site, path=file) from error
+    train, test = lists
+    boundary = int(_TRAINING_SHARE * len(train))
+    return {"training": train[:boundary], "validation": train[boundary:], "test": test}
+
+
+def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, list[Case]]:
+    split: dict[str, list[Case]] = {key: [] for key in SPLITS}
+    for label in classes:
+        files = sorted(p for p in (path / label).iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+        order = np.random.default_rng(derive_seed("split", site, label)).permutation(len(files))
+        cases = [Case(f"{label}/{files[i].name}", files[i], label) for i in order]
+        first, second = (round(sum(_SHARES[: k + 1]) * len(cases)) for k in range(2))
+        for key, part in zip(SPLITS, (cases[:first], cases[first:second], cases[second:]), strict=True):
+            split[key] += part
+    return split
+
+
+def _spread(cases: list[Case], limit: int | None) -> tuple[Case, ...]:
+    """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
+    if limit is None or limit >= len(cases):
+        return tuple(cases)
+    return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
