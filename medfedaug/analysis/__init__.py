@@ -1,0 +1,23 @@
+"""Finished runs: read them, compare them, draw them, and report them on one page."""
+
+from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.analysis.report import write_report
+from medfedaug.analysis.runs import Run, group_runs, load_run
+from medfedaug.analysis.significance import PairedTest, paired_t_test
+from medfedaug.analysis.tables import Row, Score, Table, summary_table
+
+__all__ = [
+    "PairedTest",
+    "Row",
+    "Run",
+    "Score",
+    "Table",
+    "gamma_by_layer",
+    "group_runs",
+    "learning_curves",
+    "load_run",
+    "metric_by_bytes",
+    "paired_t_test",
+    "summary_table",
+    "write_report",
+]

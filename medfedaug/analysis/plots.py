@@ -1,0 +1,205 @@
+"""Figures of runs. Matplotlib's object interface throughout: nothing global is read or changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from medfedaug.analysis.runs import Run, group_runs
+
+__all__ = ["gamma_by_layer", "learning_curves", "metric_by_bytes"]
+
+# Okabe and Ito's palette without black and yellow, either of which vanishes on one of the two backgrounds.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
+_Style = tuple[str, Literal["-", "--", "-.", ":"]]
+_PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
+
+
+def learning_curves(runs: Sequence[Run], *, width: float = 9.0) -> Figure:
+    """Validation score by round: one panel a training site and one for their mean, one line a method.
+
+    Several seeds of a method are drawn as their mean in a band from the lowest to the highest. A dot marks
+    the round whose model was tested.
+
+    Args:
+        runs: finished runs of one metric.
+        width: of the figure, inches; panels wrap to fit.
+    """
+    groups = group_runs(runs)
+    sites = sorted({site for run in runs for site in run.sites})
+    figure, panels = _panels([*sites, "mean of sites"], width)
+    for site, panel in zip([*sites, None], panels, strict=True):
+        for members, style in zip(groups.values(), _styles(), strict=False):
+            taking_part = [run for run in members if site is None or site in run.sites]
+            mean = _line_with_band(
+                panel, [_by_round(run, run.validation(site)) for run in taking_part], style
+            )
+            marked = sorted({run.selected_round for run in taking_part} & mean.keys())
+            panel.plot(marked, [mean[r] for r in marked], "o", color=style[0], markersize=4.5)
+    _same_limits(panels)
+    figure.supylabel(f"{runs[0].metric.capitalize()}, validation", fontsize=10)
+    selected = Line2D(
+        [], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round"
+    )
+    _legend(figure, groups, width, selected)
+    return figure
+
+
+def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
+    """Range over the channels of γ, by round, one panel a layer.
+
+    γ scales the noise on a channel's statistics by how much the sites disagree on that channel (FedFA+,
+    Eq. 7). A band without height is one γ for all channels: no information crosses the sites. Where the run
+    has no γ, the figure says so.
+
+    Args:
+        run: a finished run.
+        width: of the figure, inches; panels wrap to fit.
+    """
+    gamma = run.gamma()
+    if not gamma:
+        figure = Figure(figsize=(width, 1.2))
+        text = f"{run.label}: no method exchanges\nfeature statistics, hence no γ"
+        figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, parse_math=False)
+        return figure
+    figure, panels = _panels(list(gamma), width)
+    names = {"gamma_mean": "γ of the means", "gamma_std": "γ of the standard deviations"}
+    shown: dict[str, Line2D] = {}
+    for panel, spans in zip(panels, gamma.values(), strict=True):
+        for name, colour in zip(sorted(spans), PALETTE, strict=False):
+            rounds, low, high = zip(*spans[name], strict=True)
+            panel.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+            for edge in (low, high):
+                # A marker, since a run of one round has no line to show.
+                panel.plot(rounds, edge, color=colour, linewidth=1.2, marker=".", markersize=3)
+            shown[name] = Line2D([], [], color=colour, linewidth=4, alpha=0.7, label=names.get(name, name))
+    figure.supylabel("γ, lowest to highest channel", fontsize=10)
+    figure.legend(
+        handles=list(shown.values()), loc="outside lower center", ncols=2, frameon=False, fontsize=9
+    )
+    return figure
+
+
+def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
+    """Mean validation score against the bytes that all sites have sent and received so far.
+
+    Args:
+        runs: finished runs of one metric.
+        width: of the figure, inches.
+    """
+    groups = group_runs(runs)
+    figure = Figure(figsize=(width, max(3.2, 0.5 * width)), layout="constrained")
+    panel = figure.add_subplot()
+    traffic = {run.path: list(accumulate(map(_bytes, run.rounds))) for run in runs}
+    size, unit = byte_unit(max((total for totals in traffic.values() for total in totals), default=0))
+    for members, style in zip(groups.values(), _styles(), strict=False):
+        curves = []
+        for run in members:
+            pairs = zip(traffic[run.path], run.validation(), strict=True)
+            curves.append({total / size: score for total, score in pairs if score is not None})
+        _line_with_band(panel, curves, style)
+    _tidy(panel)
+    panel.set_xlabel(f"sent and received by all sites, {unit}", fontsize=10)
+    panel.set_ylabel(f"{runs[0].metric.capitalize()}, validation, mean of sites", fontsize=10)
+    _legend(figure, groups, width)
+    return figure
+
+
+def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
+    narrow = width < 5  # a phone: two small panels beside each other tell more than one large one
+    columns = min(len(titles), 2 if narrow else int(width / _PANEL_WIDTH))
+    rows = math.ceil(len(titles) / columns)
+    height = 1.8 if narrow else _PANEL_HEIGHT
+    figure = Figure(figsize=(width, rows * height + 0.5), layout="constrained")
+    panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=10, parse_math=False)
+        _tidy(panel)
+        panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+    for panel in panels[-columns:]:  # the lowest of each column
+        panel.set_xlabel("round", fontsize=9)
+    return figure, panels
+
+
+def _tidy(panel: Axes) -> None:
+    panel.grid(color="0.5", alpha=0.25, linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+    panel.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _styles() -> Iterator[_Style]:
+    """Colours first, then the same colours dashed: as many as there are methods."""
+    index = 0
+    while True:
+        yield PALETTE[index % len(PALETTE)], _DASHES[index // len(PALETTE) % len(_DASHES)]
+        index += 1
+
+
+def _by_round(run: Run, values: Sequence[float | None]) -> dict[int, float]:
+    return {
+        entry["round"]: value for entry, value in zip(run.rounds, values, strict=True) if value is not None
+    }
+
+
+def _line_with_band(panel: Axes, curves: Sequence[dict[Any, float]], style: _Style) -> dict[Any, float]:
+    """Draw the mean of the curves, and their range where there are several; returns the mean."""
+    places = sorted({x for curve in curves for x in curve})
+    values = [[curve[x] for curve in curves if x in curve] for x in places]
+    mean = [sum(v) / len(v) for v in values]
+    colour, dashes = style
+    alone = "." if len(places) == 1 else ""  # one round makes no line
+    panel.plot(places, mean, color=colour, linestyle=dashes, linewidth=1.6, marker=alone)
+    if len(curves) > 1:
+        low, high = [min(v) for v in values], [max(v) for v in values]
+        panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    return dict(zip(places, mean, strict=True))
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """The unit in which a number of bytes is readable, and its size."""
+    for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if largest >= size:
+            return size, name
+    return 1.0, "bytes"
+
+
+def _bytes(entry: dict[str, Any]) -> int:
+    return int(entry.get("bytes_up", 0) + entry.get("bytes_down", 0))
+
+
+def _same_limits(panels: Sequence[Axes]) -> None:
+    # Sites are compared by eye across panels.
+    limits = [panel.get_ylim() for panel in panels if panel.lines]
+    if limits:
+        for panel in panels:
+            panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: Line2D) -> None:
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.6,
+            # A dollar would start a formula.
+            label=label.replace("$", r"\$") + (f" ({len(members)} seeds)" if len(members) > 1 else ""),
+        )
+        for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False)
+    ]
+    # Matplotlib cannot wrap a legend by itself; a character is about 0.075 inches at this size.
+    longest = max(len(str(handle.get_label())) for handle in (*handles, *more))
+    columns = max(1, min(len(handles) + len(more), int(width / (0.6 + 0.075 * longest))))
+    figure.legend(
+        handles=[*handles, *more], loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )

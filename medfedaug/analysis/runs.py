@@ -1,0 +1,258 @@
+"""`Run`: a finished run, read from its ``results.json`` and checked; runs grouped by what they compare."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from medfedaug.errors import ConfigError, DataError
+
+__all__ = ["BASELINE", "Run", "group_runs", "load_run"]
+
+RESULTS = "results.json"
+BASELINE = "fedavg"
+
+# Runs that differ in these alone are repetitions of one experiment.
+_REPETITION = ("seed", "threads")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        path: the ``results.json`` it was read from.
+        config: the run's configuration.
+        metric: name of the score, ``"dice"`` or ``"accuracy"``, taken from the file.
+        rounds: the record of each round, in order.
+        selected_round: the round whose model was tested.
+        sites: test score of each training site; ``None`` where nothing could be scored.
+        unseen: test score of each site that did not train.
+        mean: mean test score over the training sites.
+        cases: number of test cases by site, where the file tells.
+        context: what else the file says about the run: ``engine``, ``data``, ``seconds``.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    metric: str
+    rounds: list[dict[str, Any]]
+    selected_round: int
+    sites: dict[str, float | None]
+    unseen: dict[str, float | None]
+    mean: float | None
+    cases: dict[str, int] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods; FedAvg, on which the others build, only where it is alone."""
+        names = tuple(method["name"] for method in self.config["methods"])
+        return tuple(name for name in names if name != BASELINE) or (BASELINE,)
+
+    @property
+    def label(self) -> str:
+        """The methods in one string, as in ``"fedrdn + fedfa"``."""
+        return " + ".join(self.methods)
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.config["seed"])
+
+    def validation(self, site: str | None = None) -> list[float | None]:
+        """Validation score by round, of one site or (``None``) the mean over the sites."""
+        key = f"val_{self.metric}"
+        curves = [
+            [_finite(r["sites"].get(name, {}).get(key)) for name in ([site] if site else sorted(self.sites))]
+            for r in self.rounds
+        ]
+        known = [[value for value in values if value is not None] for values in curves]
+        return [sum(values) / len(values) if values else None for values in known]
+
+    def gamma(self) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
+        """Range of γ over the channels: ``{layer: {"gamma_mean": [(round, lowest, highest), ...]}}``.
+
+        Empty where no method of the run exchanges feature statistics.
+        """
+        found: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
+        for entry in self.rounds:
+            for summary in entry.get("methods", {}).values():
+                for layer, values in summary.items() if isinstance(summary, dict) else ():
+                    for name, span in values.items() if isinstance(values, dict) else ():
+                        if not name.startswith("gamma") or not isinstance(span, list) or len(span) != 2:
+                            continue
+                        low, high = (_finite(value) for value in span)
+                        if low is not None and high is not None:
+                            found.setdefault(layer, {}).setdefault(name, []).append(
+                                (entry["round"], low, high)
+                            )
+        return found
+
+
+def load_run(path: str | Path) -> Run:
+    """Read and check a run.
+
+    Args:
+        path: the run's folder, or its ``results.json``.
+
+    Raises:
+        DataError: one line that names the file and what is wrong with it.
+    """
+    file = Path(path)
+    if file.is_dir() or file.suffix != ".json":
+        file = file / RESULTS
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError("is not there", path=file, hint="Give the folder of a finished run.") from None
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror})", path=file) from error
+    except ValueError as error:
+        raise DataError(f"is not JSON ({error})", path=file) from error
+
+    check = _Checker(file)
+    check.kind(content, dict, "the content")
+    config = check.get(content, "config", dict)
+    for method in check.get(config, "methods", list, "config"):
+        check.kind(method, dict, "an entry of config.methods")
+        check.get(method, "name", str, "config.methods")
+    check.get(config, "seed", int, "config")
+    rounds = check.get(content, "rounds", list)
+    for index, entry in enumerate(rounds):
+        where = f"rounds[{index}]"
+        check.kind(entry, dict, where)
+        check.get(entry, "round", int, where)
+        for site, values in check.get(entry, "sites", dict, where).items():
+            check.kind(values, dict, f"{where}.sites.{site}")
+        for key in ("bytes_up", "bytes_down"):
+            check.get(entry, key, int, where, default=0)
+        check.get(entry, "methods", dict, where, default={})
+        for part, sizes in check.get(entry, "bytes", dict, where, default={}).items():
+            check.kind(sizes, dict, f"{where}.bytes.{part}")
+        for refusal in check.get(entry, "refused", list, where, default=[]):
+            check.kind(refusal, dict, f"an entry of {where}.refused")
+    test = check.get(content, "test", dict)
+    mean = check.get(test, "mean", dict, "test")
+    if not mean:
+        raise DataError("test.mean names no metric", path=file)
+    metric = next(iter(mean))
+    scores: dict[str, dict[str, float | None]] = {"sites": {}, "unseen": {}}
+    cases: dict[str, int] = {}
+    for group, found in scores.items():
+        for site, values in check.get(test, group, dict, "test", default={}).items():
+            check.kind(values, dict, f"test.{group}.{site}")
+            found[site] = check.score(values.get(metric), f"test.{group}.{site}.{metric}")
+            if isinstance(values.get("cases"), dict | list):
+                cases[site] = len(values["cases"])
+    if not scores["sites"]:
+        raise DataError("test.sites names no site", path=file)
+    return Run(
+        path=file,
+        config=config,
+        metric=metric,
+        rounds=rounds,
+        selected_round=check.get(content, "selected_round", int),
+        sites=scores["sites"],
+        unseen=scores["unseen"],
+        mean=check.score(mean[metric], f"test.mean.{metric}"),
+        cases=cases,
+        context={key: content[key] for key in ("data", "engine", "seconds") if key in content},
+    )
+
+
+_JSON_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
+
+
+class _Checker:
+    """Raises a `DataError` that names the file and the place in it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def kind(self, value: Any, kind: type, where: str) -> None:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise DataError(f"{where} is not {_JSON_NAMES[kind]}", path=self.file)
+
+    def get(self, parent: dict[str, Any], key: str, kind: type, where: str = "", default: Any = None) -> Any:
+        place = f"{where}.{key}" if where else key
+        if key not in parent and default is None:
+            raise DataError(f"{place} is missing", path=self.file)
+        value = parent.get(key, default)
+        self.kind(value, kind, place)
+        return value
+
+    def score(self, value: Any, where: str) -> float | None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise DataError(f"{where} is not a number", path=self.file)
+        return _finite(value)
+
+
+def _finite(value: Any) -> float | None:
+    """The number, or ``None`` for anything that is none (nothing to score, NaN)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Put together the runs that differ by seed alone, FedAvg first.
+
+    Where two groups use the same methods, their labels tell the settings that differ.
+
+    Args:
+        runs: runs of one metric.
+
+    Returns:
+        The runs of each label, by seed.
+
+    Raises:
+        ConfigError: for no run, for different metrics, or for one experiment given twice.
+    """
+    if not runs:
+        raise ConfigError("no run given")
+    first = runs[0]
+    for run in runs:
+        if run.metric != first.metric:
+            raise ConfigError(f"{first.path} scores {first.metric}, {run.path} scores {run.metric}")
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
+    labelled: dict[str, list[Run]] = {}
+    for members in groups.values():
+        members.sort(key=lambda run: run.seed)
+        for one, other in pairwise(members):
+            if one.seed == other.seed:
+                raise ConfigError(f"{one.path} and {other.path} are one experiment with the same seed")
+        alike = [group[0] for group in groups.values() if group[0].methods == members[0].methods]
+        labelled[_label(members[0], alike)] = members
+    order = sorted(labelled, key=lambda label: labelled[label][0].methods != (BASELINE,))
+    return {label: labelled[label] for label in order}
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Everything that makes two runs different experiments, flat."""
+    settings = {key: value for key, value in run.config.items() if key not in (*_REPETITION, "methods")}
+    settings.update({key: run.context.get(key) for key in ("data", "engine")})
+    for method in run.config["methods"]:
+        if method["name"] in run.methods:
+            settings[method["name"]] = True
+            settings.update({f"{method['name']}.{k}": v for k, v in (method.get("args") or {}).items()})
+    return settings
+
+
+def _label(run: Run, alike: Sequence[Run]) -> str:
+    own, others = _settings(run), [_settings(other) for other in alike]
+    missing = "default"
+    differing = [
+        key
+        for key in sorted({key for other in others for key in other})
+        if any(other.get(key, missing) != own.get(key, missing) for other in others)
+    ]
+    told = ", ".join(f"{key}={own.get(key, missing)}" for key in differing)
+    return f"{run.label} ({told})" if told else run.label

@@ -1,0 +1,464 @@
+import base64
+import csv
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from medfedaug.analysis import (
+    gamma_by_layer,
+    group_runs,
+    learning_curves,
+    load_run,
+    metric_by_bytes,
+    paired_t_test,
+    summary_table,
+    write_report,
+)
+from medfedaug.analysis.significance import t_quantile, t_two_sided
+from medfedaug.errors import ConfigError, DataError
+
+
+def content(
+    methods=("fedavg",), seed=0, scores=None, metric="dice", rounds=3, unseen=None, args=None, **config
+):
+    """A `results.json` with the given test scores and a validation score of round / 10 at the first site."""
+    scores = {"DU": 0.5, "HT": 0.7} if scores is None else scores
+    known = [value for value in scores.values() if value is not None]
+    entries = []
+    for r in range(1, rounds + 1):
+        entry = {
+            "round": r,
+            "sites": {
+                site: {"train_loss": 1 / r, f"val_{metric}": r / 10 + 0.1 * k, "samples": 5, "seconds": 1.0}
+                for k, site in enumerate(scores)
+            },
+            "bytes_up": 1_000_000,
+            "bytes_down": 1_000_000,
+            "bytes": {"model": {"up": 1_000_000, "down": 1_000_000}},
+            "methods": {},
+            "refused": [],
+        }
+        if "fedfa" in methods:
+            entry["methods"]["fedfa"] = {
+                "enc1": {"gamma_mean": [0.3, 0.5 + 0.01 * r], "gamma_std": [0.2, 0.6]}
+            }
+            entry["bytes"]["fedfa"] = {"up": 16_000, "down": 16_000}
+        entries.append(entry)
+    return {
+        "config": {
+            "methods": [{"name": name, "args": (args or {}).get(name, {})} for name in methods],
+            "seed": seed,
+            "rounds": rounds,
+            "local_epochs": 1,
+            "task": "segmentation",
+            **config,
+        },
+        "rounds": entries,
+        "selected_round": min(2, rounds),
+        "test": {
+            "sites": {site: {metric: value, "cases": {"p1": value}} for site, value in scores.items()},
+            "unseen": {site: {metric: value, "cases": [value]} for site, value in (unseen or {}).items()},
+            "mean": {metric: sum(known) / len(known) if known else None},
+        },
+        "engine": "inprocess",
+        "data": "phantom",
+        "seconds": 90.0,
+    }
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(data=None, **arguments):
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(content(**arguments) if data is None else data))
+        return folder
+
+    return write
+
+
+# ------------------------------------------------------------------ significance
+
+
+@pytest.mark.parametrize(
+    ("df", "t", "p"),
+    [
+        (1, 12.7062, 0.05),
+        (2, 4.30265, 0.05),
+        (3, 3.18245, 0.05),
+        (4, 2.77645, 0.05),
+        (4, 4.60409, 0.01),
+        (5, 2.57058, 0.05),
+        (9, 3.24984, 0.01),
+        (10, 2.22814, 0.05),
+        (30, 2.04227, 0.05),
+        (120, 1.97993, 0.05),
+    ],
+)
+def test_t_distribution_against_the_printed_tables(df, t, p):
+    assert t_two_sided(t, df) == pytest.approx(p, rel=2e-5)
+    assert t_two_sided(-t, df) == t_two_sided(t, df)
+    assert t_quantile(1 - p, df) == pytest.approx(t, rel=1e-5)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 15])
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5])
+def test_t_distribution_against_the_integral_of_its_density(df, t):
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    n = 2000
+    heights = [scale * (1 + (t * i / n) ** 2 / df) ** (-(df + 1) / 2) for i in range(n + 1)]
+    simpson = t / n / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
+    assert t_two_sided(t, df) == pytest.approx(1 - 2 * simpson, abs=1e-10)
+
+
+def test_paired_t_test_on_students_own_data():
+    # "Student" 1908, hours of sleep; t = -4.0621, df = 9.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    test = paired_t_test(first, second)
+    assert test.p == pytest.approx(0.002833, abs=5e-7)
+    assert (test.difference, test.low, test.high) == pytest.approx((-1.58, -2.4598858, -0.7001142), abs=1e-7)
+    assert test.pairs == 10
+
+
+def test_paired_t_test_at_its_edges():
+    assert paired_t_test([0.5, 0.6], [0.5, 0.6]).p == 1
+    assert paired_t_test([1.0, 2.0], [0.5, 1.5]).p == 0
+    assert t_two_sided(math.inf, 4) == pytest.approx(0, abs=1e-15)
+    with pytest.raises(ValueError, match="two or more pairs"):
+        paired_t_test([1.0], [2.0])
+    with pytest.raises(ValueError, match="two or more pairs"):
+        paired_t_test([1.0, 2.0], [2.0])
+    with pytest.raises(ValueError, match="df"):
+        t_two_sided(1.0, 0)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def test_load_run_takes_folder_or_file(write):
+    folder = write(methods=("fedavg", "fedrdn", "fedfa"), seed=4, unseen={"EZ": 0.6})
+    run = load_run(folder)
+    assert run == load_run(folder / "results.json")
+    assert (run.label, run.seed, run.metric, run.selected_round) == ("fedrdn + fedfa", 4, "dice", 2)
+    assert (run.sites, run.unseen, run.mean) == ({"DU": 0.5, "HT": 0.7}, {"EZ": 0.6}, 0.6)
+    assert run.cases == {"DU": 1, "HT": 1, "EZ": 1}
+    assert run.validation("DU") == pytest.approx([0.1, 0.2, 0.3])
+    assert run.validation() == pytest.approx([0.15, 0.25, 0.35])
+    assert run.gamma()["enc1"]["gamma_mean"] == [(1, 0.3, 0.51), (2, 0.3, 0.52), (3, 0.3, 0.53)]
+
+
+def test_the_metric_comes_from_the_file(write):
+    run = load_run(write(metric="accuracy"))
+    assert run.metric == "accuracy"
+    assert run.validation("DU") == pytest.approx([0.1, 0.2, 0.3])
+    assert "Accuracy" in summary_table([run]).notes[0]
+
+
+def _without(*path):
+    data = content()
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    del node[path[-1]]
+    return data
+
+
+def _with(value, *path):
+    data = content()
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ([], "the content is not an object"),
+        (_without("config"), "config is missing"),
+        (_without("config", "seed"), "config.seed is missing"),
+        (_with(["fedavg"], "config", "methods"), "an entry of config.methods is not an object"),
+        (_with(True, "config", "seed"), "config.seed is not a whole number"),
+        (_without("rounds", 1, "sites"), r"rounds\[1\].sites is missing"),
+        (_with(3, "rounds", 0, "sites", "DU"), r"rounds\[0\].sites.DU is not an object"),
+        (_with("NaN", "rounds", 0, "refused"), r"rounds\[0\].refused is not a list"),
+        (_with({}, "test", "mean"), "test.mean names no metric"),
+        (_with({}, "test", "sites"), "test.sites names no site"),
+        (_with("high", "test", "sites", "DU", "dice"), "test.sites.DU.dice is not a number"),
+        (_with(None, "selected_round"), "selected_round is not a whole number"),
+    ],
+)
+def test_a_malformed_file_is_told_in_one_line(write, data, problem):
+    folder = write(data)
+    with pytest.raises(DataError, match=problem) as error:
+        load_run(folder)
+    assert str(folder / "results.json") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"nothing.results\.json.*not there"):
+        load_run(tmp_path / "nothing")
+    (tmp_path / "results.json").write_text('{"config": ')
+    with pytest.raises(DataError, match=r"results\.json: is not JSON") as error:
+        load_run(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------ tables
+
+
+@pytest.fixture
+def seeds(write):
+    """FedAvg and FedRDN with three seeds; the differences of the means are 0.01, 0.03, 0.02."""
+    runs = []
+    for seed, (base, gain) in enumerate([(0.50, 0.01), (0.54, 0.03), (0.52, 0.02)]):
+        plain = {"DU": base - 0.1, "HT": base + 0.1}
+        better = {"DU": base - 0.1 + gain, "HT": base + 0.1 + gain}
+        runs.append(load_run(write(methods=("fedrdn",), seed=seed, scores=better, unseen={"EZ": 0.9})))
+        runs.append(load_run(write(methods=("fedavg",), seed=seed, scores=plain, unseen={"EZ": 0.9})))
+    return runs
+
+
+def test_table_against_numbers_by_hand(seeds):
+    table = summary_table(seeds)
+    assert [row.label for row in table.rows] == ["fedavg", "fedrdn"]
+    fedavg, fedrdn = table.rows
+    assert (fedavg.sites["DU"].mean, fedavg.sites["DU"].std) == pytest.approx((0.42, 0.02))
+    assert (fedrdn.mean.mean, fedrdn.mean.std) == pytest.approx((0.54, 0.03))
+    assert fedrdn.sites["EZ"].values == (0.9, 0.9, 0.9)
+    assert fedavg.test is None
+    # t = 0.02 / (0.01 / sqrt(3)) = 2 sqrt(3); for two degrees of freedom p = 1 - t / sqrt(2 + t^2).
+    assert fedrdn.test.p == pytest.approx(1 - math.sqrt(12 / 14))
+    assert fedrdn.test.difference == pytest.approx(0.02)
+    assert fedrdn.test.high - 0.02 == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
+
+
+def test_markdown(seeds):
+    lines = summary_table(seeds).markdown().splitlines()
+    assert lines[0] == "| method | DU | HT | EZ † | mean | runs | Δ to fedavg [95% CI] | p |"
+    assert lines[1] == "| --- |" + " ---: |" * 7
+    assert lines[2] == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |"
+    assert lines[3].endswith("| 0.540 ± 0.030 | 3 | +0.020 [-0.005, +0.045] | 0.074 |")
+
+
+def test_csv_has_full_precision(seeds):
+    fedavg, fedrdn = csv.DictReader(io.StringIO(summary_table(seeds).csv()))
+    assert fedavg["seeds"] == "0 1 2"
+    assert float(fedrdn["mean"]) == pytest.approx(0.54, abs=1e-15)
+    assert float(fedrdn["HT_std"]) == pytest.approx(0.03)
+    assert (fedavg["p"], float(fedrdn["p"])) == ("", pytest.approx(1 - math.sqrt(12 / 14)))
+
+
+def test_latex_is_escaped(write):
+    text = summary_table([load_run(write(scores={"site_A & 50%": 0.5}))]).latex()
+    assert r"method & site\_A \& 50\% & mean & runs \\" in text
+    assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 1
+
+
+def test_markdown_cells_stay_in_their_column(write):
+    assert r"| a\|b |" in summary_table([load_run(write(scores={"a|b": 0.5}))]).markdown()
+
+
+def test_rich_cuts_no_number_in_a_terminal_of_80_columns(seeds):
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary_table(seeds))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(part in text for part in ("0.540", "±0.030", "+0.020", "0.074", "fedrdn"))
+
+
+def test_rich_reads_no_markup_in_names(write):
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary_table([load_run(write(scores={"[red]": 0.5}))]))
+    assert "[red]" in console.file.getvalue()
+
+
+def test_what_cannot_be_scored_is_left_out(write):
+    runs = [
+        load_run(write(seed=0, scores={"DU": None, "HT": 0.7})),
+        load_run(write(seed=1, scores={"DU": None, "HT": 0.5})),
+    ]
+    (row,) = summary_table(runs).rows
+    assert (str(row.sites["DU"]), str(row.mean)) == ("–", "0.600 ± 0.141")
+    nothing = load_run(write(seed=2, scores={"DU": None}))
+    assert str(summary_table([nothing]).rows[0].mean) == "–"
+
+
+def test_nothing_is_tested_on_two_seeds(seeds):
+    table = summary_table(seeds[:4])
+    assert all(row.test is None for row in table.rows)
+    assert "p" not in table.header
+    assert "none is tested" in table.notes[-1]
+
+
+def test_only_common_seeds_of_equal_settings_are_compared(write):
+    scores = [{"DU": 0.5}, {"DU": 0.6}, {"DU": 0.4}]
+    runs = [load_run(write(seed=s, scores=scores[s])) for s in range(3)]
+    runs += [load_run(write(methods=("fedfa",), seed=s + 1, scores=scores[s])) for s in range(3)]
+    runs += [load_run(write(methods=("fedbn",), seed=s, scores=scores[s], batch_size=4)) for s in range(3)]
+    assert all(row.test is None for row in summary_table(runs).rows)
+
+
+def test_other_settings_make_another_row_and_the_label_tells_them(write):
+    runs = [
+        load_run(write(methods=("fedfa",), args={"fedfa": {"prob": 0.3}})),
+        load_run(write(methods=("fedfa",))),
+        load_run(write(batch_size=4, threads=1)),
+        load_run(write(batch_size=4, threads=2, seed=1)),
+    ]
+    labels = list(group_runs(runs))
+    assert labels[0] == "fedavg"
+    assert labels[1:] == ["fedfa (fedfa.prob=0.3)", "fedfa (fedfa.prob=default)"]
+
+
+def test_runs_that_do_not_belong_together_are_refused(write):
+    one, same, other = write(), write(), write(metric="accuracy", seed=1)
+    with pytest.raises(ConfigError, match="same seed"):
+        summary_table([load_run(one), load_run(same)])
+    with pytest.raises(ConfigError, match="scores accuracy"):
+        summary_table([load_run(one), load_run(other)])
+    with pytest.raises(ConfigError, match="no run"):
+        summary_table([])
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_learning_curves_show_every_site_and_the_mean(seeds):
+    figure = learning_curves(seeds)
+    assert [panel.get_title() for panel in figure.axes] == ["DU", "HT", "mean of sites"]
+    mean = figure.axes[-1].lines[0]
+    assert list(mean.get_xdata()) == [1, 2, 3]
+    assert list(mean.get_ydata()) == pytest.approx([0.15, 0.25, 0.35])
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert [list(dot.get_xdata()) for dot in dots] == [[2], [2]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["fedavg (3 seeds)", "fedrdn (3 seeds)", "selected round"]
+
+
+def test_learning_curves_leave_out_missing_scores(write):
+    data = content()
+    data["rounds"][1]["sites"]["DU"]["val_dice"] = None
+    del data["rounds"][2]["sites"]["DU"]
+    run = load_run(write(data))
+    assert run.validation("DU") == [0.1, None, None]
+    figure = learning_curves([run])
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1]
+    figure.savefig(io.BytesIO(), format="svg")
+
+
+def test_gamma_by_layer(write):
+    figure = gamma_by_layer(load_run(write(methods=("fedfa",))))
+    assert [panel.get_title() for panel in figure.axes] == ["enc1"]
+    low, high = figure.axes[0].lines[:2]
+    assert list(low.get_ydata()) == [0.3] * 3
+    assert list(high.get_ydata()) == [0.51, 0.52, 0.53]
+
+
+def test_gamma_by_layer_says_where_there_is_none(write):
+    figure = gamma_by_layer(load_run(write()))
+    assert not figure.axes
+    assert "no γ" in figure.texts[0].get_text()
+
+
+def test_metric_by_bytes_adds_up_what_was_sent(write):
+    (panel,) = metric_by_bytes([load_run(write())]).axes
+    assert list(panel.lines[0].get_xdata()) == [2, 4, 6]
+    assert "MB" in panel.get_xlabel()
+
+
+# ------------------------------------------------------------------ report
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_report_holds_everything_and_loads_nothing(write, tmp_path):
+    data = content(methods=("fedrdn", "fedfa"), unseen={"EZ": 0.25})
+    data["rounds"][1]["refused"] = [
+        {"site": "HT", "reason": "site HT, conv: expected finite values, got NaN"}
+    ]
+    out = write_report([write(), write(data)], tmp_path / "new" / "report.html")
+    text = out.read_text()
+    page = Page(text)
+    assert text.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[\w+/=]+", "", text))
+    for drawing in re.findall(r"base64,([\w+/=]+)", text):
+        svg = base64.b64decode(drawing).decode()
+        assert not re.search(r'href="(?!#)|<script|<image|@import|url\((?!#)', svg)
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "srcset", "href"):
+            assert value.startswith("data:image/svg+xml;base64,")
+    assert all(alt for name, alt in page.attributes if name == "alt")
+    for expected in (
+        "0.250",
+        "EZ †",
+        "fedrdn + fedfa",
+        "got NaN",
+        "local_epochs",
+        "8 kB",
+        "γ by layer",
+        "1.5 min",
+    ):
+        assert expected in page.text
+    assert page.tags.count("img") == 3
+    assert ("name", "viewport") in page.attributes
+    assert "prefers-color-scheme: dark" in text
+    assert [p.name for p in out.parent.iterdir()] == ["report.html"]
+
+
+def test_report_escapes_names(write, tmp_path):
+    evil = '<script>alert("1")</script>&$\\foo$'
+    data = content(scores={evil: 0.5})
+    data["config"]["task"] = evil
+    data["rounds"][0]["refused"] = [{"site": evil, "reason": "<img src=x onerror=alert(1)>"}]
+    text = write_report([write(data)], tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert "<script" not in text
+    assert "onerror" not in [name for name, _ in page.attributes]
+    assert page.text.count(evil) >= 3
+
+
+def test_report_is_the_same_for_the_same_runs(write, tmp_path):
+    run = write(methods=("fedfa",))
+    first, second = (write_report([run], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+
+
+def test_report_of_a_run_without_validation_scores(write, tmp_path):
+    data = content(rounds=1)
+    for site in data["rounds"][0]["sites"].values():
+        site["val_dice"] = None
+    data["rounds"][0].pop("bytes")
+    text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
+    assert "No round has a validation score." in text
+    assert "did not record what was sent" in text
+
+
+def test_a_bad_run_leaves_an_earlier_report_alone(write, tmp_path):
+    out = tmp_path / "r.html"
+    out.write_text("earlier")
+    with pytest.raises(DataError):
+        write_report([write(), tmp_path / "nothing"], out)
+    assert out.read_text() == "earlier"
