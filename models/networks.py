@@ -50,9 +50,9 @@ def build_network(
 ) -> nn.Module:
     """Build a network, with batch norm or with another norm in its place.
 
-    Segmentation: "basicunet" and "unet", MONAI's; the U-Net of the papers (7.78 million parameters) is
-        "basicunet"
-    with `features=(32, 64, 128, 256, 512, 32)`. Classification: "alexnet", "digits_cnn" and "lenet5" of the
+    Segmentation: "basicunet" and "unet", MONAI's; with `features=(32, 64, 128, 256, 512, 32)` the former is
+        the
+    U-Net of the papers (7.78 million parameters). Classification: "alexnet", "digits_cnn" and "lenet5" of the
     papers (`medfedaug.models.classifiers`), MONAI's "resnet18", "resnet50" and "densenet100" (growth rate
     12), and "swin_t" (needs the package einops).
 
@@ -61,9 +61,10 @@ def build_network(
         spatial_dims: 2 or 3.
         in_channels: channels of the image.
         out_channels: channels of the result: classes, the background counted.
-        norm: "batch" (also for None), "instance", "layer" or "group". Layer norm is over channels and space
-            of an image. Group norm has 8 groups, or as many as divide the number of channels. After a fully
-            connected layer, where an instance has no extent, "instance" is layer norm.
+        norm: None for the network's own, which is batch norm in all but "swin_t"; or "batch", "instance",
+            "layer" or "group" in place of batch norm. Layer norm is over channels and space of an image.
+            Group norm has 8 groups, or as many as divide the number of channels. After a fully connected
+            layer, where an instance has no extent, "instance" is layer norm.
         **args: further arguments of the network, which replace the defaults chosen here.
 
     Returns:
@@ -142,8 +143,7 @@ def _lenet5(**args: Any) -> nn.Module:
 
 
 def _monai_resnet(make: Builder, in_channels: int, out_channels: int, args: dict[str, Any]) -> nn.Module:
-    # MONAI's own defaults keep the resolution in the first convolution, and have a bias where batch norm
-    # follows.
+    # Of MONAI's own defaults, one keeps the resolution and one has a bias where batch norm follows.
     defaults = {"conv1_t_stride": 2, "bias_downsample": False}
     return make(n_input_channels=in_channels, num_classes=out_channels, **{**defaults, **args})
 

@@ -2,7 +2,10 @@
 
 FFA layers go after each stage of the encoder, after its pooling where it has one, and never into a skip
 connection (FedFA+ section 3.2.6 and Fig. 1). What that means in the modules of a network is written down
-here, one function a network class.
+here, one function a network class. Where the features of a stage are both a skip connection and the input of
+what follows, the place is the input of what follows.
+
+Networks whose features are tokens, (B, N, C), have no entry: the layer wants channels second.
 """
 
 from __future__ import annotations
@@ -31,7 +34,6 @@ from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
 from medfedaug.models.ffa import FFALayer
 
 __all__ = ["Stage", "known_stages", "output_channels", "supported_networks"]
-
 
 Side = Literal["output", "input"]
 
