@@ -107,6 +107,7 @@ def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
             curves.append({total / size: score for total, score in pairs if score is not None})
         _line_with_band(panel, curves, style)
     _tidy(panel)
+    _same_limits([panel])
     panel.set_xlabel(f"sent and received by all sites, {unit}", fontsize=10)
     panel.set_ylabel(f"{runs[0].metric.capitalize()}, validation, mean of sites", fontsize=10)
     _legend(figure, groups, width)
@@ -180,8 +181,11 @@ def _same_limits(panels: Sequence[Axes]) -> None:
     # Sites are compared by eye across panels.
     limits = [panel.get_ylim() for panel in panels if panel.lines]
     if limits:
+        low, high = min(low for low, _ in limits), max(high for _, high in limits)
+        if min(panel.dataLim.y0 for panel in panels if panel.lines) >= 0:
+            low = max(low, -0.02 * high)  # no room for scores that cannot be
         for panel in panels:
-            panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+            panel.set_ylim(low, high)
 
 
 def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: Line2D) -> None:
