@@ -36,10 +36,13 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
+# Types are checked as a user gets them: the folders are named differently here than when installed.
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	rm -rf build
+	$(BIN)/python -m pip install --quiet --no-deps --target build/typed .
+	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info

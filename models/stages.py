@@ -58,7 +58,8 @@ class Stage:
 def output_channels(module: nn.Module) -> int | None:
     """Number of channels after the last convolution or normalisation of a module, None if it has neither."""
     for part in reversed(list(module.modules())):
-        if isinstance(part, FFALayer) or list(part.children()):
+        # A layer that was inserted, or makes a container of the norm that it sits on, changes no width.
+        if isinstance(part, FFALayer) or not all(isinstance(child, FFALayer) for child in part.children()):
             continue
         for attribute in ("out_channels", "num_features", "num_channels"):
             width = getattr(part, attribute, None)

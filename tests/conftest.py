@@ -9,6 +9,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
@@ -61,6 +62,23 @@ def tiny_config():
 def write_volume(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
+
+
+@pytest.fixture
+def make_photos(tmp_path):
+    """Write a site of small photographs of cats and dogs: `make_photos("A", per_class=5)`."""
+
+    def make(name: str, per_class: int = 5, size: int = 40) -> Path:
+        folder = tmp_path / "photos" / name
+        rng = np.random.default_rng(sum(name.encode()))
+        for label in ("cat", "dog"):
+            (folder / label).mkdir(parents=True)
+            for index in range(per_class):
+                pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / label / f"{index}.png")
+        return folder
+
+    return make
 
 
 @pytest.fixture

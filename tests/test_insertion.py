@@ -10,7 +10,16 @@ import torch
 from monai.networks.nets import AutoEncoder, BasicUNet, UNet
 from torch import nn
 
-from medfedaug.models import FFALayer, ffa_layers, insert_ffa, insertion, remove_ffa
+from medfedaug.models import (
+    FFALayer,
+    build_network,
+    ffa_layers,
+    insert_ffa,
+    insertion,
+    network_names,
+    remove_ffa,
+)
+from medfedaug.models.stages import known_stages
 
 WIDTHS = (4, 6, 8, 10, 12)
 
@@ -410,3 +419,11 @@ def test_examples():
     results = doctest.testmod(insertion)
     assert results.attempted >= 4
     assert results.failed == 0
+
+
+@pytest.mark.parametrize("name", network_names())
+def test_stages_are_the_same_with_layers_in_place(name):
+    net = build_network(name, in_channels=3, out_channels=4)
+    before = known_stages(net)
+    assert before
+    assert known_stages(insert_ffa(net)) == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,13 @@ class SiteTrainer(ClientAlgo):
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.task = make_task(self.config, normalised=composition.normalises_input)
         self.task.check_site(self.folder)
-        context = SiteContext(self.name, self.network, self.statistics)
+        context = SiteContext(
+            self.name,
+            self.network,
+            statistics=self.statistics,
+            num_samples=lambda: len(self._training_samples()),
+            training_images=self._training_images,
+        )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.kept_keys = composition.kept_keys
         self.shared = composition.shared
@@ -285,6 +291,11 @@ class SiteTrainer(ClientAlgo):
         if self._samples is None:
             self._samples = self.task.training_samples(self.folder)
         return self._samples
+
+    def _training_images(self) -> Iterator[Tensor]:
+        dataset = Dataset(self._training_samples(), self._transform(training=False))
+        for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
+            yield batch[IMAGE].to(self.device, memory_format=torch.channels_last)
 
     def _loader(self, seed: int) -> DataLoader:
         transform = self._transform(training=True)

@@ -4,17 +4,21 @@ from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePar
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
+from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.norm import Norm
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
 
 __all__ = [
     "FedAvg",
     "FedBN",
     "FedFA",
+    "FedFAh",
     "FedProx",
     "FedRDN",
     "Method",
+    "Norm",
     "ServerExchange",
     "SiteExchange",
     "SitePart",

@@ -13,7 +13,7 @@ A method is a small object that describes itself (`Method`) and makes the part o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,6 +43,10 @@ Shapes = dict[str, tuple[int, ...]]
 IMAGE, LABEL = "image", "label"
 
 
+def _nothing() -> Any:
+    raise RuntimeError("this context has no data")
+
+
 @dataclass(frozen=True)
 class SiteContext:
     """What a method sees of the site that it works at.
@@ -50,12 +54,17 @@ class SiteContext:
     Args:
         name: the site's name in the federation.
         network: the site's network, with every method's layers in it.
-        statistics: computes the site's channel statistics, once; the images never pass through a method.
+        statistics: the site's channel statistics, computed at the first call.
+        num_samples: the number of training samples.
+        training_images: batches of all training images, as the network sees them in evaluation: normalised,
+            not augmented, on the network's device.
     """
 
     name: str
     network: nn.Module
-    statistics: Callable[[], ChannelStatistics]
+    statistics: Callable[[], ChannelStatistics] = _nothing
+    num_samples: Callable[[], int] = _nothing
+    training_images: Callable[[], Iterable[Tensor]] = _nothing
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ class FedRDN(Method):
     site's own (Eq. 8). A site that joined no exchange uses statistics that it computes itself, without
     training.
 
+    Args:
+        average: use the average of all sites' pairs, in training and at test, in place of a random and the
+            own one: FedRDN-V of the paper's Table 4.
+
     Exchange, once: ``mean`` (C,), ``std`` (C,) and ``count`` (1,) up; the same for every site down.
 
     Deviations:
@@ -45,9 +49,12 @@ class FedRDN(Method):
     name = "fedrdn"
     normalises_input = True
 
+    def __init__(self, average: bool = False) -> None:
+        self.average = average
+
     def at_site(self, context: SiteContext) -> SitePart:
         """The site's statistics up, all sites' pairs down, and the transforms that use them."""
-        return FedRDNSite(context)
+        return FedRDNSite(context, self.average)
 
     def before_training(self, context: ServerContext) -> ServerExchange:
         """Gather all sites' pairs."""
@@ -57,8 +64,8 @@ class FedRDN(Method):
 class FedRDNSite(SitePart, SiteExchange):
     """The site's half."""
 
-    def __init__(self, context: SiteContext) -> None:
-        self.context = context
+    def __init__(self, context: SiteContext, average: bool = False) -> None:
+        self.context, self.average = context, average
         self.pairs: dict[str, ChannelStatistics] = {}
         self.before_training = self
 
@@ -76,7 +83,9 @@ class FedRDNSite(SitePart, SiteExchange):
         }
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
-        """A pair of a random site in training, the site's own in evaluation."""
+        """A pair of a random site in training, the site's own in evaluation; or the average in both."""
+        if self.average and self.pairs:
+            return [FedRDNd(keys=IMAGE, statistics=self.pairs, average=True)]
         if training:
             return [FedRDNd(keys=IMAGE, statistics=self.pairs)]
         own = self.pairs.get(self.context.name) or self.context.statistics()

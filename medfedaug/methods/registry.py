@@ -11,17 +11,25 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
+from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.norm import Norm
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
-_METHODS: dict[str, type[Method]] = {m.name: m for m in (FedAvg, FedProx, FedBN, FedRDN, FedFA)}
+_METHODS: dict[str, type[Method]] = {m.name: m for m in (FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh)}
+
+# Published names of a combination, or of a method with an argument.
+_ALIASES: dict[str, list[dict[str, Any]]] = {
+    "fedrdn_v": [{"name": "fedrdn", "args": {"average": True}}],
+    "fedfa+": [{"name": "fedfa"}, {"name": "fedfa_h"}],
+}
 
 
 def method_names() -> list[str]:
     """The names that `parse_methods` takes."""
-    return list(_METHODS)
+    return [*_METHODS, *_ALIASES]
 
 
 def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
@@ -34,22 +42,27 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
     Raises:
         ConfigError: for a name that is not known, and for settings of a method that is not asked for.
 
-    >>> parse_methods("fedrdn,fedfa", {"fedfa": {"prob": 0.3}})
-    [{'name': 'fedrdn', 'args': {}}, {'name': 'fedfa', 'args': {'prob': 0.3}}]
+    >>> parse_methods("fedrdn,fedfa+", {"fedfa_h": {"bins": 16}})
+    [{'name': 'fedrdn', 'args': {}}, {'name': 'fedfa', 'args': {}}, {'name': 'fedfa_h', 'args': {'bins': 16}}]
     """
     settings = dict(settings or {})
-    names = [name.strip().lower() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ConfigError(f"no method was named; choose from {', '.join(_METHODS)}")
-    for name in names:
-        if name not in _METHODS:
-            raise ConfigError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
+    given = [name.strip().lower() for name in text.split(",") if name.strip()]
+    if not given:
+        raise ConfigError(f"no method was named; choose from {', '.join(method_names())}")
+    for name in given:
+        if name not in method_names():
+            raise ConfigError(f"unknown method {name!r}; choose from {', '.join(method_names())}")
+    specs = [spec for name in given for spec in _ALIASES.get(name, [{"name": name}])]
+    names = [spec["name"] for spec in specs]
     stray = sorted(set(settings) - set(names))
     if stray:
         raise ConfigError(
             f"arguments for {', '.join(stray)}, which is not among the methods {', '.join(names)}"
         )
-    return [{"name": name, "args": dict(settings.get(name, {}))} for name in names]
+    return [
+        {"name": spec["name"], "args": {**spec.get("args", {}), **settings.get(spec["name"], {})}}
+        for spec in specs
+    ]
 
 
 def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:

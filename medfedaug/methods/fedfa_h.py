@@ -1,0 +1,192 @@
+"""FedFAʰ: the features' histograms of all sites, brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfedaug import functional as F
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import (
+    Method,
+    Payload,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+    Step,
+    zeros,
+)
+from medfedaug.models.stages import Stage, known_stages
+
+__all__ = ["FedFAh", "FedFAhServer", "FedFAhSite"]
+
+# Features of so many bytes are kept between the two looks at them that a histogram needs (its range, then its
+# counts); beyond, the network runs over the training set twice, in constant memory.
+_KEPT_BYTES = 2**26
+
+
+class FedFAh(Method):
+    """Alignment of high-order feature statistics, FedFAʰ (FedFA+ section 3.3). With `FedFA` it is FedFA+.
+
+    z is the output of the last encoder stage, averaged over space (augmented, where `FedFA` augments it).
+    After local training a site computes the soft histogram of each channel of z over its training set
+    (Eq. 11-13); the server averages the sites' histograms to π; in the next round the loss gains
+    λ·(KL(π_b‖π) + KL(π‖π_b))/2, with the mini-batch's own histogram π_b (Eq. 14-15).
+
+    Exchange, every round: the histogram (C, L) up, the average (C, L) down.
+
+    Args:
+        weight: λ of Eq. 15.
+        bins: L, the number of bins.
+        tau: τ of Eq. 12.
+        stage: number, counted from 1, or name of the stage whose output is aligned; the last by default.
+        samples: ``"images"``: one sample an image, the mean over space; ``"pixels"``: one sample a pixel.
+
+    Raises:
+        ConfigError: for arguments out of range, or a network whose stages are not known.
+
+    Deviations:
+        The paper leaves open how features become samples and when the range of Eq. 12 is taken: here the
+        mean over space, and minimum and maximum over the training set at the end of the round before, with
+        which the mini-batches of the next round are binned. The divergence is the mean over the channels.
+        In the first round there is no histogram, and no term. The pass over the training set is in
+        evaluation mode and without augmentation.
+    """
+
+    name = "fedfa_h"
+
+    def __init__(
+        self,
+        weight: float = 0.1,
+        bins: int = 8,
+        tau: float = 0.01,
+        stage: int | str = -1,
+        samples: str = "images",
+    ) -> None:
+        if weight < 0 or bins < 2 or not tau > 0:
+            raise ConfigError(f"fedfa_h: weight {weight} ≥ 0, bins {bins} ≥ 2 and tau {tau} > 0 are needed")
+        if samples not in ("images", "pixels"):
+            raise ConfigError(f"fedfa_h: samples are 'images' or 'pixels', not {samples!r}")
+        self.weight, self.bins, self.tau, self.stage, self.samples = weight, bins, tau, stage, samples
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The histogram up, the average down, and the loss between them."""
+        return FedFAhSite(self, context, self._stage(context.network))
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        """The average of the sites' histograms."""
+        return FedFAhServer(self._stage(context.network).channels, self.bins)
+
+    def _stage(self, network: nn.Module) -> Stage:
+        stages: Sequence[Stage] | None = known_stages(network)
+        if not stages:
+            raise ConfigError(f"fedfa_h: the stages of {type(network).__name__} are not known")
+        if self.stage == -1:
+            return stages[-1]
+        for number, stage in enumerate(stages, start=1):
+            if self.stage in (number, stage.name):
+                return stage
+        raise ConfigError(f"fedfa_h: no stage {self.stage!r}; there are {', '.join(s.name for s in stages)}")
+
+
+class FedFAhSite(SitePart, SiteExchange):
+    """The site's half."""
+
+    def __init__(self, method: FedFAh, context: SiteContext, stage: Stage) -> None:
+        self.method, self.context = method, context
+        self.every_round = self
+        self.target: Tensor | None = None
+        self.low: Tensor | None = None
+        self.high: Tensor | None = None
+        self._features: Tensor | None = None
+        module = context.network.get_submodule(stage.module)
+        # Registered after the layers of FedFA, these see what they made of the features.
+        if stage.side == "output":
+            module.register_forward_hook(lambda _module, _args, output: self._keep(output))
+        else:
+            module.register_forward_pre_hook(lambda _module, args: self._keep(args[0]))
+
+    def _keep(self, features: Tensor) -> None:
+        if self.method.samples == "pixels":
+            self._features = features.flatten(2).transpose(1, 2).flatten(0, 1)
+        else:
+            self._features = features.flatten(2).mean(dim=2)
+
+    def loss(self, step: Step) -> Tensor | None:
+        """λ times the divergence of the mini-batch's histogram from the federation's."""
+        features, self._features = self._features, None
+        if self.target is None or self.low is None or self.high is None or features is None:
+            return None
+        own = F.soft_histogram(features.float(), self.method.bins, self.method.tau, self.low, self.high)
+        return self.method.weight * F.symmetric_kl(own, self.target)
+
+    @torch.no_grad()
+    def collect(self) -> Payload:
+        """The histogram of the training set under the network just trained."""
+        batches = list(self._batches()) if self._fits() else None
+        self.low = self.high = None
+        for z in batches if batches is not None else self._batches():
+            low, high = z.amin(dim=0), z.amax(dim=0)
+            self.low = low if self.low is None else torch.minimum(self.low, low)
+            self.high = high if self.high is None else torch.maximum(self.high, high)
+        total, count = torch.zeros(()), 0
+        for z in batches if batches is not None else self._batches():
+            part = F.soft_histogram(z, self.method.bins, self.method.tau, self.low, self.high)
+            total = total.to(part) + part * len(z)
+            count += len(z)
+        return {"histogram": total / count}
+
+    def _batches(self) -> Iterable[Tensor]:
+        network = self.context.network
+        network.eval()
+        for images in self.context.training_images():
+            network(images)
+            assert self._features is not None
+            yield self._features.float()
+        self._features = None
+
+    def _fits(self) -> bool:
+        # A pixel a sample is more than anyone wants to keep.
+        return self.method.samples == "images" and self.context.num_samples() * 4 * 4096 <= _KEPT_BYTES
+
+    def apply(self, payload: Payload) -> None:
+        """Take in the federation's histogram."""
+        self.target = payload["histogram"].to(next(self.context.network.parameters()).device)
+
+
+class FedFAhServer(ServerExchange):
+    """The server's half: a running sum of histograms."""
+
+    def __init__(self, channels: int, bins: int) -> None:
+        self.shapes = {"histogram": (channels, bins)}
+        self._restart()
+
+    def _restart(self) -> None:
+        self.sites, self.total = 0, zeros(self.shapes)["histogram"]
+
+    def check(self, payload: Payload) -> None:
+        """A histogram has no negative count, and each channel's add up to one."""
+        histogram = payload["histogram"]
+        if bool((histogram < 0).any()) or bool(((histogram.sum(dim=1) - 1).abs() > 1e-3).any()):
+            raise ValueError("not histograms: counts are negative or do not add up to one")
+
+    def accept(self, site: str, payload: Payload) -> None:
+        """Add a site's."""
+        self.sites += 1
+        self.total += payload["histogram"].double()
+
+    def result(self) -> Payload:
+        """The average."""
+        average = (self.total / self.sites).to(torch.float32)
+        self.entropy = float(-(average * average.clamp_min(1e-12).log()).sum(dim=1).mean())
+        self._restart()
+        return {"histogram": average}
+
+    def summary(self) -> dict[str, Any]:
+        """The mean entropy of the channels' histograms, in nats: log L where all bins are alike."""
+        return {"entropy": self.entropy}

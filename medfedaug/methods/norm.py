@@ -1,0 +1,40 @@
+"""Conventional normalisation: what FedRDN is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monai.transforms import Transform
+
+from medfedaug.methods.base import IMAGE, Method, SiteContext, SitePart
+from medfedaug.transforms import FedRDNd
+
+__all__ = ["Norm"]
+
+
+class Norm(Method):
+    """Every site normalises with its own statistics, in training and at test: "+ norm" of the FedRDN paper.
+
+    x̂ = (x − μₖ)/σₖ (FedRDN Eq. 4) with the channel statistics of the site's own training images. Nothing is
+    exchanged.
+
+    Deviations:
+        The paper says "experiential or statistical values" and not which; these are the ones that FedRDN
+        itself uses at test time, so that the two differ in training alone.
+    """
+
+    name = "norm"
+    normalises_input = True
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The site's own pair."""
+        return _NormSite(context)
+
+
+class _NormSite(SitePart):
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
+
+    def transforms(self, *, training: bool) -> Sequence[Transform]:
+        name = self.context.name
+        return [FedRDNd(keys=IMAGE, statistics={name: self.context.statistics()}, site=name)]

@@ -1,0 +1,149 @@
+"""Photographs in a folder a class: splits, samples, accuracy, and the published lists."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHARED
+from PIL import Image
+from torch import nn
+
+from medfedaug.config import RunConfig
+from medfedaug.data.sites import ImageFolder, check_federation, find_sites, open_site, site_statistics
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation import run_in_process
+from medfedaug.simulate import configure
+from medfedaug.tasks import ClassificationTask, make_task
+
+OFFICE = SHARED / "data/office_caltech_10"
+
+
+def test_seeded_split_is_by_class_disjoint_and_always_the_same(make_photos):
+    site = open_site(make_photos("A", per_class=10))
+    assert isinstance(site, ImageFolder)
+    names = {split: {case.name for case in cases} for split, cases in site.cases.items()}
+    assert {split: len(found) for split, found in names.items()} == {
+        "training": 12,
+        "validation": 4,
+        "test": 4,
+    }
+    assert not names["training"] & names["validation"] | names["training"] & names["test"]
+    for cases in site.cases.values():
+        assert {case.label for case in cases} == {"cat", "dog"}
+    assert open_site(site.path).cases == site.cases
+
+
+def test_published_lists_are_taken_in_their_order(make_photos):
+    folder = make_photos("A", per_class=5)
+    (folder.parent / "splits").mkdir()
+    files = [[f"A/{label}/{i}.png", label] for label in ("dog", "cat") for i in range(5)]
+    (folder.parent / "splits/A_train.json").write_text(json.dumps(files[:7]))
+    (folder.parent / "splits/A_test.json").write_text(json.dumps(files[7:]))
+    site = open_site(folder)
+    assert [case.name for case in site.cases["training"]] == [f[0] for f in files[:4]]
+    assert [case.name for case in site.cases["validation"]] == [f[0] for f in files[4:7]]
+    assert [case.name for case in site.cases["test"]] == [f[0] for f in files[7:]]
+
+
+@pytest.mark.skipif(not OFFICE.is_dir(), reason="Office-Caltech 10 is not beside the project")
+def test_office_caltech_10_has_the_published_counts():
+    sites = {site.name: site for site in find_sites(OFFICE)}
+    counts = {
+        name: tuple(len(site.cases[s]) for s in ("training", "validation", "test"))
+        for name, site in sites.items()
+    }
+    assert counts == {
+        "amazon": (459, 307, 192),
+        "caltech": (538, 360, 225),
+        "dslr": (75, 50, 32),
+        "webcam": (141, 95, 59),
+    }
+    task, channels, classes = check_federation(list(sites.values()))
+    assert (task, channels, len(classes)) == ("classification", 3, 10)
+    assert sites["dslr"].load_image(sites["dslr"].cases["training"][0]).shape == (3, 256, 256)
+
+
+def test_statistics_and_grey_images(make_photos):
+    folder = make_photos("A", per_class=5)
+    Image.fromarray(np.full((40, 40), 7, np.uint8)).save(folder / "cat/0.png")
+    site = open_site(folder)
+    found = site_statistics(site)
+    pixels = [site.load_image(case).double() for case in site.cases["training"]]
+    torch.testing.assert_close(found.mean, torch.stack([p.mean((1, 2)) for p in pixels]).mean(0))
+    assert found.num_channels == 3
+
+
+def test_faults(make_photos, make_site, tmp_path):
+    folder = make_photos("A", per_class=5)
+    site = open_site(folder)
+    site.cases["training"][0].image.write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"site A, .*cannot be read"):
+        list(site.images("training"))
+    make_site("B", root=folder.parent, channels=3)
+    with pytest.raises(DataError, match=r"site B.*segmentation, site A for classification"):
+        check_federation([open_site(folder), open_site(folder.parent / "B"), open_site(folder, name="C")])
+    with pytest.raises(DataError, match="class 'cat' is not among"):
+        ClassificationTask(["bird", "dog"], scale=True).check_site(site)
+    samples = [{"image": torch.zeros(3, n, n), "label": torch.tensor(0)} for n in (4, 5)]
+    with pytest.raises(ConfigError, match="--image-size"):
+        ClassificationTask(["a", "b"], scale=True).collate(samples)
+
+
+def test_configuration_follows_from_the_data(make_photos, make_site, tmp_path):
+    for name in "AB":
+        make_photos(name, per_class=5)
+    sites = find_sites(tmp_path / "photos")
+    config = configure(sites, rounds=3, network=None)
+    assert (config.task, config.network, config.optimizer, config.rounds) == (
+        "classification",
+        "alexnet",
+        "sgd",
+        3,
+    )
+    assert (config.in_channels, config.classes) == (3, ("cat", "dog"))
+    with pytest.raises(ConfigError, match="data are for classification"):
+        configure(sites, task="segmentation")
+    for name in "AB":
+        make_site(name)
+    assert configure(find_sites(tmp_path / "data")).network == "basicunet"
+
+
+def test_plain_images_are_divided_by_255_and_accuracy_counts_hits():
+    class Brightness(nn.Module):
+        def forward(self, x):
+            self.seen = x
+            bright = (x.mean(dim=(1, 2, 3)) > 0.5).float()
+            return torch.stack([1 - bright, bright], dim=1)
+
+    config = RunConfig(task="classification", classes=("dark", "bright"), in_channels=3)
+    task = make_task(config, normalised=False)
+    cases = [
+        (str(i), torch.full((3, 4, 4), v, dtype=torch.uint8), torch.tensor(y))
+        for i, (v, y) in enumerate([(255, 1), (0, 0), (200, 0), (10, 0), (204, 1)])
+    ]
+
+    def transform(data):
+        for step in task.transforms():
+            data = step(data)
+        return data
+
+    network = Brightness()
+    scores = task.evaluate(network, cases, transform, torch.device("cpu"), batch_size=2)
+    assert scores["accuracy"] == 0.8
+    assert scores["cases"] == {"0": 1.0, "1": 1.0, "2": 0.0, "3": 1.0, "4": 1.0}
+    torch.testing.assert_close(network.seen, torch.full((1, 3, 4, 4), 0.8))
+
+
+def test_a_run_over_photographs(make_photos, tmp_path):
+    for name in "AB":
+        make_photos(name, per_class=6)
+    sites = find_sites(tmp_path / "photos")
+    methods = ({"name": "fedrdn"}, {"name": "fedfa"}, {"name": "fedfa_h"})
+    config = configure(sites, methods=methods, network="lenet5", rounds=2, threads=1, image_size=32)
+    results = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu").results()
+    assert 0 <= results["test"]["mean"]["accuracy"] <= 1
+    assert all("val_accuracy" in site for entry in results["rounds"] for site in entry["sites"].values())
+    assert set(results["rounds"][1]["bytes"]) == {"model", "fedfa", "fedfa_h"}
