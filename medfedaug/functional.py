@@ -16,6 +16,9 @@ Sources:
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,6 +56,68 @@ def _per_channel(values: Tensor, ndim: int) -> Tensor:
     return values.reshape(list(values.shape) + [1] * (ndim - 2))
 
 
+# The two passes over features come twice: as plain operations, which compilers fuse, and as functions whose
+# derivatives are written by hand, which need half the passes and memory of what autograd makes of the former.
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    # Two passes: several times faster on a CPU than `torch.var_mean`, and as exact.
+    spatial = list(range(2, x.dim()))
+    mean = x.mean(dim=spatial)
+    return mean, (x - _per_channel(mean, x.dim())).square().mean(dim=spatial)
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    if x.is_contiguous() and not x.is_cuda:
+        # A CPU's `addcmul` is not vectorised along an axis on which an operand is repeated.
+        return (x * _per_channel(scale, x.dim())).add_(_per_channel(shift, x.dim()))
+    return torch.addcmul(_per_channel(shift, x.dim()), x, _per_channel(scale, x.dim()))
+
+
+class _Moments(torch.autograd.Function):
+    """`_moments`, keeping nothing but its argument, with a derivative that takes one pass over it."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        spatial = list(range(2, x.dim()))
+        mean = x.mean(dim=spatial)
+        return mean, (x - _per_channel(mean, x.dim())).square_().mean(dim=spatial)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor) -> Tensor:
+        x, mean = ctx.saved_tensors
+        # The derivative by x of the mean is 1/N, that of the variance 2 (x - mean) / N.
+        voxels = math.prod(x.shape[2:])
+        slope = 2.0 * grad_variance / voxels
+        return _affine(x, slope, grad_mean / voxels - slope * mean)
+
+
+class _Affine(torch.autograd.Function):
+    """`_affine`, with a derivative that keeps no array as large as its argument."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return _affine(x, scale, shift)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        spatial = list(range(2, x.dim()))
+        product = grad * x
+        grad_scale, factor = product.sum(dim=spatial), _per_channel(scale, x.dim())
+        # Fresh memory costs a CPU as much as the product itself.
+        grad_x = grad * factor if torch.is_grad_enabled() else torch.mul(grad, factor, out=product)
+        return grad_x, grad_scale, grad.sum(dim=spatial)
+
+
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     r"""Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
 
@@ -81,10 +146,10 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     if x.dim() < 3:
         raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
     work = _working_precision(x)
-    # Two passes: several times faster on a CPU than `torch.var_mean`, and as exact.
-    spatial = list(range(2, x.dim()))
-    mean = work.mean(dim=spatial)
-    variance = (work - _per_channel(mean, x.dim())).square().mean(dim=spatial)
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        mean, variance = _moments(work)
+    else:
+        mean, variance = _Moments.apply(work)
     # The mean of a constant need not be that constant to the last bit. A variance no larger than this
     # rounding is none; dividing by its root would blow the rounding up to the size of a feature.
     resolution = 1e-15 if work.dtype == torch.float64 else 1e-6
@@ -184,7 +249,10 @@ def perturb_features(
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
     scale = torch.where(varies, scale, torch.zeros_like(scale)).to(work.dtype)
     shift = (noise_mean.to(work.dtype) * spread_mean - mean * scale).to(work.dtype)
-    moved = torch.addcmul(_per_channel(shift, x.dim()), work, _per_channel(1.0 + scale, x.dim()))
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        moved = _affine(work, 1.0 + scale, shift)
+    else:
+        moved = _Affine.apply(work, 1.0 + scale, shift)
     return moved.to(x.dtype)
 
 
