@@ -50,6 +50,7 @@ class FederationController(FedAvg):
         self.config = config
         self.task_check_period = task_check_period
         self._run_config = run
+        self._left_out: set[str] = set()
 
     def run(self) -> None:
         """The whole federation."""
@@ -92,8 +93,24 @@ class FederationController(FedAvg):
         return sorted(client.name for client in self.engine.get_clients())
 
     def sample_clients(self, num_clients: int | None = None) -> list[str]:
-        """The sites of the next round; `FedAvg.run` asks in every round."""
+        """The sites of the next round; `FedAvg.run` asks in every round, and late sites join here."""
+        late = sorted(
+            set(self.sample_all()) - self.server.sites.keys() - set(self.server.unseen) - self._left_out
+        )
+        if late:
+            self._admit(late)
         return self.server.choose_sites()
+
+    def _admit(self, late: list[str]) -> None:
+        request = request_to_model(self.server.prepare())
+        for answer in self.send_model_and_wait(task_name=PREPARE, data=request, targets=late):
+            site = self._site(answer)
+            try:
+                self.server.accept_preparation(site, reply_from_model(answer))
+            except MedFedAugError as error:  # a late site's trouble is not the federation's
+                self._left_out.add(site)
+                self.warning(f"site {site} does not join: {error}")
+        self.server.finish_preparation()
 
     def send_model(self, task_name: str = TRAIN, data: FLModel | None = None, **kwargs: Any) -> None:
         """Send the round's request in place of the bare model: the methods' exchange goes with it."""

@@ -318,6 +318,22 @@ def test_a_run_in_process(tiny_config, phantom_dir, methods):
         assert all(low < high for stage in ranges.values() for low, high in stage.values())
     if "fedrdn" in methods:
         assert set(server.statistics) == {"site_A", "site_B"}
+        assert results["bytes_up_before_training"] == {"fedrdn": 2 * (8 + 8 + 4)}
+
+
+@pytest.mark.parametrize("methods", ["fedrdn,fedfa+", "fedbn"])
+def test_sites_may_miss_rounds(tiny_config, make_site, tmp_path, methods):
+    for name in "ABCD":
+        make_site(name, shape=(32, 32, 4))
+    config = tiny_config(methods, rounds=4, participation=0.5)
+    server = run_in_process(config, tmp_path / "data", list("ABCD"), "cpu")
+    trained = [
+        {site for site, entry in record["sites"].items() if "train_loss" in entry} for record in server.rounds
+    ]
+    assert all(len(sites) == 2 for sites in trained)
+    assert len({frozenset(sites) for sites in trained}) > 1
+    assert not any(record["refused"] for record in server.rounds)
+    assert set(server.results()["test"]["sites"]) == set("ABCD")
 
 
 def test_held_out_site_is_tested_and_never_trains(tiny_config, make_site, tmp_path):

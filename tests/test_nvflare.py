@@ -146,3 +146,47 @@ def test_a_reply_of_any_form_is_read_without_harm(meta):
     assert reply.round == 0
     assert reply.payload == {}
     assert reply.metrics == {}
+
+
+def test_a_late_site_is_prepared_before_the_round_it_joins(tiny_config, monkeypatch):
+    """The hook that NVFlare calls for the sites of a round, with a server and clients that are not there."""
+    from types import SimpleNamespace
+
+    from medfedaug.federation import FederationServer
+    from medfedaug.nvflare_jobs import FederationController
+
+    config = tiny_config("fedrdn")
+    controller = FederationController(config.to_dict())
+    controller.server = FederationServer(config)
+    pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
+    for site in "AB":
+        controller.server.accept_preparation(site, Reply("prepare", num_samples=1, payload=dict(pair)))
+    controller.server.finish_preparation()
+    connected = ["A", "B"]
+    controller.engine = SimpleNamespace(
+        get_clients=lambda: [SimpleNamespace(name=name) for name in connected]
+    )
+    asked = []
+
+    def send(task_name, data, targets):
+        asked.append((task_name, targets))
+        replies = {
+            "C": Reply("prepare", num_samples=2, payload=dict(pair)),
+            "D": Reply("prepare", error="site D, /data: no such folder"),
+        }
+        models = {site: reply_to_model(replies[site]) for site in targets}
+        for site, model in models.items():
+            model.meta["client_name"] = site
+        return list(models.values())
+
+    monkeypatch.setattr(controller, "send_model_and_wait", send)
+    monkeypatch.setattr(controller, "warning", lambda text: asked.append(text))
+    assert controller.sample_clients() == ["A", "B"]
+    assert asked == []
+    connected += ["C", "D"]
+    assert controller.sample_clients() == ["A", "B", "C"]
+    assert asked[0] == ("prepare", ["C", "D"])
+    assert "site D does not join" in asked[1]
+    assert "fedrdn/mean/C" in controller.server.start_round().once
+    assert controller.sample_clients() == ["A", "B", "C"]
+    assert len(asked) == 2

@@ -77,6 +77,7 @@ class FederationServer:
         self._once_payload: Payload = {}
         self._once_known: dict[str, int] = {}
         self._once_version = 0
+        self._once_bytes: dict[str, int] = {}
         self._test: dict[str, dict[str, Any]] = {}
         self._mean = WeightedMean()
         self._accepted: list[str] = []
@@ -106,6 +107,8 @@ class FederationServer:
             _check_payload(site, reply.payload, self._once)
             for name, exchange in self._once.items():
                 exchange.accept(site, own_entries(reply.payload, name))
+            for name, size in _bytes_by_method(reply.payload).items():
+                self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
             self._once_version += 1
             self._on_event({"event": "prepared", "site": site, "samples": reply.num_samples})
@@ -285,6 +288,7 @@ class FederationServer:
             "config": self.config.to_dict(),
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
+            "bytes_up_before_training": self._once_bytes,
             "rounds": self.rounds,
             "selected_round": self.selected_round,
             "test": {**test, "mean": {self.metric: sum(known) / len(known) if known else None}},
