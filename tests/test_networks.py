@@ -1,7 +1,6 @@
 """Networks by name, and the stages of MONAI's networks."""
 
 import copy
-import doctest
 import importlib.util
 
 import pytest
@@ -20,7 +19,7 @@ from monai.networks.nets import (
 )
 from torch import nn
 
-from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, networks, remove_ffa
+from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa
 
 needs_einops = pytest.mark.skipif(importlib.util.find_spec("einops") is None, reason="needs einops")
 
@@ -292,9 +291,3 @@ def test_skip_connections_are_clean(make, widths):
         same = [torch.equal(a, b) for a, b in zip(skips, reference, strict=True)]
         # The stage's own skip and those above it are untouched; everything below follows the augmentation.
         assert same == [level <= stage for level in range(1, depth)]
-
-
-def test_examples():
-    results = doctest.testmod(networks)
-    assert results.attempted >= 3
-    assert results.failed == 0
