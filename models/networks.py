@@ -50,11 +50,12 @@ def build_network(
 ) -> nn.Module:
     """Build a network, with batch norm or with another norm in its place.
 
-    Segmentation: "basicunet" and "unet", MONAI's; with `features=(32, 64, 128, 256, 512, 32)` the former is
-        the
-    U-Net of the papers (7.78 million parameters). Classification: "alexnet", "digits_cnn" and "lenet5" of the
-    papers (`medfedaug.models.classifiers`), MONAI's "resnet18", "resnet50" and "densenet100" (growth rate
-    12), and "swin_t" (needs the package einops).
+    Segmentation: "basicunet" and "unet", MONAI's. The U-Net of the papers (7.78 million parameters) is
+    "basicunet" with `features=(32, 64, 128, 256, 512, 32)`.
+
+    Classification: "alexnet", "digits_cnn" and "lenet5" of the papers (`medfedaug.models.classifiers`),
+    MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), and "swin_t" (needs the package
+    einops).
 
     Args:
         name: one of `network_names()`.
