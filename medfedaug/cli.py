@@ -294,7 +294,7 @@ class _RoundProgress:
             self.bar.update(self.task, description=f"{event['site']} tested")
 
     def _line(self, text: str) -> None:
-        self.bar.console.print(text, highlight=False)
+        self.bar.console.print(text, highlight=False, soft_wrap=True)
 
 
 def _print_scores(scores: dict[str, Any], title: str) -> None:

@@ -21,6 +21,7 @@ from monai.transforms import (
     ScaleIntensityRanged,
     Transform,
 )
+from monai.utils import convert_to_tensor
 from torch import Tensor, nn
 
 from medfedaug.config import RunConfig
@@ -146,11 +147,9 @@ class SegmentationTask(Task):
         sizes = {tuple(sample[IMAGE].shape[1:]) for sample in samples}
         if all(n % self.divisor == 0 for size in sizes for n in size):
             if len(sizes) == 1:
-                return {
-                    key: torch.stack([torch.as_tensor(s[key]) for s in samples]) for key in (IMAGE, LABEL)
-                }
-            return dict(pad_list_data_collate(samples))
-        return dict(pad_list_data_collate([pad(sample) for sample in samples]))
+                return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
+            return _plain_batch(pad_list_data_collate(samples))
+        return _plain_batch(pad_list_data_collate([pad(sample) for sample in samples]))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Dice plus cross-entropy of logits (B, K, H, W) and labels (B, 1, H, W)."""
@@ -191,9 +190,9 @@ class SegmentationTask(Task):
     ) -> Tensor:
         """The label map (1, H, W, D) of a volume (C, H, W, D), slice by slice."""
         height, width = image.shape[1:3]
-        padded = DivisiblePad(k=(self.divisor, self.divisor, 1), method="end")(torch.as_tensor(image))
+        padded = DivisiblePad(k=(self.divisor, self.divisor, 1), method="end")(_plain(image))
         infer = SliceInferer(roi_size=tuple(padded.shape[1:3]), spatial_dim=2, sw_batch_size=batch_size)
-        logits = infer(torch.as_tensor(padded)[None].to(device), network)
+        logits = infer(_plain(padded)[None].to(device), network)
         assert isinstance(logits, Tensor)
         return logits[0, :, :height, :width].argmax(dim=0, keepdim=True)
 
@@ -252,7 +251,7 @@ class ClassificationTask(Task):
         if len(sizes) > 1:
             first, second = sorted(sizes)[:2]
             raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
-        return {key: torch.stack([torch.as_tensor(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
+        return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of logits (B, K) and classes (B,)."""
@@ -280,6 +279,15 @@ class ClassificationTask(Task):
             scores.update({name: float(hit) for (name, _, _), hit in zip(chunk, right.tolist(), strict=True)})
         known = [value for value in scores.values() if value is not None]
         return {"accuracy": sum(known) / len(known) if known else None, "cases": scores}
+
+
+def _plain(value: Any) -> Tensor:
+    """A tensor without MONAI's meta data, which would follow the features into statistics and onto the wire."""
+    return convert_to_tensor(value, track_meta=False)
+
+
+def _plain_batch(batch: Any) -> Sample:
+    return {key: _plain(batch[key]) for key in (IMAGE, LABEL) if key in batch}
 
 
 def make_task(config: RunConfig, *, normalised: bool) -> Task:

@@ -140,7 +140,10 @@ def _stop(process: subprocess.Popen[bytes], grace: float = 10.0) -> None:
 
 
 def _tail(log: Path) -> str:
-    lines = [
-        line for line in log.read_text(errors="replace").splitlines() if "ERROR" in line or "Error" in line
-    ]
-    return lines[-1].strip()[-300:] if lines else "its log says nothing of an error"
+    """The line of the log that most likely says why."""
+    lines = log.read_text(errors="replace").splitlines()
+    for word in ("CRITICAL", "Error: ", "ERROR"):
+        for line in lines:
+            if word in line:
+                return line.strip()[-300:]
+    return "its log says nothing of an error"

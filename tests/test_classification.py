@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
 from PIL import Image
 from torch import nn
 
 from medfedaug.config import RunConfig
 from medfedaug.data.sites import ImageFolder, check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation import run_in_process
+from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, make_task
 
@@ -147,3 +149,24 @@ def test_a_run_over_photographs(make_photos, tmp_path):
     assert 0 <= results["test"]["mean"]["accuracy"] <= 1
     assert all("val_accuracy" in site for entry in results["rounds"] for site in entry["sites"].values())
     assert set(results["rounds"][1]["bytes"]) == {"model", "fedfa", "fedfa_h"}
+
+
+def test_what_leaves_a_site_are_plain_tensors(make_photos, tmp_path):
+    """MONAI's meta data follow an image through transforms and network; NVFlare refuses them on arrival."""
+    for name in "AB":
+        make_photos(name, per_class=6)
+    methods = ({"name": "fedrdn"}, {"name": "fedfa"}, {"name": "fedfa_h"})
+    config = configure(
+        find_sites(tmp_path / "photos"), methods=methods, network="lenet5", threads=1, image_size=32
+    )
+    trainer = SiteTrainer(config, tmp_path / "photos", "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    own = trainer.statistics()
+    once = {"fedrdn/mean/A": own.mean, "fedrdn/std/A": own.std, "fedrdn/count/A": torch.ones(1)}
+    trainer.train(ExchangeObject(statistics={"once": once}), {"round": 1})
+    sent = trainer.get_weights()
+    for value in (*sent.weights.values(), *sent.statistics["payload"].values()):
+        assert type(value) is torch.Tensor
+        assert value.is_contiguous()
+    batch = next(iter(trainer._loader(0)))
+    assert type(batch["image"]) is torch.Tensor

@@ -15,6 +15,7 @@ from monai.fl.client import ClientAlgo
 from monai.fl.utils.constants import ExtraItems, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 from monai.transforms import Compose
+from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
@@ -222,7 +223,7 @@ class SiteTrainer(ClientAlgo):
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
             metrics=dict(self.last_metrics),
-            statistics={"payload": {key: value.detach().cpu() for key, value in payload.items()}},
+            statistics={"payload": {key: _portable(value) for key, value in payload.items()}},
         )
 
     def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:
@@ -319,7 +320,8 @@ class SiteTrainer(ClientAlgo):
 
 def _portable(value: Tensor) -> Tensor:
     """A float32 copy on the CPU, laid out as any engine expects it."""
-    return value.detach().to("cpu", torch.float32).clone(memory_format=torch.contiguous_format)
+    plain = convert_to_tensor(value.detach(), track_meta=False)
+    return plain.to("cpu", torch.float32).clone(memory_format=torch.contiguous_format)
 
 
 def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
