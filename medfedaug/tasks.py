@@ -282,7 +282,7 @@ class ClassificationTask(Task):
 
 
 def _plain(value: Any) -> Tensor:
-    """A tensor without MONAI's meta data, which would follow the features into statistics and onto the wire."""
+    """A tensor without MONAI's meta data, which would follow the features into statistics and messages."""
     return convert_to_tensor(value, track_meta=False)
 
 

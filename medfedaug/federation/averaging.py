@@ -40,14 +40,17 @@ class WeightedMean:
             raise ValueError(f"a weight must be positive, got {weight}")
         self.total += weight
         for key, tensor in tensors.items():
-            term = tensor.to(torch.float64) * weight
+            # In place throughout: fresh memory for every intermediate costs more than the arithmetic.
+            term = tensor.to(torch.float64, copy=True).mul_(weight)
             if key not in self._sum:
                 self._sum[key], self._error[key] = term, torch.zeros_like(term)
                 continue
             previous = self._sum[key]
             total = previous + term
             virtual = total - previous
-            self._error[key] += (previous - (total - virtual)) + (term - virtual)
+            term -= virtual
+            previous -= torch.sub(total, virtual, out=virtual)
+            self._error[key] += previous.add_(term)  # (previous - (total - virtual)) + (term - virtual)
             self._sum[key] = total
 
     def result(self) -> dict[str, Tensor]:
