@@ -1,5 +1,6 @@
-"""Finished runs: read them, compare them, draw them, and report them on one page."""
+"""Finished runs: read, compared, drawn and reported on one page; and the features of networks."""
 
+from medfedaug.analysis.features import alignment, feature_picture, site_features, uniformity
 from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report import write_report
 from medfedaug.analysis.runs import Run, group_runs, load_run
@@ -12,12 +13,16 @@ __all__ = [
     "Run",
     "Score",
     "Table",
+    "alignment",
+    "feature_picture",
     "gamma_by_layer",
     "group_runs",
     "learning_curves",
     "load_run",
     "metric_by_bytes",
     "paired_t_test",
+    "site_features",
     "summary_table",
+    "uniformity",
     "write_report",
 ]
