@@ -1,0 +1,289 @@
+"""Features of a network: how well classes cluster, how evenly they spread, and how they look site by site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from medfedaug.analysis.plots import PALETTE
+from medfedaug.models.stages import known_stages
+
+__all__ = ["alignment", "feature_picture", "site_features", "uniformity"]
+
+# Entries of a block of the N x N matrix of distances: 8 MB in float64.
+_BLOCK_ENTRIES = 2**20
+_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
+
+
+def alignment(features: Tensor, labels: Tensor, alpha: float = 2.0) -> float:
+    r"""How close features of one class are to each other; lower is closer (FedFA+ section 5.4.1).
+
+    .. math:: \mathrm{mean}_{i < j,\; y_i = y_j} \|\hat z_i - \hat z_j\|_2^\alpha, \qquad
+              \hat z = z / \|z\|_2
+
+    Args:
+        features: z, (N, D).
+        labels: classes, (N,).
+        alpha: exponent of the distance.
+
+    Returns:
+        A number from 0 to 2 ** alpha, computed in float64. Time grows with the square of the largest class,
+        memory does not.
+
+    Raises:
+        ValueError: when shapes do not fit, a feature is zero or not finite, or no class has two features.
+
+    Deviations:
+        Wang and Isola (ICML 2020) take the pairs that are views of one image; the paper takes all pairs of
+        one class. It does not say whether classes count by their pairs or alike: here every pair counts once.
+
+    Example:
+        >>> alignment(torch.tensor([[2.0, 0.0], [-3.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+        4.0
+    """
+    unit = _unit_features(features)
+    if labels.shape != unit.shape[:1]:
+        raise ValueError(f"expected labels of shape ({len(unit)},), got {tuple(labels.shape)}")
+    total, pairs = 0.0, 0
+    for label in torch.unique(labels):
+        members = unit[labels.to(unit.device) == label.to(unit.device)]
+        pairs += len(members) * (len(members) - 1) // 2
+        total += sum(float(squared.pow(alpha / 2).sum()) for squared in _squared_distances(members))
+    if not pairs:
+        raise ValueError("no class has two features")
+    return total / pairs
+
+
+def uniformity(features: Tensor, t: float = 2.0) -> float:
+    r"""How evenly features spread over the sphere; lower is more even (FedFA+ section 5.4.1).
+
+    .. math:: \log \mathrm{mean}_{i < j} \exp(-t \|\hat z_i - \hat z_j\|_2^2), \qquad \hat z = z / \|z\|_2
+
+    Args:
+        features: z, (N, D), N at least 2.
+        t: inverse width of the Gaussian potential.
+
+    Returns:
+        A number from -4t to 0, computed in float64. Time grows with the square of N, memory does not.
+
+    Raises:
+        ValueError: when `features` is not (N, D) with N of 2 or more, or a feature is zero or not finite.
+
+    Example:
+        >>> uniformity(torch.tensor([[1.0, 0.0], [-2.0, 0.0]]))
+        -8.0
+    """
+    unit = _unit_features(features)
+    if len(unit) < 2:
+        raise ValueError(f"expected at least two features, got {len(unit)}")
+    # Terms of one scale: the largest is added apart, so that a large t does not underflow to log(0).
+    logs = [torch.logsumexp(-t * squared, dim=0) for squared in _squared_distances(unit)]
+    pairs = torch.tensor(len(unit) * (len(unit) - 1) / 2, dtype=torch.float64)
+    return float(torch.logsumexp(torch.stack(logs), dim=0) - pairs.log().to(unit.device))
+
+
+def _unit_features(features: Tensor) -> Tensor:
+    if features.ndim != 2:
+        raise ValueError(f"expected features of shape (N, D), got {tuple(features.shape)}")
+    # In float64 also where a device prefers less: a distance is a difference of nearly equal numbers.
+    wide = features.detach().double()
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    bad = torch.nonzero(~(torch.isfinite(norms) & (norms > 0)).flatten()).flatten()
+    if len(bad):
+        raise ValueError(f"feature {int(bad[0])} is zero or not finite and has no direction")
+    return wide / norms
+
+
+def _squared_distances(unit: Tensor) -> Iterator[Tensor]:
+    """Squared distances of all pairs i < j, block by block, each a vector."""
+    rows = max(1, _BLOCK_ENTRIES // max(1, len(unit)))
+    for start in range(0, len(unit) - 1, rows):
+        block, rest = unit[start : start + rows], unit[start:]
+        # The exact distance: 2 - 2 cos would lose half of the digits of features that nearly agree.
+        distances = torch.cdist(block, rest, compute_mode="donot_use_mm_for_euclid_dist")
+        i, j = torch.triu_indices(len(block), len(rest), offset=1, device=unit.device)
+        yield distances[i, j].square()
+
+
+@torch.no_grad()
+def site_features(network: nn.Module, images: Iterable[Tensor], stage: int | str = -1) -> Tensor:
+    """Features of a site's images: the output of an encoder stage, averaged over space.
+
+    The network runs in evaluation mode and is left in the mode in which it was.
+
+    Args:
+        network: a network whose stages are known (`medfedaug.models.stages`).
+        images: batches, (B, C, *spatial), as the network is to see them.
+        stage: number, counted from 1, or name of the stage; the last by default.
+
+    Returns:
+        The features, (N, channels of the stage), float32 and on the CPU.
+
+    Raises:
+        ValueError: when the stages of the network are not known, there is no such stage (lists them), or
+            there is no image.
+
+    Example:
+        >>> from medfedaug.models import build_network
+        >>> network = build_network("lenet5", in_channels=1, out_channels=2)
+        >>> site_features(network, [torch.rand(4, 1, 32, 32), torch.rand(2, 1, 32, 32)]).shape
+        torch.Size([6, 16])
+    """
+    stages = known_stages(network)
+    if not stages:
+        raise ValueError(f"the stages of {type(network).__name__} are not known")
+    numbers = dict(enumerate(stages, start=1))
+    by_name = {found.name: found for found in stages}
+    chosen = (
+        stages[-1] if stage == -1 else numbers.get(stage) if isinstance(stage, int) else by_name.get(stage)
+    )
+    if chosen is None:
+        raise ValueError(f"no stage {stage!r}; there are {', '.join(by_name)}")
+    seen: list[Tensor] = []
+
+    def keep(features: Tensor) -> None:
+        seen.append(features.flatten(2).float().mean(dim=2).cpu())
+
+    module = network.get_submodule(chosen.module)
+    if chosen.side == "output":
+        hook = module.register_forward_hook(lambda _module, _args, output: keep(output))
+    else:
+        hook = module.register_forward_pre_hook(lambda _module, args: keep(args[0]))
+    modes = {part: part.training for part in network.modules()}
+    parameter = next(network.parameters(), None)
+    try:
+        network.eval()
+        for batch in images:
+            network(batch if parameter is None else batch.to(parameter.device))
+    finally:
+        hook.remove()
+        for part, mode in modes.items():
+            part.training = mode
+    if not seen:
+        raise ValueError("there is no image to compute features of")
+    return torch.cat([torch.as_tensor(features).as_subclass(Tensor) for features in seen])
+
+
+def feature_picture(
+    features: Tensor,
+    sites: Sequence[str],
+    labels: Sequence[object] | Tensor | None = None,
+    method: str = "pca",
+    *,
+    seed: int = 0,
+    width: float = 6.0,
+) -> Figure:
+    """Features in the plane: a colour for each site and, with labels, a marker for each class.
+
+    Args:
+        features: (N, D), N at least 3; those of several sites one after the other.
+        sites: the name of the site of each feature, N.
+        labels: the class of each feature, N.
+        method: "pca", the two principal components, with the share of the variance that each carries; or
+            "tsne", scikit-learn's t-SNE of the normalised features, whose axes have no meaning.
+        seed: of the t-SNE.
+        width: of the figure, inches.
+
+    Raises:
+        ValueError: when the lengths do not fit, or `method` is unknown.
+        ImportError: for "tsne" without scikit-learn.
+
+    Example:
+        >>> figure = feature_picture(torch.rand(6, 4), ["A", "A", "A", "B", "B", "B"])
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['A', 'B']
+    """
+    if features.ndim != 2 or len(features) < 3:
+        raise ValueError(f"expected features of shape (N, D) with N >= 3, got {tuple(features.shape)}")
+    names = [str(site) for site in sites]
+    classes = [str(v) for v in (labels.tolist() if isinstance(labels, Tensor) else labels or [])]
+    for what, values in (("sites", names), ("labels", classes)):
+        if len(values) != len(features) and not (what == "labels" and labels is None):
+            raise ValueError(f"expected {len(features)} {what}, got {len(values)}")
+    if method == "pca":
+        points, axes = _principal_components(features)
+    elif method == "tsne":
+        points, axes = _tsne(features, seed), ("t-SNE 1", "t-SNE 2")
+    else:
+        raise ValueError(f"unknown method {method!r}: 'pca' or 'tsne'")
+
+    figure = Figure(figsize=(width, 0.8 * width), layout="constrained")
+    panel = figure.add_subplot()
+    kinds = sorted(set(classes)) or [""]
+    # Drawn in an order that has nothing to do with the site, or the last one would cover the others.
+    order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0)).tolist()
+    distinct = sorted(set(names))
+    colours: dict[str, Any] = dict(zip(distinct, PALETTE, strict=False))
+    if len(distinct) > len(PALETTE):
+        shades = colormaps["turbo"](torch.linspace(0.02, 0.98, len(distinct)).numpy())
+        colours = dict(zip(distinct, map(tuple, shades), strict=True))
+    for kind, marker in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True):
+        chosen = [i for i in order if not classes or classes[i] == kind]
+        panel.scatter(
+            points[chosen, 0].tolist(),
+            points[chosen, 1].tolist(),
+            c=[colours[names[i]] for i in chosen],
+            marker=marker,
+            s=22,
+            alpha=0.75,
+            linewidths=0,
+        )
+    panel.set_xlabel(axes[0], fontsize=10)
+    panel.set_ylabel(axes[1], fontsize=10)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+    panel.grid(color="0.5", alpha=0.25, linewidth=0.6)
+    _legend(figure, panel, colours, kinds if classes else [])
+    return figure
+
+
+def _cycle(values: Sequence[str], number: int) -> list[str]:
+    return [values[index % len(values)] for index in range(number)]
+
+
+def _legend(figure: Figure, panel: Axes, colours: dict[str, Any], kinds: Sequence[str]) -> None:
+    handles = [
+        *(
+            panel.plot([], [], "o", color=colour, markersize=5, label=site.replace("$", r"\$"))[0]
+            for site, colour in colours.items()
+        ),
+        *(
+            panel.plot(
+                [], [], marker, color="0.5", markersize=5, linestyle="", label=kind.replace("$", r"\$")
+            )[0]
+            for kind, marker in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True)
+        ),
+    ]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
+
+
+def _principal_components(features: Tensor) -> tuple[Tensor, tuple[str, str]]:
+    wide = features.detach().double().cpu()
+    centred = wide - wide.mean(dim=0)
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    # The sign of a component is arbitrary: the largest entry is made positive, so that pictures agree.
+    u = u * u.gather(0, u.abs().argmax(dim=0, keepdim=True)).sign()
+    points = torch.zeros(len(wide), 2, dtype=torch.float64)
+    kept = min(2, len(s))
+    points[:, :kept] = (u * s)[:, :kept]
+    variances = s.square()
+    shares = [*(variances / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist(), 0.0]
+    return points, (f"component 1 ({shares[0]:.0%})", f"component 2 ({shares[1]:.0%})")
+
+
+def _tsne(features: Tensor, seed: int) -> Tensor:
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise ImportError(
+            "t-SNE needs scikit-learn, which is not installed: pip install scikit-learn, or method='pca'"
+        ) from error
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    found = TSNE(perplexity=perplexity, init="pca", random_state=seed)
+    return torch.as_tensor(found.fit_transform(_unit_features(features).cpu().numpy()))
