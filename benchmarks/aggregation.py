@@ -1,0 +1,104 @@
+"""What a round costs the server at 10, 100 and 3,400 sites: time a site, and memory.
+
+    python benchmarks/aggregation.py
+
+Every site's update passes the checks of the server, the weighted mean of the models and the server halves of
+FedFA and FedFAʰ, as in a federation; what is missing is the network between them. Each number of sites has a
+process of its own, whose memory is compared with what it was before the first update.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+from measure import hardware, parser
+
+from medfedaug.config import RunConfig
+from medfedaug.federation import FederationServer, Reply
+from medfedaug.federation.messages import PREPARE, TRAIN, namespaced
+from medfedaug.methods import parse_methods
+
+NETWORKS = {"default": (16, 32, 64, 128, 256, 16), "paper": (32, 64, 128, 256, 512, 32)}
+
+
+def _memory(field: str) -> float:
+    """``VmRSS`` (now) or ``VmHWM`` (at most so far), MB; where there is no ``/proc``, the latter for both."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = [line for line in status.read_text().splitlines() if line.startswith(field)]
+        return int(line.split()[1]) / 1024
+    unit = 2**20 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def one_round(sites: int, network: str, threads: int) -> dict[str, float]:
+    """Milliseconds a site and of the end of the round, and megabytes above the start."""
+    torch.set_num_threads(threads)
+    config = RunConfig(
+        methods=tuple(parse_methods("fedfa,fedfa_h")), network_args={"features": list(NETWORKS[network])}
+    )
+    server = FederationServer(config)
+    for index in range(sites):
+        server.accept_preparation(f"site_{index}", Reply(PREPARE, num_samples=100))
+    server.finish_preparation()
+    server.start_round()
+    generator = torch.Generator().manual_seed(0)
+
+    # An engine hands over one update after the other; this is the one at hand.
+    weights = {key: server.state[key].clone() for key in server.shared}
+    payload = {}
+    for name, exchange in server._every_round.items():
+        shapes = exchange.shapes.items()
+        payload.update(namespaced({key: torch.rand(size, generator=generator) for key, size in shapes}, name))
+    histogram = payload["fedfa_h/histogram"]
+    histogram /= histogram.sum(dim=1, keepdim=True)
+
+    before, seconds = _memory("VmRSS"), 0.0
+    for index in range(sites):
+        reply = Reply(TRAIN, 1, weights=weights, payload=payload, num_samples=50 + index % 50)
+        started = time.perf_counter()
+        if not server.accept(f"site_{index}", reply):
+            raise SystemExit(f"refused: {server.rounds[-1]['refused']}")
+        seconds += time.perf_counter() - started
+    started = time.perf_counter()
+    server.finish_round()
+    end = time.perf_counter() - started
+    return {
+        "ms a site": 1e3 * seconds / sites,
+        "ms at the end": 1e3 * end,
+        "MB": _memory("VmHWM") - before,
+        "MB of an update": sum(v.numel() * v.element_size() for v in weights.values()) / 2**20,
+    }
+
+
+def main() -> None:
+    """Measure every number of sites in its own process."""
+    arguments = parser(__doc__, repeats=1)
+    arguments.add_argument("--sites", type=int, nargs="+", default=[10, 100, 3400])
+    arguments.add_argument("--network", choices=list(NETWORKS), default="default", help="BasicUNet's widths")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    print(hardware())
+    print(f"{options.network} U-Net, fedfa,fedfa_h")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        first: dict[str, float] = {}
+        for sites in options.sites:
+            for _ in range(options.repeats):
+                found = pool.apply(one_round, (sites, options.network, options.threads))
+                first = first or found
+                size = found["MB of an update"]
+                print(
+                    f"  {sites:5d} sites: {found['ms a site']:.1f} ms a site, {found['ms at the end']:.0f} "
+                    f"ms at the end, {found['MB']:.0f} MB above the start = {found['MB'] / size:.1f} updates of "
+                    f"{size:.1f} MB; against the first line: time a site "
+                    f"{found['ms a site'] / first['ms a site']:.2f}, memory {found['MB'] / first['MB']:.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

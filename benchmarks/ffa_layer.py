@@ -1,0 +1,105 @@
+"""Forward and backward of an active FFA layer, against batch norm (the floor) and the equations line by line.
+
+    python benchmarks/ffa_layer.py
+
+Batch norm is the least that a layer with statistics of its features can cost, and comes fused with torch. The
+reference writes FedFA+ Eq. 2, 4, 5 and 8 to 10 as they are printed, the way a research script does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from measure import alternately, hardware, parser, report
+from torch import Tensor, nn
+
+from medfedaug.models import FFALayer
+
+# The stages of the paper's U-Net on a batch of 16 slices of 192 x 192 pixels, after the pooling, and of a
+# U-Net for volumes.
+SHAPES = [
+    (16, 32, 96, 96),
+    (16, 64, 48, 48),
+    (16, 128, 24, 24),
+    (16, 256, 12, 12),
+    (2, 32, 48, 48, 48),
+    (2, 64, 24, 24, 24),
+    (2, 128, 12, 12, 12),
+]
+
+
+class LineByLine(nn.Module):
+    """The equations one after the other, on whole arrays."""
+
+    def __init__(self, channels: int, momentum: float = 0.99, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_std", torch.ones(channels))
+        self.register_buffer("gamma_mean", torch.ones(channels))
+        self.register_buffer("gamma_std", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        space = tuple(range(2, x.dim()))
+        mean = x.mean(dim=space, keepdim=True)  # Eq. 2
+        std = (x.var(dim=space, keepdim=True, unbiased=False) + self.eps).sqrt()
+        variance_mean = mean.var(dim=0, keepdim=True, unbiased=False)  # Eq. 4
+        variance_std = std.var(dim=0, keepdim=True, unbiased=False)
+        with torch.no_grad():  # Eq. 5
+            self.running_mean = self.momentum * self.running_mean + (1 - self.momentum) * mean.mean(0).ravel()
+            self.running_std = self.momentum * self.running_std + (1 - self.momentum) * std.mean(0).ravel()
+        gamma_shape = (1, -1, *[1] * len(space))
+        spread_mean = ((self.gamma_mean.view(gamma_shape) + 1) * variance_mean).sqrt()  # Eq. 8
+        spread_std = ((self.gamma_std.view(gamma_shape) + 1) * variance_std).sqrt()
+        new_mean = mean + torch.randn_like(mean) * spread_mean  # Eq. 10
+        new_std = std + torch.randn_like(std) * spread_std
+        return new_std * (x - mean) / std + new_mean  # Eq. 9
+
+
+def step(layer: nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], None]:
+    """Forward and backward."""
+
+    def run() -> None:
+        x.grad = None
+        layer(x).backward(gradient)
+
+    return run
+
+
+def main() -> None:
+    """Measure every shape, in both memory layouts."""
+    arguments = parser(__doc__, repeats=15)
+    arguments.add_argument("--tiny", action="store_true", help="small shapes: does the script run?")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    print(hardware())
+    for shape in [(4, 8, 12, 12), (2, 8, 6, 6, 6)] if options.tiny else SHAPES:
+        for layout in ("contiguous", "channels last"):
+            x = torch.randn(shape)
+            if layout == "channels last":
+                flat = len(shape) == 4
+                x = x.to(memory_format=torch.channels_last if flat else torch.channels_last_3d)
+            gradient = torch.randn_like(x)
+            x.requires_grad_()
+            channels = shape[1]
+            ffa = FFALayer(channels, prob=1.0)
+            ffa.set_gamma(torch.ones(channels), torch.ones(channels))
+            norm = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm3d)(channels)
+            seconds = alternately(
+                {
+                    "batch norm": step(norm, x, gradient),
+                    "FFA": step(ffa, x, gradient),
+                    "line by line": step(LineByLine(channels), x, gradient),
+                },
+                options.repeats,
+            )
+            report(
+                f"{' x '.join(map(str, shape))}, {layout}",
+                seconds,
+                {("FFA", "batch norm"): ("<=", 2.5), ("line by line", "FFA"): (">=", 1.3)},
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the scripts of this folder share: hardware, alternating measurements, medians and ratios."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+__all__ = ["alternately", "hardware", "parser", "report"]
+
+
+def parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
+    """The arguments that all scripts take."""
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    result.add_argument(
+        "--repeats", type=int, default=repeats, help=f"measurements of each kind (default {repeats})"
+    )
+    return result
+
+
+def hardware() -> str:
+    """Processor, cores, vector instructions, threads and the load of the machine."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1] for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0].strip() if names else model
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    device = torch.backends.cpu.get_cpu_capability()
+    threads = torch.get_num_threads()
+    return f"{model}, {os.cpu_count()} cores, {device}, torch {torch.__version__}, {threads} thread(s){load}"
+
+
+def alternately(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each kind of work, one after the other again and again, so that all see the same machine.
+
+    Processor time where there is one thread, since waiting for another program's turn is no work; the time
+    of the clock otherwise. The first turn is not counted.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(repeats + 1):
+        for name, function in work.items():
+            started = clock()
+            function()
+            if turn:
+                seconds[name].append(clock() - started)
+    return seconds
+
+
+def ratio(a: list[float], b: list[float]) -> tuple[float, float, float]:
+    """Median of the ratios turn by turn, and their quartiles."""
+    ratios = [x / y for x, y in zip(a, b, strict=True)]
+    if len(ratios) < 2:
+        return (ratios[0],) * 3
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return middle, low, high
+
+
+def report(
+    title: str, seconds: Mapping[str, list[float]], ratios: Mapping[tuple[str, str], tuple[str, float]]
+) -> None:
+    """Print medians in milliseconds, and ratios with the goal of each.
+
+    Args:
+        title: what was measured.
+        seconds: as `alternately` gives them.
+        ratios: numerator and denominator, to ``("<=" or ">=", goal)``.
+    """
+    print(title)
+    for name, values in seconds.items():
+        print(f"  {name:46s} {1e3 * statistics.median(values):9.2f} ms")
+    for (a, b), (relation, goal) in ratios.items():
+        middle, low, high = ratio(seconds[a], seconds[b])
+        met = middle <= goal if relation == "<=" else middle >= goal
+        verdict = "met" if met else "missed"
+        print(
+            f"  {f'{a} / {b}':46s} {middle:9.3f}    quartiles {low:.3f} to {high:.3f}, "
+            f"goal {relation} {goal}: {verdict}"
+        )

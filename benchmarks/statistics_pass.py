@@ -1,0 +1,71 @@
+"""The pass that computes a site's channel statistics, against just reading the same files.
+
+    python benchmarks/statistics_pass.py
+    python benchmarks/statistics_pass.py --data DIR      a folder of sites of one's own
+
+Reading is what the pass does before it computes anything: decompress, decode, channel first, float32. By
+default the files are those of a phantom of 12 volumes of 160 x 160 x 32 voxels.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import alternately, hardware, parser, report
+
+from medfedaug.data.phantom import make_phantom
+from medfedaug.data.sites import SiteFolder, find_sites
+from medfedaug.statistics import channel_statistics
+
+
+def reading(site: SiteFolder) -> Callable[[], None]:
+    """All training images of a site, one at a time."""
+
+    def run() -> None:
+        for _ in site.images("training"):
+            pass
+
+    return run
+
+
+def statistics(site: SiteFolder) -> Callable[[], None]:
+    """The same, with the statistics."""
+
+    def run() -> None:
+        channel_statistics(site.images("training"))
+
+    return run
+
+
+def main() -> None:
+    """Measure a site after the other."""
+    arguments = parser(__doc__, repeats=7)
+    arguments.add_argument("--data", type=Path, help="folder of sites; by default a phantom is made")
+    arguments.add_argument("--limit", type=int, help="at most so many cases of each split a site")
+    arguments.add_argument("--shape", type=int, nargs=3, default=(160, 160, 32), help="of the phantom")
+    arguments.add_argument("--patients", type=int, default=20, help="of the phantom, 12 of 20 to train")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    print(hardware())
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.data or Path(folder) / "data"
+        if options.data is None:
+            make_phantom(root, sites=1, patients=options.patients, shape=options.shape)
+        for site in find_sites(root, limit=options.limit):
+            if not site.trains:
+                continue
+            cases = site.cases["training"]
+            shape = tuple(site.load_image(cases[0]).shape)
+            seconds = alternately({"reading": reading(site), "statistics": statistics(site)}, options.repeats)
+            report(
+                f"{site.name}: {len(cases)} images, the first {' x '.join(map(str, shape))}",
+                seconds,
+                {("statistics", "reading"): ("<=", 1.1)},
+            )
+
+
+if __name__ == "__main__":
+    main()

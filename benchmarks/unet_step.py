@@ -1,0 +1,105 @@
+"""A training step of a U-Net with FFA at p = 0.5, and with FFA and alignment, against the plain step.
+
+    python benchmarks/unet_step.py
+
+The step is the one of a site: forward, Dice and cross-entropy, the methods' terms, backward, Adam. The
+networks are MONAI's BasicUNet with the widths of the papers and with the library's default ones. A
+measurement is two steps: in the first the 1st, 3rd and 5th FFA layer are active, in the second the others, so
+that every measurement has what p = 0.5 means and none has luck.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from measure import alternately, hardware, parser, report
+from monai.losses import DiceCELoss
+from torch import nn
+
+from medfedaug.methods import build_methods, parse_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import build_network, ffa_layers
+
+NETWORKS = {
+    "paper": (32, 64, 128, 256, 512, 32),
+    "default": (16, 32, 64, 128, 256, 16),
+}
+METHODS = {"plain": "fedavg", "FFA": "fedfa", "FFA + alignment": "fedfa,fedfa_h"}
+
+
+def steps(network: nn.Module, methods: str, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    """Two steps of local training."""
+    network = copy.deepcopy(network)
+    chosen = build_methods(parse_methods(methods))
+    for method in chosen:
+        network = method.prepare_network(network)
+    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    context = SiteContext(
+        "site",
+        network,
+        num_samples=lambda: len(images),
+        training_images=lambda: iter([images]),
+    )
+    parts = [method.at_site(context) for method in chosen]
+    server = ServerContext(network, images.shape[1])
+    for method, part in zip(chosen, parts, strict=True):
+        # One round of one site, so that there are γ and a histogram.
+        exchange = method.every_round(server)
+        if exchange is not None and part.every_round is not None:
+            exchange.accept("site", part.every_round.collect())
+            part.every_round.apply(exchange.result())
+    network.train()
+    criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    inputs = images.to(memory_format=torch.channels_last)
+
+    layers = list(ffa_layers(network).values())
+
+    def run() -> None:
+        for first in (0, 1):
+            for index, layer in enumerate(layers):
+                layer.prob = float(index % 2 == first)
+            outputs = network(inputs)
+            loss = criterion(outputs, labels)
+            for part in parts:
+                term = part.loss(Step(network, inputs, labels, outputs))
+                if term is not None:
+                    loss = loss + term
+            float(loss.detach())
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+
+    return run
+
+
+def main() -> None:
+    """Measure both networks."""
+    arguments = parser(__doc__, repeats=12)
+    arguments.add_argument("--batch", type=int, default=16)
+    arguments.add_argument("--size", type=int, default=96, help="edge of the slices, pixels")
+    arguments.add_argument("--network", choices=["both", *NETWORKS], default="both")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    print(hardware())
+    for name, features in NETWORKS.items():
+        if options.network not in ("both", name):
+            continue
+        torch.manual_seed(0)
+        network = build_network("basicunet", features=features)
+        images = torch.rand(options.batch, 1, options.size, options.size)
+        labels = (torch.rand_like(images) < 0.1).float()
+        work = {label: steps(network, methods, images, labels) for label, methods in METHODS.items()}
+        seconds = alternately(work, options.repeats)
+        report(
+            f"{name} U-Net, features {features}, two steps of {options.batch} slices of "
+            f"{options.size} x {options.size}",
+            seconds,
+            {("FFA", "plain"): ("<=", 1.05), ("FFA + alignment", "plain"): ("<=", 1.08)},
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Segmentation: which slices train, what the loss is, and Dice per patient, against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from medfedaug.config import RunConfig
+from medfedaug.data.sites import open_site
+from medfedaug.errors import DataError
+from medfedaug.tasks import SegmentationTask, make_task
+
+
+class Threshold(nn.Module):
+    """Class k where the image is nearest to k: a network whose prediction is known."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.sizes: set[tuple[int, ...]] = set()
+
+    def forward(self, x):
+        self.sizes.add(tuple(x.shape[2:]))
+        return torch.cat([-((x - k) ** 2) for k in range(self.classes)], dim=1)
+
+
+def dice(predicted: np.ndarray, truth: np.ndarray, classes: int) -> float:
+    scores = []
+    for k in range(1, classes):
+        p, t = predicted == k, truth == k
+        if t.any():
+            scores.append(2 * np.logical_and(p, t).sum() / (p.sum() + t.sum()))
+    return float(np.mean(scores))
+
+
+def test_training_takes_the_slices_with_foreground(make_site):
+    site = open_site(make_site("A", cases=(2, 1, 1)))
+    task = SegmentationTask(2)
+    samples = task.training_samples(site)
+    expected = []
+    for case in site.cases["training"]:
+        image, label = site.load_case(case)
+        expected += [(image[..., z], label[..., z]) for z in range(4) if bool(label[..., z].any())]
+    assert len(samples) == len(expected) == 4
+    for sample, (image, label) in zip(samples, expected, strict=True):
+        assert torch.equal(sample["image"], image)
+        assert torch.equal(sample["label"], label)
+        assert sample["image"].untyped_storage().nbytes() == 16 * 16 * 4
+
+
+def test_no_foreground_at_all_is_an_error(make_site):
+    from conftest import write_volume
+
+    folder = make_site("A", cases=(1, 1, 1))
+    write_volume(folder / "labels/0.nii.gz", np.zeros((16, 16, 4), np.uint8))
+    with pytest.raises(DataError, match=r"site A.*no training slice"):
+        SegmentationTask(2).training_samples(open_site(folder))
+
+
+@pytest.mark.parametrize(("size", "classes"), [((32, 16), 2), ((30, 17), 3), ((16, 50), 4)])
+def test_dice_is_per_patient_volume_without_background(size, classes):
+    rng = np.random.default_rng(0)
+    cases = []
+    for index in range(3):
+        truth = rng.integers(0, classes, (*size, 5))
+        seen = np.where(rng.random(truth.shape) < 0.7, truth, rng.integers(0, classes, truth.shape))
+        if index == 1:
+            truth[truth == classes - 1] = 0  # a patient without one of the classes
+        cases.append(
+            (str(index), torch.tensor(seen)[None].float(), torch.tensor(truth)[None].to(torch.uint8))
+        )
+    task, network = SegmentationTask(classes), Threshold(classes)
+    scores = task.evaluate(network, cases, lambda data: data, torch.device("cpu"), batch_size=2)
+    expected = {
+        name: dice(image[0].numpy(), label[0].numpy(), classes) if bool(label.any()) else None
+        for name, image, label in cases
+    }
+    assert scores["cases"] == pytest.approx(expected)
+    known = [value for value in expected.values() if value is not None]
+    assert scores["dice"] == pytest.approx(np.mean(known))
+    assert all(n % 16 == 0 for shape in network.sizes for n in shape)
+
+
+def test_a_patient_without_foreground_has_no_dice():
+    image, label = torch.ones(1, 16, 16, 2), torch.zeros(1, 16, 16, 2, dtype=torch.uint8)
+    scores = SegmentationTask(2).evaluate(
+        Threshold(2), [("x", image, label)], lambda d: d, torch.device("cpu")
+    )
+    assert scores == {"dice": None, "cases": {"x": None}}
+
+
+def test_loss_is_dice_over_the_batch_plus_cross_entropy():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 3, 16, 16, generator=generator)
+    labels = torch.randint(0, 3, (3, 1, 16, 16), generator=generator)
+    p = logits.double().softmax(dim=1)
+    truth = torch.stack([(labels[:, 0] == k).double() for k in range(3)], dim=1)
+    overlap, size = (p * truth).sum((0, 2, 3)), (p + truth).sum((0, 2, 3))
+    smooth = 1e-5
+    soft_dice = (1 - (2 * overlap + smooth) / (size + smooth))[1:].mean()
+    cross_entropy = -(truth * p.log()).sum(dim=1).mean()
+    assert float(SegmentationTask(3).loss(logits, labels)) == pytest.approx(
+        float(soft_dice + cross_entropy), rel=1e-5
+    )
+
+
+def test_collate_pads_to_what_the_network_takes():
+    def sample(*size):
+        return {"image": torch.ones(1, *size), "label": torch.ones(1, *size, dtype=torch.uint8)}
+
+    task = SegmentationTask(2)
+    for sizes, expected in (
+        ([(32, 32), (32, 32)], (32, 32)),
+        ([(30, 17)], (32, 32)),
+        ([(16, 32), (32, 16)], (32, 32)),
+        ([(20, 20), (50, 20)], (64, 32)),
+    ):
+        batch = task.collate([sample(*size) for size in sizes])
+        assert tuple(batch["image"].shape) == (len(sizes), 1, *expected)
+        assert batch["label"].shape == batch["image"].shape
+        assert float(batch["image"].sum()) == float(batch["label"].sum()) == sum(a * b for a, b in sizes)
+        assert type(batch["image"]) is torch.Tensor
+
+
+def test_plain_images_are_scaled_and_normalised_ones_are_left_to_the_method():
+    assert make_task(RunConfig(), normalised=False).intensity == "scale"
+    assert make_task(RunConfig(), normalised=True).intensity == "raw"
+    assert make_task(RunConfig(intensity="scale"), normalised=True).intensity == "scale"
