@@ -40,7 +40,7 @@ def test_the_wheel_holds_every_module_and_nothing_generic(tmp_path):
         "[importlib.import_module(name) for name in sys.argv[2:]]"
     )
     # Isolated from the working folder and from the editable install, whose finder comes later.
-    subprocess.run([sys.executable, "-P", "-c", script, str(target), *modules()], check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-I", "-c", script, str(target), *modules()], check=True, cwd=tmp_path)
 
 
 def imports(path: Path) -> set[str]:

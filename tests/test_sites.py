@@ -152,6 +152,14 @@ def test_no_site_and_no_folder(tmp_path):
         find_sites(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("name", ["St. Anna", "A,B", "-c"])
+def test_names_that_cannot_travel(make_site, tmp_path, name):
+    make_site("A")
+    make_site(name)
+    with pytest.raises(DataError, match="not a name for a site"):
+        check_federation(find_sites(tmp_path / "data"))
+
+
 def test_sites_must_fit_each_other(make_site, tmp_path):
     make_site("A")
     with pytest.raises(DataError, match=r"two sites with training cases, found 1 \(A\)"):

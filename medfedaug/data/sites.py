@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,6 +111,14 @@ def check_federation(
         ConfigError: for a held-out site that is not there.
     """
     names = [site.name for site in sites]
+    for site in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", site.name):
+            raise DataError(
+                "not a name for a site",
+                site=repr(site.name),
+                path=site.path,
+                hint="Name the folder in letters, digits, '.', '_' and '-': the name travels with every message.",
+            )
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
