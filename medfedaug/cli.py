@@ -121,37 +121,55 @@ def statistics(
     out_console.print(f"saved to {target}", highlight=False)
 
 
+# Options that define a run, the same for a simulation here and for a job that is submitted elsewhere.
+Methods = Annotated[str, typer.Option(help="Comma-separated, e.g. fedrdn,fedfa.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Communication rounds.")]
+LocalEpochs = Annotated[int, typer.Option(min=1, help="Local epochs a round.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Network = Annotated[
+    str | None, typer.Option(help="By default basicunet or alexnet, by task; an unknown name lists them all.")
+]
+NetworkArgs = Annotated[str, typer.Option(help="JSON object for the network's constructor.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="METHOD.ARG=VALUE", help="A method's argument, repeatable."),
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="By default 16 or 32, by task.")]
+LearningRate = Annotated[
+    float | None, typer.Option("--learning-rate", "--lr", help="By default 0.001 or 0.01, by task.")
+]
+Optimizer = Annotated[str | None, typer.Option(help="adam or sgd; by default by task.")]
+Momentum = Annotated[float, typer.Option(min=0, help="Of sgd.")]
+ImageSize = Annotated[int | None, typer.Option(min=16, help="Photographs are resized to it.")]
+Participation = Annotated[float, typer.Option(help="Share of the sites that each round asks.")]
+Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
+MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
+
+
 @app.command()
 def simulate(
     data: Data,
-    methods: Annotated[str, typer.Option(help="Comma-separated, e.g. fedrdn,fedfa.")],
+    methods: Methods,
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, global_model.pt, statistics.json, report.html.")
     ],
-    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = 10,
-    local_epochs: Annotated[int, typer.Option(min=1, help="Local epochs a round.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    rounds: Rounds = 10,
+    local_epochs: LocalEpochs = 1,
+    seed: Seed = 0,
     task: Annotated[
         str | None, typer.Option(help="segmentation or classification; by default it follows from the data.")
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="By default basicunet or alexnet, by task; an unknown name lists them all."),
-    ] = None,
-    network_args: Annotated[str, typer.Option(help="JSON object for the network's constructor.")] = "{}",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="METHOD.ARG=VALUE", help="A method's argument, repeatable."),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="By default 16 or 32, by task.")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", "--lr", help="By default 0.001 or 0.01, by task.")
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam or sgd; by default by task.")] = None,
-    momentum: Annotated[float, typer.Option(min=0, help="Of sgd.")] = 0.0,
-    image_size: Annotated[int | None, typer.Option(min=16, help="Photographs are resized to it.")] = None,
-    participation: Annotated[float, typer.Option(help="Share of the sites that each round asks.")] = 1.0,
-    weighting: Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")] = "samples",
+    network: Network = None,
+    network_args: NetworkArgs = "{}",
+    set_: Settings = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    optimizer: Optimizer = None,
+    momentum: Momentum = 0.0,
+    image_size: ImageSize = None,
+    participation: Participation = 1.0,
+    weighting: Weighting = "samples",
     intensity: Intensity = "raw",
     limit: Limit = None,
     holdout: Annotated[
@@ -159,29 +177,23 @@ def simulate(
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="nvflare: every site a process; inprocess: one after another.")
-    ] = (Engine.nvflare),
+    ] = Engine.nvflare,
     device: Device = "auto",
-    threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")
-    ] = 0,
-    min_sites: Annotated[
-        int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")
-    ] = 0,
+    threads: Threads = 0,
+    min_sites: MinSites = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
     from medfedaug.data.sites import find_sites
-    from medfedaug.methods import build_methods, parse_methods
     from medfedaug.simulate import configure
     from medfedaug.simulate import simulate as run
 
-    specs = parse_methods(methods, _settings(set_ or []))
-    build_methods(specs)
+    specs = _specification(methods, set_)
     config = configure(
         find_sites(data, limit=limit),
-        methods=tuple(specs),
+        methods=specs,
         task=task,
         network=network,
         network_args=_json_object(network_args, "--network-args"),
@@ -207,6 +219,74 @@ def simulate(
         )
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
+
+
+@app.command()
+def export(
+    methods: Methods,
+    out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
+    task: Annotated[str, typer.Option(help="segmentation or classification.")] = "segmentation",
+    classes: Annotated[
+        str, typer.Option(help="Comma-separated names; of a segmentation the background first.")
+    ] = "background,foreground",
+    channels: Annotated[int, typer.Option(min=1, help="Channels of an image; photographs have 3.")] = 1,
+    rounds: Rounds = 10,
+    local_epochs: LocalEpochs = 1,
+    seed: Seed = 0,
+    network: Network = None,
+    network_args: NetworkArgs = "{}",
+    set_: Settings = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    optimizer: Optimizer = None,
+    momentum: Momentum = 0.0,
+    image_size: ImageSize = None,
+    participation: Participation = 1.0,
+    weighting: Weighting = "samples",
+    intensity: Intensity = "raw",
+    threads: Threads = 0,
+    min_sites: Annotated[
+        int,
+        typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
+    ] = 2,
+) -> None:
+    """Write the run as an NVFlare job without code, data or paths."""
+    from medfedaug.config import RunConfig, task_defaults
+    from medfedaug.nvflare_jobs import MedFedAugRecipe
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already; choose another folder")
+    specs = _specification(methods, set_)
+    chosen = {
+        "network": network,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "optimizer": optimizer,
+    }
+    config = RunConfig.from_dict(
+        {
+            **task_defaults(task),
+            **{name: value for name, value in chosen.items() if value is not None},
+            "methods": specs,
+            "task": task,
+            "classes": [name.strip() for name in classes.split(",")],
+            "in_channels": channels,
+            "network_args": _json_object(network_args, "--network-args"),
+            "rounds": rounds,
+            "local_epochs": local_epochs,
+            "momentum": momentum,
+            "image_size": image_size,
+            "participation": participation,
+            "weighting": weighting,
+            "intensity": intensity,
+            "seed": seed,
+            "threads": threads,
+            "min_sites": min_sites,
+        }
+    )
+    recipe = MedFedAugRecipe(config=config, name=out.name, min_clients=min_sites)
+    recipe.export(job_dir=str(out.parent))
+    out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
 
 
 @app.command()
@@ -309,6 +389,14 @@ def _print_scores(scores: dict[str, Any], title: str) -> None:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def _specification(methods: str, settings: list[str] | None) -> tuple[dict[str, Any], ...]:
+    from medfedaug.methods import build_methods, parse_methods
+
+    specs = tuple(parse_methods(methods, _settings(settings or [])))
+    build_methods(specs)  # whether they go together, before anything is read
+    return specs
 
 
 def _settings(items: list[str]) -> dict[str, dict[str, Any]]:

@@ -13,10 +13,14 @@ from typing import Any
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["RunConfig", "derive_seed"]
+__all__ = ["RunConfig", "derive_seed", "task_defaults"]
 
+_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "segmentation": {"network": "basicunet", "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
+    "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
+}
 _CHOICES = {
-    "task": ("segmentation", "classification"),
+    "task": tuple(_TASK_DEFAULTS),
     "intensity": ("raw", "scale"),
     "optimizer": ("adam", "sgd"),
     "weighting": ("samples", "uniform"),
@@ -128,6 +132,20 @@ class RunConfig:
                 f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
             )
         return cls(**dict(values))
+
+
+def task_defaults(task: str) -> dict[str, Any]:
+    """Network and optimiser's settings for a task, as the papers have them.
+
+    AlexNet, SGD at 0.01 and batches of 32 for photographs; a U-Net, Adam at 0.001 and batches of 16 for
+    volumes.
+
+    Raises:
+        ConfigError: for a task that is not known.
+    """
+    if task not in _TASK_DEFAULTS:
+        raise ConfigError(f"task {task!r} is not known; choose from {', '.join(_TASK_DEFAULTS)}")
+    return dict(_TASK_DEFAULTS[task])
 
 
 def derive_seed(*parts: object) -> int:

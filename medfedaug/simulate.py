@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig
+from medfedaug.config import RunConfig, task_defaults
 from medfedaug.data.sites import SiteFolder, check_federation, find_sites, site_statistics
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
@@ -24,18 +24,12 @@ __all__ = ["ENGINES", "configure", "simulate"]
 
 ENGINES = ("nvflare", "inprocess")
 
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "segmentation": {"network": "basicunet", "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
-    "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
-}
-
 
 def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     """A configuration that fits the sites' data.
 
-    The task follows from the data, and with the task the network and the optimiser's settings, as the papers
-    have them: AlexNet, SGD at 0.01 and batches of 32 for photographs; a U-Net, Adam at 0.001 and batches of
-    16 for volumes.
+    The task follows from the data, and with the task the network and the optimiser's settings
+    (`medfedaug.config.task_defaults`).
 
     Args:
         sites: the sites.
@@ -49,7 +43,7 @@ def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     if given.get("task", task) != task:
         raise ConfigError(f"the data are for {task}, and the task asked for is {given['task']}")
     return RunConfig(
-        **{**_TASK_DEFAULTS[task], **given, "task": task, "in_channels": channels, "classes": classes}
+        **{**task_defaults(task), **given, "task": task, "in_channels": channels, "classes": classes}
     )
 
 

@@ -47,7 +47,7 @@ def simulate_args(data, out, methods="fedrdn,fedfa", engine="inprocess"):
 def test_help_names_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    for command in ("phantom", "statistics", "simulate", "evaluate", "report"):
+    for command in ("phantom", "statistics", "simulate", "export", "evaluate", "report"):
         assert command in out
         assert run(command, "--help")[0] == 0
     assert run("--version")[1].count(".") == 2
@@ -95,6 +95,29 @@ def test_statistics_prints_and_saves(run, phantom_dir, tmp_path):
     saved = load_statistics(target)["site_A"]
     assert f"{float(saved.mean[0]):.6g}" in out
     assert f"{float(saved.std[0]):.6g}" in out
+
+
+def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
+    job = tmp_path / "job"
+    options = ["--methods", "fedrdn,fedfa", "--rounds", 3, "--min-sites", 4, "--classes", "background,lesion"]
+    code, out, err = run("export", *options, "--out", job)
+    assert code == 0, err
+    assert "nvflare job submit" in out
+    files = {path.relative_to(job).as_posix() for path in job.rglob("*") if path.is_file()}
+    assert files == {"meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json"}
+    assert json.loads((job / "meta.json").read_text())["min_clients"] == 4
+    client = json.loads((job / "app/config/config_fed_client.json").read_text())
+    (executor,) = client["executors"]
+    assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
+    config = RunConfig.from_dict(executor["executor"]["args"]["config"])
+    assert (config.rounds, config.min_sites, config.classes) == (3, 4, ("background", "lesion"))
+    assert [method["name"] for method in config.methods] == ["fedrdn", "fedfa"]
+    code, _, err = run("export", *options, "--out", job)
+    assert code == 2
+    assert "is there already" in err
+    code, _, err = run("export", "--methods", "fedavg", "--task", "magic", "--out", tmp_path / "other")
+    assert code == 2
+    assert "segmentation, classification" in err
 
 
 def test_phantom_and_its_faults(run, tmp_path):

@@ -117,7 +117,7 @@ def check_federation(
                 "not a name for a site",
                 site=repr(site.name),
                 path=site.path,
-                hint="Name the folder in letters, digits, '.', '_' and '-': the name travels with every message.",
+                hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
             )
     for name in holdout:
         if name not in names:
