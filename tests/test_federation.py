@@ -217,7 +217,7 @@ def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
         expected = parameter.detach() - 0.1 * parameter.grad
         # The batch was shuffled: sums come in another order.
         torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
-    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
 def test_a_round_repeats_to_the_bit_and_differs_by_round_site_and_seed(tiny_config, phantom_dir):

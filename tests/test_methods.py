@@ -178,12 +178,12 @@ def test_fedprox_term_is_half_mu_times_the_squared_distance():
     part.start_round()
     start = [p.detach().clone() for p in network.parameters()]
     step = Step(network, torch.zeros(1), torch.zeros(1), torch.zeros(1))
-    assert float(part.loss(step)) == 0.0
+    assert float(part.loss(step).detach()) == 0.0
     with torch.no_grad():
         network.weight.add_(torch.tensor([[1.0, 2.0]]))
         network.bias.add_(3.0)
     loss = part.loss(step)
-    assert float(loss) == pytest.approx(0.2 * (1 + 4 + 9))
+    assert float(loss.detach()) == pytest.approx(0.2 * (1 + 4 + 9))
     loss.backward()
     torch.testing.assert_close(network.weight.grad, 0.4 * (network.weight.detach() - start[0]))
 
