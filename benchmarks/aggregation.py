@@ -94,8 +94,8 @@ def main() -> None:
                 size = found["MB of an update"]
                 print(
                     f"  {sites:5d} sites: {found['ms a site']:.1f} ms a site, {found['ms at the end']:.0f} "
-                    f"ms at the end, {found['MB']:.0f} MB above the start = {found['MB'] / size:.1f} updates of "
-                    f"{size:.1f} MB; against the first line: time a site "
+                    f"ms at the end, {found['MB']:.0f} MB above the start = {found['MB'] / size:.1f} updates "
+                    f"of {size:.1f} MB; against the first line: time a site "
                     f"{found['ms a site'] / first['ms a site']:.2f}, memory {found['MB'] / first['MB']:.2f}"
                 )
 
