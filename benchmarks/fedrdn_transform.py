@@ -49,7 +49,7 @@ def main() -> None:
             "NormalizeIntensityd, given": given,
             "FedRDNd": FedRDNd("image", dict.fromkeys(sites, pair)),
         }
-        number = max(1, 2_000_000 // sample["image"].numel())
+        number = 5 if options.tiny else max(1, 2_000_000 // sample["image"].numel())
         seconds = alternately(
             {name: calls(transform, sample, number) for name, transform in work.items()}, options.repeats
         )
