@@ -32,6 +32,9 @@ _VERSION = 1
 _LARGEST = 1e15
 _SMALLEST = 1e-15
 
+# Voxels converted to float64 at a time, 4 MB.
+_BLOCK = 2**19
+
 
 def _vector(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
@@ -189,11 +192,13 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
         >>> channel_statistics(np.array(x, dtype=np.uint8) for x in ([[0, 2]], [[10, 14]]))
         ChannelStatistics(mean=[6.5], std=[1.5], count=2)
     """
+    # Fresh memory for every image would take longer than its statistics.
+    scratch = torch.empty(_BLOCK, dtype=torch.float64)
     mean_sum = torch.zeros(0, dtype=torch.float64)
     std_sum = torch.zeros(0, dtype=torch.float64)
     count = 0
     for index, image in enumerate(images):
-        mean, std = _image_statistics(image, index)
+        mean, std = _image_statistics(image, index, scratch)
         if count == 0:
             mean_sum, std_sum = torch.zeros_like(mean), torch.zeros_like(std)
         elif len(mean) != len(mean_sum):
@@ -206,12 +211,12 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
     return ChannelStatistics(mean_sum / count, std_sum / count, count)
 
 
-def _image_statistics(image: Any, index: int) -> tuple[Tensor, Tensor]:
+def _image_statistics(image: Any, index: int, scratch: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(image, Tensor):
         if image.is_complex():
             raise ValueError(f"image {index} has dtype {image.dtype}, expected real numbers")
-        # A copy, always: the pass below works in place, and `as_subclass` sheds a MetaTensor's bookkeeping.
-        voxels = image.detach().as_subclass(Tensor).cpu().to(torch.float64, copy=True)
+        # `as_subclass` sheds a MetaTensor's bookkeeping.
+        voxels = image.detach().as_subclass(Tensor).cpu()
     else:
         array = np.asarray(image)
         if array.dtype.kind not in "biuf":
@@ -220,15 +225,37 @@ def _image_statistics(image: Any, index: int) -> tuple[Tensor, Tensor]:
         voxels = torch.from_numpy(array.astype(np.float64, order="C"))
     if voxels.ndim < 2 or voxels.numel() == 0:
         raise ValueError(f"image {index}: expected shape (C, *spatial), got {list(voxels.shape)}")
-    voxels = voxels.reshape(voxels.shape[0], -1)
-    mean = voxels.mean(dim=1)
-    voxels -= mean[:, None]
-    std = voxels.square_().mean(dim=1).sqrt_()
+    mean, variance = _moments(voxels, scratch)
+    std = variance.sqrt_()
     if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
         raise ValueError(f"image {index} has voxels that are not finite")
     # The mean of a constant need not be that constant to the last bit.
     std[std <= 1e-12 * mean.abs()] = 0.0
     return mean, std
+
+
+def _moments(voxels: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population variance of each channel, block by block (Chan et al., 1979), in float64."""
+    channels = voxels.shape[0]
+    # The order of the voxels plays no part, and that of the memory (NIfTI: first axis fastest) needs no copy.
+    axes = sorted(range(1, voxels.ndim), key=lambda axis: -voxels.stride()[axis])
+    flat = voxels.permute(0, *axes).reshape(channels, -1)
+    width = max(1, len(scratch) // channels)
+    mean, squares = torch.zeros(2, channels, dtype=torch.float64)
+    count = 0
+    for part in flat.split(width, dim=1):
+        size = part.shape[1]
+        block = scratch[: channels * size].view(channels, size)
+        block.copy_(part)
+        block_mean = block.mean(dim=1)
+        block -= block_mean[:, None]
+        # One pass without an array of squares.
+        block_squares = torch.stack([torch.dot(row, row) for row in block])
+        shift, total = block_mean - mean, count + size
+        squares = squares + block_squares + shift.square() * (count * size / total)
+        mean = mean + shift * (size / total)
+        count = total
+    return mean, squares / count
 
 
 def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, ChannelStatistics]) -> None:
