@@ -141,6 +141,16 @@ class ServerExchange(ABC):
         """The sites' channel statistics, where they are what is exchanged."""
         return {}
 
+    def state(self) -> Payload:
+        """What must be found again after the server was restarted between two rounds, as tensors.
+
+        The last result is kept by the federation: only what goes into a later one belongs here.
+        """
+        return {}
+
+    def restore(self, state: Payload) -> None:
+        """Take in what `state` gave."""
+
 
 class SitePart:
     """What a method does at one site; every hook does nothing unless a method says otherwise."""
@@ -165,6 +175,17 @@ class SitePart:
     def metrics(self) -> dict[str, float]:
         """Numbers about the round just trained, for ``results.json``."""
         return {}
+
+    def state(self) -> Payload:
+        """What a site keeps to itself from round to round and must find again after a restart, as tensors.
+
+        What lies in the network's state dict under `Method.kept_at_site` is kept by the trainer, and what
+        the server sends in every round comes back by itself.
+        """
+        return {}
+
+    def restore(self, state: Payload) -> None:
+        """Take in what `state` gave, in a site process that has not trained yet."""
 
 
 class Method:
