@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ConfigError", "DataError", "MedFedAugError", "RunFailed", "UpdateRefused"]
+__all__ = ["ConfigError", "DataError", "MedFedAugError", "RunFailed", "UpdateRefused", "first_line"]
 
 
 class MedFedAugError(Exception):
@@ -52,3 +52,9 @@ class UpdateRefused(MedFedAugError):
 
 class RunFailed(MedFedAugError):
     """A federation ended before its last round."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, short enough for one line of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

@@ -13,7 +13,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites, is_site
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.output import RESULTS
 from medfedaug.federation.site import SiteTrainer
 
@@ -84,7 +84,7 @@ def _load_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails anywhere between zip and pickle
-        raise ConfigError(f"{path}: not a model ({str(error).splitlines()[0][:160]})") from error
+        raise ConfigError(f"{path}: not a model ({first_line(error)})") from error
     if not isinstance(weights, Mapping) or not all(isinstance(v, torch.Tensor) for v in weights.values()):
         raise ConfigError(f"{path}: not a state dict")
     return dict(weights)
