@@ -69,8 +69,7 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     """The methods of a specification, checked to go together.
 
     Raises:
-        ConfigError: for unknown names or arguments, a method named twice, and two that both normalise the
-            input.
+        ConfigError: for unknown names or arguments, a method named twice, and two that exclude each other.
     """
     methods = [_build(spec) for spec in specs]
     names = [method.name for method in methods]
@@ -81,6 +80,13 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
+    servers = [method.name for method in methods if type(method).at_server is not Method.at_server]
+    if len(servers) > 1:
+        raise ConfigError(f"{' and '.join(servers)} both make the global model of the mean; choose one")
+    mixing = [method.name for method in methods if method.mixes_labels]
+    needing = [method.name for method in methods if method.needs_labels]
+    if mixing and needing:
+        raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
     return methods
 
 
