@@ -109,6 +109,7 @@ class SiteTrainer(ClientAlgo):
         self._statistics: ChannelStatistics | None = None
         self._run = ""
         self._once: Payload = {}
+        self._collected: Payload = {}
         self._kept: dict[int, _Kept] = {}
         self._present = 0  # the round whose kept state is in the network and in the methods right now
 
@@ -204,8 +205,12 @@ class SiteTrainer(ClientAlgo):
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
+        self._collected = {}
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+            if part.every_round is not None:
+                self._collected.update(namespaced(part.every_round.collect(), name))
+        # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
     def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
@@ -276,17 +281,13 @@ class SiteTrainer(ClientAlgo):
         return (torch.get_rng_state(), *on_device)
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
-        """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
+        """The local model's shared entries and the methods' exchange after `train`, float32 on the CPU."""
         state = self.network.state_dict()
-        payload: Payload = {}
-        for name, part in self.parts.items():
-            if part.every_round is not None:
-                payload.update(namespaced(part.every_round.collect(), name))
         return ExchangeObject(
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
             metrics=dict(self.last_metrics),
-            statistics={"payload": {key: _portable(value) for key, value in payload.items()}},
+            statistics={"payload": {key: _portable(value) for key, value in self._collected.items()}},
         )
 
     def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:

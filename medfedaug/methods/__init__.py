@@ -1,7 +1,8 @@
 """One file a method, its site half and its server half side by side."""
 
-from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.base import Method, ServerExchange, ServerPart, SiteExchange, SitePart
 from medfedaug.methods.fedavg import FedAvg
+from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
@@ -9,9 +10,11 @@ from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
+from medfedaug.methods.scaffold import Scaffold
 
 __all__ = [
     "FedAvg",
+    "FedAvgM",
     "FedBN",
     "FedFA",
     "FedFAh",
@@ -19,7 +22,9 @@ __all__ = [
     "FedRDN",
     "Method",
     "Norm",
+    "Scaffold",
     "ServerExchange",
+    "ServerPart",
     "SiteExchange",
     "SitePart",
     "build_methods",

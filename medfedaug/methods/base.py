@@ -124,7 +124,7 @@ class SiteExchange(ABC):
 
     @abstractmethod
     def collect(self) -> Payload:
-        """What the site sends."""
+        """What the site sends: before training, or when the local training of a round is over."""
 
     @abstractmethod
     def apply(self, payload: Payload) -> None:

@@ -9,16 +9,24 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method
 from medfedaug.methods.fedavg import FedAvg
+from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.norm import Norm
+from medfedaug.methods.scaffold import Scaffold
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
-_METHODS: dict[str, type[Method]] = {m.name: m for m in (FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh)}
+_METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        *(FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh),
+        *(FedAvgM, Scaffold),
+    )
+}
 
 # Published names of a combination, or of a method with an argument.
 _ALIASES: dict[str, list[dict[str, Any]]] = {

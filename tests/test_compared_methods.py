@@ -1,0 +1,185 @@
+"""The methods that augmentation is compared with: each update against its equation written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import FedAvgM, Scaffold, build_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+
+SITES = ["site_A", "site_B"]
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+
+
+def linear(weight=(1.0, -2.0), bias=0.5):
+    network = nn.Linear(2, 1)
+    network.load_state_dict({"weight": torch.tensor([weight]), "bias": torch.tensor([bias])})
+    return network
+
+
+def server_context(network, weights=None, kept=frozenset()):
+    return ServerContext(network, 1, kept=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
+
+
+def sgd(network, part, batches, lr):
+    """Local training as the trainer has it: gradients, the method's hooks, a step of plain SGD."""
+    part.start_round()
+    for x, y in batches:
+        outputs = network(x)
+        step = Step(network, x, y, outputs)
+
+        def again(x=x, y=y):
+            network.zero_grad()
+            ((network(x) - y) ** 2).mean().backward()
+
+        again()
+        part.gradients(step, again)
+        part.before_step(step)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter -= lr * parameter.grad
+
+
+def mean_squares_gradient(w, x, y):
+    """Of mean((x·w + b − y)²) for w = (w₁, w₂, b), in float64."""
+    x = torch.cat([x.double(), torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
+    return 2 * x.T @ (x @ w - y.double().flatten()) / len(x)
+
+
+def flat(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters()]).double()
+
+
+def batches(seed, count=3, size=4):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 2, generator=generator), torch.randn(size, 1, generator=generator))
+        for _ in range(count)
+    ]
+
+
+# ---------------------------------------------------------------- FedAvgM
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_fedavgm_is_momentum_at_the_server(rate):
+    network = nn.BatchNorm1d(2)
+    server = FedAvgM(momentum=0.8, server_lr=rate).at_server(server_context(network))
+    state = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.zeros(2), "running_mean": torch.zeros(2)}
+    w = torch.tensor([1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
+    velocity = torch.zeros(4, dtype=torch.float64)
+    for round_ in range(3):
+        mean = {key: value * 0.5 + round_ + 0.25 for key, value in state.items()}
+        target = torch.cat([mean["weight"], mean["bias"]]).double()
+        velocity = 0.8 * velocity + (w - target)
+        w = w - rate * velocity
+        state = server.update(state, mean, {"A": 1.0})
+        torch.testing.assert_close(
+            torch.cat([state["weight"], state["bias"]]).double(), w, rtol=1e-6, atol=1e-6
+        )
+        # Running statistics have no momentum: a variance could become negative.
+        assert torch.equal(state["running_mean"], mean["running_mean"])
+    assert server.summary()["velocity"] == pytest.approx(float(velocity.norm()))
+
+
+def test_fedavgm_without_momentum_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("fedavgm", settings={"fedavgm": {"momentum": 0}})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
+    moving = run_in_process(tiny_config("fedavgm"), phantom_dir, SITES, "cpu")
+    assert not same(moving.state, plain.state)
+    assert moving.rounds[0]["methods"]["fedavgm"]["velocity"] > 0
+
+
+def test_only_one_method_makes_the_global_model(tiny_config):
+    with pytest.raises(ConfigError, match=r"momentum 1\.5 in"):
+        build_methods([{"name": "fedavgm", "args": {"momentum": 1.5}}])
+    network = linear()
+    with pytest.raises(ConfigError, match=r"fedavgm acts on the parameters .* all stay at their sites"):
+        FedAvgM().at_server(server_context(network, kept=frozenset(network.state_dict())))
+
+
+# ---------------------------------------------------------------- SCAFFOLD
+
+
+def test_scaffold_is_algorithm_1_with_option_ii():
+    """Two rounds of two sites; one of them misses the second."""
+    lr, weights = 0.1, {"A": 1.0, "B": 3.0}
+    shares = {"A": 0.25, "B": 0.75}
+    model = linear()
+    server = Scaffold().every_round(server_context(model, weights))
+    networks = {name: linear() for name in weights}
+    sites = {name: Scaffold().at_site(SiteContext(name, net)) for name, net in networks.items()}
+
+    x, c = flat(model), torch.zeros(3, dtype=torch.float64)
+    own = {name: torch.zeros(3, dtype=torch.float64) for name in weights}
+    for round_, taking_part in enumerate((["A", "B"], ["B"])):
+        changes = {}
+        for number, name in enumerate(taking_part):
+            data = batches(10 * round_ + number)
+            networks[name].load_state_dict(model.state_dict())
+            sgd(networks[name], sites[name], data, lr)
+            payload = sites[name].every_round.collect()
+            assert {key: tuple(value.shape) for key, value in payload.items()} == server.shapes
+            server.accept(name, payload)
+
+            y = x.clone()
+            for inputs, targets in data:
+                y = y - lr * (mean_squares_gradient(y, inputs, targets) - own[name] + c)
+            new = own[name] - c + (x - y) / (len(data) * lr)
+            changes[name] = new - own[name]
+            own[name] = new
+            torch.testing.assert_close(flat(networks[name]), y, rtol=1e-5, atol=1e-5)
+            sent = torch.cat([payload["weight"].flatten(), payload["bias"]]).double()
+            torch.testing.assert_close(sent, changes[name], rtol=1e-4, atol=1e-5)
+        c = c + sum(shares[name] * change for name, change in changes.items())
+        result = server.result()
+        found = torch.cat([result["weight"].flatten(), result["bias"]]).double()
+        torch.testing.assert_close(found, c, rtol=1e-4, atol=1e-5)
+        x = flat(networks["A"])
+        model.load_state_dict(networks["A"].state_dict())
+        for site in sites.values():
+            site.every_round.apply(result)
+    assert float(c.norm()) > 0.1
+
+
+def test_scaffold_leaves_a_sites_norm_layers_at_the_site(phantom_dir, tiny_config):
+    config = tiny_config("scaffold,fedbn", rounds=1)
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    composition = Composition(config)
+    assert composition.kept_keys
+    assert set(server._every_round["scaffold"].shapes) == {
+        name for name, _ in composition.network.named_parameters() if name not in composition.kept_keys
+    }
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_scaffolds_corrections_cancel_over_the_sites(phantom_dir, tiny_config, weighting):
+    """c is the mean of the sites' control variates in the sense in which the model is that of the models."""
+    from medfedaug.federation import FederationServer, Site, SiteTrainer
+
+    config = tiny_config("scaffold", weighting=weighting)
+    server = FederationServer(config)
+    sites = {name: Site(name, SiteTrainer(config, phantom_dir, "cpu")) for name in SITES}
+    for name, site in sites.items():
+        server.accept_preparation(name, site.answer(server.prepare()))
+    server.finish_preparation()
+    for _ in range(2):
+        request = server.start_round()
+        for name, site in sites.items():
+            assert server.accept(name, site.answer(request))
+        server.finish_round()
+    weights = server._every_round["scaffold"].weights()
+    assert len(set(weights.values())) == (1 if weighting == "uniform" else 2)
+    for key, common in server._every_round["scaffold"].result().items():
+        own = sum(w * sites[name].trainer.parts["scaffold"].own[key] for name, w in weights.items())
+        own = own / sum(weights.values())
+        torch.testing.assert_close(common, own, rtol=1e-4, atol=1e-7)
