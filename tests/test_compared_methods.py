@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
 from torch import nn
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation import run_in_process
+from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.methods import FedAvgM, Scaffold, build_methods
+from medfedaug.methods import FedAvgM, FedSAM, MixUp, Scaffold, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 
 SITES = ["site_A", "site_B"]
@@ -183,3 +187,104 @@ def test_scaffolds_corrections_cancel_over_the_sites(phantom_dir, tiny_config, w
         own = sum(w * sites[name].trainer.parts["scaffold"].own[key] for name, w in weights.items())
         own = own / sum(weights.values())
         torch.testing.assert_close(common, own, rtol=1e-4, atol=1e-7)
+
+
+# ---------------------------------------------------------------- FedSAM
+
+
+def test_fedsam_descends_along_the_gradient_at_the_worst_weights_nearby():
+    network, data = linear(), batches(0)
+    w = flat(network)
+    sgd(network, FedSAM(rho=0.3).at_site(SiteContext("A", network)), data, lr=0.1)
+    for x, y in data:
+        g = mean_squares_gradient(w, x, y)
+        w = w - 0.1 * mean_squares_gradient(w + 0.3 * g / g.norm(), x, y)
+    torch.testing.assert_close(flat(network), w, rtol=1e-5, atol=1e-5)
+
+
+def test_fedsam_with_a_gradient_of_zero_stays_where_it_is():
+    network = linear()
+    x = torch.zeros(1, 2)
+    sgd(network, FedSAM().at_site(SiteContext("A", network)), [(x, network(x).detach())], lr=0.1)
+    assert torch.equal(flat(network), flat(linear()))
+
+
+@pytest.mark.parametrize("company", ["", ",fedfa,fedprox,scaffold"])
+def test_fedsam_with_radius_zero_is_its_company_to_the_bit(phantom_dir, tiny_config, company):
+    """The second pass draws the same random numbers and leaves running statistics alone."""
+    plain = run_in_process(tiny_config("fedavg" + company), phantom_dir, SITES, "cpu")
+    flat_config = tiny_config("fedsam" + company, settings={"fedsam": {"rho": 0}})
+    assert same(run_in_process(flat_config, phantom_dir, SITES, "cpu").state, plain.state)
+    sharp = run_in_process(tiny_config("fedsam" + company), phantom_dir, SITES, "cpu")
+    assert not same(sharp.state, plain.state)
+
+
+# ---------------------------------------------------------------- MixUp
+
+
+def test_mixup_is_the_weighted_mean_of_images_and_losses():
+    part = MixUp(alpha=0.7).at_site(SiteContext("A", nn.Identity()))
+    inputs, labels = torch.rand(5, 2, 4, 4), torch.arange(5)
+    torch.manual_seed(3)
+    mixed, targets = part.mix(inputs, [(1.0, labels)])
+    torch.manual_seed(3)
+    weight = float(torch.distributions.Beta(0.7, 0.7).sample())
+    order = torch.randperm(5)
+    assert 0.01 < weight < 0.99
+    expected = weight * inputs.double() + (1 - weight) * inputs[order].double()
+    torch.testing.assert_close(mixed.double(), expected)
+    (first, own), (second, other) = targets
+    assert (first, second) == (weight, 1 - weight)
+    assert torch.equal(own, labels)
+    assert torch.equal(other, labels[order])
+
+
+def test_mixup_of_a_mixed_batch_weighs_all_four():
+    part = MixUp(alpha=1.0).at_site(SiteContext("A", nn.Identity()))
+    _, targets = part.mix(torch.rand(3, 1, 2, 2), [(0.25, torch.arange(3)), (0.75, torch.arange(3, 6))])
+    assert len(targets) == 4
+    assert sum(weight for weight, _ in targets) == pytest.approx(1.0)
+
+
+def test_mixup_draws_lambda_from_a_symmetric_beta():
+    from medfedaug.methods.mixup import draw_lambda
+
+    torch.manual_seed(0)
+    drawn = torch.tensor([draw_lambda(0.4) for _ in range(4000)])
+    # Beta(α, α): mean 1/2, variance 1/(4(2α + 1)).
+    assert float(drawn.mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(drawn.var()) == pytest.approx(1 / (4 * 1.8), abs=0.01)
+    assert draw_lambda(0.0) == 1.0
+
+
+def test_the_loss_of_a_mixed_batch_is_the_weighted_sum(phantom_dir, tiny_config):
+    """One step of the trainer with a U-Net and Dice, against the same written out."""
+    config = tiny_config("mixup", settings={"mixup": {"alpha": 1.0}}, batch_size=1000)
+    config = replace(config, optimizer="sgd", learning_rate=0.1)
+    trainer = SiteTrainer(config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    seen = {}
+    mix = trainer.parts["mixup"].mix
+
+    def spy(inputs, targets):
+        seen["mixed"] = mix(inputs, targets)
+        return seen["mixed"]
+
+    trainer.parts["mixup"].mix = spy
+    network = Composition(config).network.train()
+    trainer.train(ExchangeObject(), {"round": 1})
+    inputs, targets = seen["mixed"]
+    outputs = network(inputs)
+    loss = sum(weight * trainer.task.loss(outputs, labels) for weight, labels in targets)
+    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    loss.backward()
+    found = trainer.get_weights().weights
+    for name, parameter in network.named_parameters():
+        expected = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_mixup_with_alpha_zero_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("mixup", settings={"mixup": {"alpha": 0}})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)

@@ -8,6 +8,8 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
 from medfedaug.methods.scaffold import Scaffold
@@ -20,7 +22,9 @@ __all__ = [
     "FedFAh",
     "FedProx",
     "FedRDN",
+    "FedSAM",
     "Method",
+    "MixUp",
     "Norm",
     "Scaffold",
     "ServerExchange",

@@ -15,6 +15,8 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.scaffold import Scaffold
 
@@ -24,7 +26,7 @@ _METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh),
-        *(FedAvgM, Scaffold),
+        *(FedAvgM, Scaffold, FedSAM, MixUp),
     )
 }
 
