@@ -69,7 +69,8 @@ class FederationServer:
     def __init__(self, config: RunConfig, on_event: Event | None = None) -> None:
         self.config = config
         composition = Composition(config)
-        self.metric = make_task(config, normalised=composition.normalises_input).metric
+        task = make_task(config, normalised=composition.normalises_input)
+        self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared = composition.shared
         self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
@@ -77,9 +78,9 @@ class FederationServer:
         context = ServerContext(
             composition.network,
             config.in_channels,
-            config.num_classes,
-            composition.kept_keys,
+            kept=composition.kept_keys,
             weights=lambda: {site: self._weight(samples) for site, samples in self.sites.items()},
+            task=task,
         )
         self._once = _exchanges({m.name: m.before_training(context) for m in composition.methods})
         self._every_round = _exchanges({m.name: m.every_round(context) for m in composition.methods})
@@ -537,7 +538,7 @@ def _exchanges(found: dict[str, ServerExchange | None]) -> dict[str, ServerExcha
 
 def _check_payload(site: str, payload: Payload, exchanges: dict[str, ServerExchange]) -> None:
     """Everything that could be refused is refused here, before the first exchange takes anything in."""
-    shapes: Shapes = {}
+    shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})
     check_tensors(site, payload, shapes)

@@ -6,6 +6,7 @@ from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
+from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
@@ -20,6 +21,7 @@ __all__ = [
     "FedBN",
     "FedFA",
     "FedFAh",
+    "FedMix",
     "FedProx",
     "FedRDN",
     "FedSAM",

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 Payload = dict[str, Tensor]
-Shapes = dict[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int | None, ...]]  # None: whatever length, for `ServerExchange.check` to judge
 
 # The loss of a batch is the sum of weight times the task's loss: one pair, but where images are mixed.
 Targets = list[tuple[float, Tensor]]
@@ -90,16 +90,16 @@ class ServerContext:
     Args:
         network: the global network with every method's layers in it, for names and shapes alone.
         in_channels: channels of an image.
-        num_classes: of a segmentation with the background.
         kept: the state-dict entries that stay at the sites.
+        task: form of the targets.
         weights: the weight in the mean of every site that trains, whether it answers in a round or not.
     """
 
     network: nn.Module
     in_channels: int
-    num_classes: int = 2
     kept: frozenset[str] = frozenset()
     weights: Callable[[], Mapping[str, float]] = _nothing
+    task: Task | None = None
 
 
 @dataclass
@@ -339,6 +339,6 @@ def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict
     return shared
 
 
-def zeros(shapes: Shapes) -> Payload:
+def zeros(shapes: Mapping[str, tuple[int, ...]]) -> Payload:
     """Float64 accumulators of the given shapes."""
     return {key: torch.zeros(shape, dtype=torch.float64) for key, shape in shapes.items()}

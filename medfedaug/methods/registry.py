@@ -13,6 +13,7 @@ from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
+from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
@@ -26,7 +27,7 @@ _METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh),
-        *(FedAvgM, Scaffold, FedSAM, MixUp),
+        *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp),
     )
 }
 
@@ -94,6 +95,8 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     if len(servers) > 1:
         raise ConfigError(f"{' and '.join(servers)} both make the global model of the mean; choose one")
     mixing = [method.name for method in methods if method.mixes_labels]
+    if len(mixing) > 1:
+        raise ConfigError(f"{' and '.join(mixing)} both mix the labels of a batch; choose one")
     needing = [method.name for method in methods if method.needs_labels]
     if mixing and needing:
         raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
