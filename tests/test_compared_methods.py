@@ -421,3 +421,18 @@ def test_the_loss_takes_probabilities_for_labels():
         classification.loss(logits, classification.probabilities(classes)),
         classification.loss(logits, classes),
     )
+
+
+# ---------------------------------------------------------------- MixStyle, MOEX, Manifold MixUp
+
+
+@pytest.mark.parametrize(
+    ("methods", "off"),
+    [("mixstyle", {"prob": 0}), ("moex", {"prob": 0}), ("manifold_mixup", {"alpha": 0})],
+)
+def test_mixing_layers_that_are_never_active_are_fedavg_to_the_bit(phantom_dir, tiny_config, methods, off):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config(methods, settings={methods: off})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
+    mixed = run_in_process(tiny_config(methods), phantom_dir, SITES, "cpu")
+    assert not same(mixed.state, plain.state)

@@ -10,7 +10,10 @@ from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.manifold_mixup import ManifoldMixUp
+from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
+from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
 from medfedaug.methods.scaffold import Scaffold
@@ -25,8 +28,11 @@ __all__ = [
     "FedProx",
     "FedRDN",
     "FedSAM",
+    "ManifoldMixUp",
     "Method",
+    "MixStyle",
     "MixUp",
+    "MoEx",
     "Norm",
     "Scaffold",
     "ServerExchange",

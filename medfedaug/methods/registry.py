@@ -17,7 +17,10 @@ from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.manifold_mixup import ManifoldMixUp
+from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
+from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.scaffold import Scaffold
 
@@ -27,7 +30,7 @@ _METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh),
-        *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp),
+        *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
     )
 }
 
