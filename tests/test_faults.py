@@ -364,3 +364,18 @@ def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_conf
     simulate(four_sites, out, tiny_config("fedrdn", rounds=4), device="cpu", engine="inprocess", resume=True)
     whole = run_in_process(tiny_config("fedrdn", rounds=4), four_sites, list("ABCD"), "cpu")
     assert same(torch.load(out / "final_model.pt", weights_only=True), whole.state)
+
+
+def test_a_training_that_is_stopped_is_neither_sent_nor_kept(phantom_dir, tiny_config):
+    from medfedaug.federation import FederationServer, Site, SiteTrainer
+
+    server = FederationServer(tiny_config("fedbn"))
+    site = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu"))
+    server.accept_preparation("site_A", site.answer(server.prepare()))
+    request = server.start_round(["site_A"])
+    asked = iter([False, True])
+    stopped = site.answer(request, should_stop=lambda: next(asked))
+    assert stopped.error == "site site_A: the training was stopped"
+    assert not stopped.weights
+    whole = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu")).answer(request)
+    assert same(site.answer(request).weights, whole.weights)

@@ -183,6 +183,9 @@ class SiteTrainer(ClientAlgo):
         Args:
             data: the global model's shared entries and the methods' exchange.
             extra: ``{"round": r, "should_stop": callable}``.
+
+        Raises:
+            MedFedAugError: when the loss is not finite any more, or the training was stopped.
         """
         extra = extra or {}
         round_ = int(extra.get("round", 1))
@@ -211,7 +214,8 @@ class SiteTrainer(ClientAlgo):
         for _ in range(self.config.local_epochs):
             for batch in loader:
                 if self._aborted or (should_stop is not None and should_stop()):
-                    return losses
+                    # Half a round is nobody's update: it is neither sent nor kept.
+                    raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
                 outputs = self.network(inputs)
@@ -278,7 +282,7 @@ class SiteTrainer(ClientAlgo):
         return ExchangeObject(metrics=scores)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
-        """Stop training after the current step."""
+        """Stop training after the current step; nothing of the round is kept."""
         self._aborted = True
 
     def enter_run(self, run: str) -> None:
