@@ -333,13 +333,19 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="JSON file for the scores, case by case.")] = None,
     limit: Limit = None,
     device: Device = "auto",
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Where sites keep their own layers; by default the folder state beside the model."),
+    ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several."""
     from medfedaug.evaluate import evaluate_model
     from medfedaug.federation.output import write_json
 
     with err_console.status("evaluating"):
-        scores = evaluate_model(model, data, config=config, split=split.value, limit=limit, device=device)
+        scores = evaluate_model(
+            model, data, config=config, split=split.value, limit=limit, device=device, state=state
+        )
     _print_scores(scores, split.value)
     if out is not None:
         write_json(out, scores)

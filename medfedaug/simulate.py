@@ -19,14 +19,12 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATISTICS, write_json, write_run
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_json, write_run
 from medfedaug.statistics import save_statistics
 
 __all__ = ["ENGINES", "configure", "simulate"]
 
 ENGINES = ("nvflare", "inprocess")
-
-STATE = "state"
 
 
 def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
@@ -65,7 +63,8 @@ def simulate(
     """Run a federation over the sites below ``data_dir``.
 
     Everything is checked before anything is written; ``out`` receives its files when the run is over, and
-    until then holds ``state/``, what server and sites keep after every round.
+    until then holds ``state/``, what server and sites keep after every round. Where layers stay at the sites,
+    the sites' part of it remains: without it the model is not complete.
 
     Args:
         data_dir: the folder that holds the sites' folders.
@@ -98,7 +97,7 @@ def simulate(
     if engine == "nvflare" and not config.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
-    Composition(config)  # whether methods and network go together
+    composition = Composition(config)  # whether methods and network go together
     state = out / STATE
     if (out / RESULTS).exists() and not overwrite:
         if resume:
@@ -106,6 +105,7 @@ def simulate(
         raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
     if overwrite:
         shutil.rmtree(state, ignore_errors=True)
+        (out / RESULTS).unlink(missing_ok=True)  # or a run that breaks off would pass for the finished one
     interrupted = server_checkpoint(state).exists()
     if interrupted and not resume:
         raise ConfigError(f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew")
@@ -134,7 +134,8 @@ def simulate(
             shutil.rmtree(state, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty
                 out.rmdir()
-    shutil.rmtree(state)
+    # The sites' own layers are part of the trained model; what else is there served to continue.
+    shutil.rmtree(server_checkpoint(state).parent if composition.kept_keys else state)
     return results
 
 

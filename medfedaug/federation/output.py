@@ -17,6 +17,7 @@ __all__ = [
     "FINAL_MODEL",
     "GLOBAL_MODEL",
     "RESULTS",
+    "STATE",
     "STATISTICS",
     "write_json",
     "write_models",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
-STATISTICS = "statistics.json"
+STATISTICS, STATE = "statistics.json", "state"
 
 
 def write_run(folder: str | Path, server: FederationServer) -> None:

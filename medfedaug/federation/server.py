@@ -401,6 +401,7 @@ class FederationServer:
         known = [s[self.metric] for s in test["sites"].values() if s[self.metric] is not None]
         return {
             "config": self.config.to_dict(),
+            "run": self.run,
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
             "left_out": dict(sorted(self.left_out.items())),
