@@ -119,6 +119,13 @@ def check_federation(
                 path=site.path,
                 hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
             )
+        if names.count(site.name) > 1:
+            raise DataError(
+                "two sites have this name",
+                site=site.name,
+                path=site.path,
+                hint="Rename the folder of one of them.",
+            )
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
