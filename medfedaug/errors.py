@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ConfigError", "DataError", "MedFedAugError", "RunFailed", "UpdateRefused", "first_line"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "MedFedAugError",
+    "RunFailed",
+    "StorageError",
+    "UpdateRefused",
+    "first_line",
+]
 
 
 class MedFedAugError(Exception):
@@ -33,6 +41,21 @@ class DataError(MedFedAugError):
             where.append(str(path))
         text = ": ".join([", ".join(where), problem]) if where else problem
         super().__init__(" ".join(f"{text}. {hint}".split()).rstrip())
+
+
+class StorageError(MedFedAugError):
+    """A file could not be written; the one that was there before is as it was.
+
+    Args:
+        path: the file.
+        cause: what the operating system said.
+        full: whether for want of space.
+    """
+
+    def __init__(self, path: str | Path, cause: OSError, *, full: bool = False) -> None:
+        what = "the disk is full" if full else cause.strerror or str(cause)
+        text = f"{path}: cannot be written: {what}. An earlier file of this name is unharmed."
+        super().__init__(" ".join(text.split()) + (" Free some space and start again." if full else ""))
 
 
 class UpdateRefused(MedFedAugError):

@@ -58,7 +58,7 @@ def evaluate_model(
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
     if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
-            f"{model}: its run kept layers at the sites, and there are none in {state}; say with --state where"
+            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
         )
     sites: dict[str, Any] = {}
     for folder in folders:

@@ -309,8 +309,8 @@ def test_a_full_disk_leaves_the_checkpoint_of_before(tmp_path):
         "save_checkpoint(Path(sys.argv[1]), {'round': 2, 'model': torch.zeros(100_000)})\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
-    assert "RunFailed" in done.stderr
-    assert "the checkpoint cannot be written" in done.stderr
+    assert "StorageError" in done.stderr
+    assert "checkpoint.pt: cannot be written: File too large" in done.stderr
     assert load_checkpoint(path)["round"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
 

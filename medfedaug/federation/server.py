@@ -421,7 +421,7 @@ class FederationServer:
         """Write all that the rounds to come need, to be called between two rounds.
 
         Raises:
-            RunFailed: when it cannot be written; the checkpoint of before is then intact.
+            StorageError: when it cannot be written; the checkpoint of before is then intact.
         """
         save_checkpoint(
             path,

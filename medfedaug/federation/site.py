@@ -218,7 +218,7 @@ class SiteTrainer(ClientAlgo):
                     raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
-                outputs = self.network(inputs)
+                outputs = self._forward(inputs)
                 step = Step(self.network, inputs, targets, outputs)
                 loss = self.task.loss(outputs, targets)
                 for part in self.parts.values():
@@ -237,6 +237,20 @@ class SiteTrainer(ClientAlgo):
                 for part in self.parts.values():
                     part.after_step(step)
         return losses
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.network(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise DataError(
+                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
+                site=self.name,
+                path=self.folder.path,
+                hint="Batch norm needs two values a channel: add training images, or take another norm, "
+                'for instance --network-args \'{"norm": "instance"}\'.',
+            ) from error
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
         """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
@@ -389,6 +403,8 @@ class SiteTrainer(ClientAlgo):
             dataset,
             batch_size=self.config.batch_size,
             shuffle=True,
+            # One image left over makes no batch: batch norm over feature vectors has no variance then.
+            drop_last=len(dataset) > self.config.batch_size and len(dataset) % self.config.batch_size == 1,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=self.task.collate,
             num_workers=0,
