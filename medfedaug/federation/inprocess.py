@@ -14,6 +14,7 @@ from monai.fl.utils.constants import ExtraItems
 from medfedaug.config import RunConfig
 from medfedaug.federation.server import FederationServer
 from medfedaug.federation.site import SiteTrainer, answer
+from medfedaug.privacy import PrivacyPolicy
 
 __all__ = ["run_in_process"]
 
@@ -24,6 +25,7 @@ def run_in_process(
     sites: Sequence[str],
     device: str = "auto",
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    policy: PrivacyPolicy | None = None,
 ) -> FederationServer:
     """Run a federation to its end.
 
@@ -33,6 +35,7 @@ def run_in_process(
         sites: their names.
         device: see `medfedaug.federation.SiteTrainer`.
         on_event: see `medfedaug.federation.FederationServer`.
+        policy: every site's, each with a budget of its own that lasts as long as the run.
 
     Returns:
         The server with its `FederationServer.results` and models.
@@ -43,7 +46,7 @@ def run_in_process(
     server = FederationServer(config, on_event)
     trainers: dict[str, SiteTrainer] = {}
     for site in sites:
-        trainers[site] = SiteTrainer(config, data_dir, device)
+        trainers[site] = SiteTrainer(config, data_dir, device, policy)
         trainers[site].initialize({ExtraItems.CLIENT_NAME: site})
         server.accept_preparation(site, answer(trainers[site], server.prepare()))
     server.finish_preparation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
+from medfedaug.privacy import PrivacyGuard, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
@@ -74,17 +75,28 @@ class SiteTrainer(ClientAlgo):
         config: the run.
         data_dir: see `resolve_data_folder`.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
+        policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass: a
+            simulation, in which nothing leaves the machine.
+        ledger: the file in which the site keeps what of its privacy budget is spent, over all jobs.
     """
 
-    def __init__(self, config: RunConfig, data_dir: str | Path | None = None, device: str = "auto") -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+        policy: PrivacyPolicy | None = None,
+        ledger: str | Path | None = None,
+    ) -> None:
         self.config, self.data_dir = config, data_dir
+        self.policy, self.ledger = policy or PrivacyPolicy(min_images=1), ledger
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
         self.name = ""
         self.last_metrics: dict[str, Any] = {}
         self._aborted = False
-        self._samples: list[Sample] | None = None
+        self._cases: list[list[Sample]] | None = None
         self._validation: list[tuple[str, Tensor, Tensor]] | None = None
         self._statistics: ChannelStatistics | None = None
         # What the site keeps to itself, by the round that it belongs to (local norm layers, for instance).
@@ -126,8 +138,18 @@ class SiteTrainer(ClientAlgo):
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
             training_images=self._training_images,
+            case_images=lambda: self.folder.images("training", self.config.intensity),
+            case_batches=lambda: map(self._batches, self._case_samples()),
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
+        self.guard = PrivacyGuard(
+            self.name,
+            self.policy,
+            cases=len(self.folder.cases["training"]),
+            ledger=self.ledger,
+            unsent_state=bool(composition.kept_keys)
+            or any(part.uses_unsent_statistics for part in self.parts.values()),
+        )
         self.kept_keys = composition.kept_keys
         self.shared = composition.shared
 
@@ -144,9 +166,15 @@ class SiteTrainer(ClientAlgo):
         """
         payload: Payload = {}
         if self.trains:
-            for name, part in self.parts.items():
-                if part.before_training is not None:
-                    payload.update(namespaced(part.before_training.collect(), name))
+            exchanges = [(name, part.before_training, part.every_round) for name, part in self.parts.items()]
+            for name, *both in exchanges:
+                for exchange in both:
+                    if exchange is not None:
+                        self.guard.check(name, exchange)
+            for name, exchange, _ in exchanges:
+                if exchange is not None:
+                    self.guard.observe(name, exchange)
+                    payload.update(namespaced(self.guard.collect(name, exchange), name))
         return ExchangeObject(
             statistics={
                 "payload": payload,
@@ -165,6 +193,9 @@ class SiteTrainer(ClientAlgo):
         extra = extra or {}
         round_ = int(extra.get("round", 1))
         self.receive(data)
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                self.guard.observe(name, part.every_round)
         for part in self.parts.values():
             part.start_round()
         seed = derive_seed(self.config.seed, self.name, round_)
@@ -178,6 +209,7 @@ class SiteTrainer(ClientAlgo):
         }
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+        self.last_metrics.update(self.guard.metrics())
         if self.kept_keys:
             state = self.network.state_dict()
             self._kept[round_] = {key: state[key].detach().cpu().clone() for key in self.kept_keys}
@@ -218,7 +250,7 @@ class SiteTrainer(ClientAlgo):
         payload: Payload = {}
         for name, part in self.parts.items():
             if part.every_round is not None:
-                payload.update(namespaced(part.every_round.collect(), name))
+                payload.update(namespaced(self.guard.collect(name, part.every_round), name))
         return ExchangeObject(
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
@@ -288,13 +320,19 @@ class SiteTrainer(ClientAlgo):
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
         return Compose([*self.task.transforms(), *methods])
 
+    def _case_samples(self) -> list[list[Sample]]:
+        if self._cases is None:
+            self._cases = list(self.task.case_samples(self.folder))
+        return self._cases
+
     def _training_samples(self) -> list[Sample]:
-        if self._samples is None:
-            self._samples = self.task.training_samples(self.folder)
-        return self._samples
+        return [sample for samples in self._case_samples() for sample in samples]
 
     def _training_images(self) -> Iterator[Tensor]:
-        dataset = Dataset(self._training_samples(), self._transform(training=False))
+        yield from self._batches(self._training_samples())
+
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
             yield batch[IMAGE].to(self.device, memory_format=torch.channels_last)
 
