@@ -8,6 +8,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "MedFedAugError",
+    "PrivacyRefused",
     "RunFailed",
     "StorageError",
     "UpdateRefused",
@@ -71,6 +72,19 @@ class UpdateRefused(MedFedAugError):
     def __init__(self, site: str, key: str, *, expected: str, got: str) -> None:
         self.site, self.key = site, key
         super().__init__(f"site {site}, {key}: expected {expected}, got {got}")
+
+
+class PrivacyRefused(MedFedAugError):
+    """A site keeps back what it was asked for, because its own privacy policy says so.
+
+    Args:
+        site: the site.
+        reason: what the policy does not allow, without a full stop.
+    """
+
+    def __init__(self, site: str, reason: str) -> None:
+        self.site = site
+        super().__init__(f"site {site}: {reason}")
 
 
 class RunFailed(MedFedAugError):
