@@ -325,6 +325,45 @@ def report(
     out_console.print(f"{out}", highlight=False)
 
 
+Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
+
+
+@app.command("site-config")
+def site_config(
+    kit: Kit,
+    data: Annotated[Path | None, typer.Option(help="Folder with the site's images.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or auto.")] = None,
+    min_images: Annotated[
+        int | None,
+        typer.Option(min=1, help="Statistics leave the site only if they summarise so many images; 10."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
+    ] = None,
+    forbid_code: Annotated[bool, typer.Option("--forbid-code", help="Refuse jobs that carry code.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what is missing and exit with 1; write nothing.")
+    ] = False,
+) -> None:
+    """Prepare a kit of NVFlare: allow-list, launcher, data folder, limits."""
+    from medfedaug.nvflare_jobs.kit import open_kit
+
+    opened = open_kit(kit)
+    files = opened.plan(data=data, device=device, state=state, min_images=min_images, forbid=forbid_code)
+    if not check:
+        opened.write(files)
+    changed = [(file.path, change) for file in files for change in file.changes]
+    for path, change in changed:
+        mark = "missing" if check else "written"
+        out_console.print(f"{path.relative_to(kit)}: {mark}: {change}", highlight=False, soft_wrap=True)
+    if not changed:
+        out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
+    elif not check:
+        out_console.print("A running site or server reads this when it is started again.", highlight=False)
+    if check and changed:
+        raise typer.Exit(1)
+
+
 class _RoundProgress:
     """A bar over the rounds, and a line a round with the sites' losses and validation scores."""
 

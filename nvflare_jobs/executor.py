@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from monai.fl.utils.constants import ExtraItems
@@ -20,17 +19,16 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.site import SiteTrainer, answer
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
+from medfedaug.settings import SiteSettings
 
-__all__ = ["DEVICE_VARIABLE", "SiteExecutor"]
-
-DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
+__all__ = ["SiteExecutor"]
 
 
 class SiteExecutor(Executor):
     """Runs the tasks ``prepare``, ``train``, ``validate`` and ``test`` at a site.
 
-    It is named by its class path, so that a job carries no code. The data folder comes from the site's own
-    environment variable ``MEDFEDAUG_DATA``, the device from ``MEDFEDAUG_DEVICE`` (``auto`` by default).
+    It is named by its class path, so that a job carries no code. Data folder and device are the site's own
+    (`medfedaug.settings.SiteSettings`) and never come from the job.
 
     Args:
         config: `medfedaug.config.RunConfig` as a dictionary.
@@ -67,8 +65,9 @@ class SiteExecutor(Executor):
 
     def _answer(self, request: Request, fl_ctx: FLContext, abort_signal: Signal) -> Reply:
         if self._trainer is None:
-            trainer = SiteTrainer(self._run_config, device=os.environ.get(DEVICE_VARIABLE, "auto"))
             try:
+                settings = SiteSettings.load(fl_ctx.get_workspace().get_root_dir())
+                trainer = SiteTrainer(self._run_config, settings.data, settings.device)
                 trainer.initialize({ExtraItems.CLIENT_NAME: fl_ctx.get_identity_name()})
             except MedFedAugError as error:
                 return Reply(request.task, request.round, error=str(error))

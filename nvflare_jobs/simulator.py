@@ -16,10 +16,9 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medfedaug.config import RunConfig
 from medfedaug.errors import RunFailed
-from medfedaug.federation.site import DATA_VARIABLE
 from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
-from medfedaug.nvflare_jobs.executor import DEVICE_VARIABLE
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+from medfedaug.settings import DATA_VARIABLE, DEVICE_VARIABLE
 
 __all__ = ["LOG_FILE", "run_in_simulator"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import nibabel
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from medfedaug import cli
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.methods import parse_methods
@@ -26,6 +28,25 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command in this process: exit code, standard output, standard error."""
+
+    def call(*args) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
+        monkeypatch.setattr(cli.err_console, "file", sys.stderr, raising=False)
+        monkeypatch.setattr(cli.out_console, "file", sys.stdout, raising=False)
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture(scope="session")
