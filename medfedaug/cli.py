@@ -144,6 +144,7 @@ ImageSize = Annotated[int | None, typer.Option(min=16, help="Photographs are res
 Participation = Annotated[float, typer.Option(help="Share of the sites that each round asks.")]
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
+Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: the sites' metrics by round.")]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
 
 
@@ -181,6 +182,7 @@ def simulate(
     device: Device = "auto",
     threads: Threads = 0,
     min_sites: MinSites = 0,
+    tracking: Tracking = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
     ] = False,
@@ -215,7 +217,14 @@ def simulate(
     )
     with _RoundProgress(rounds) as progress:
         results = run(
-            data, out, config, engine=engine.value, device=device, overwrite=overwrite, on_event=progress.show
+            data,
+            out,
+            config,
+            engine=engine.value,
+            device=device,
+            overwrite=overwrite,
+            on_event=progress.show,
+            tracking=tracking,
         )
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
@@ -249,6 +258,7 @@ def export(
         int,
         typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
     ] = 2,
+    tracking: Tracking = None,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
     from medfedaug.config import RunConfig, task_defaults
@@ -284,7 +294,7 @@ def export(
             "min_sites": min_sites,
         }
     )
-    recipe = MedFedAugRecipe(config=config, name=out.name, min_clients=min_sites)
+    recipe = MedFedAugRecipe(config=config, name=out.name, min_clients=min_sites, tracking=tracking)
     recipe.export(job_dir=str(out.parent))
     out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
 

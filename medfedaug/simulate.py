@@ -56,6 +56,7 @@ def simulate(
     device: str = "auto",
     overwrite: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    tracking: str | None = None,
 ) -> dict[str, Any]:
     """Run a federation over the sites below ``data_dir``.
 
@@ -64,12 +65,13 @@ def simulate(
     Args:
         data_dir: the folder that holds the sites' folders.
         out: receives ``results.json``, ``global_model.pt`` (the selected round), ``final_model.pt``,
-            ``statistics.json``, ``report.html`` and, with NVFlare, ``nvflare.log``.
+            ``statistics.json``, ``report.html`` and, with NVFlare, ``nvflare.log`` and ``tracking``.
         config: the run; channels and classes are taken from the data.
         engine: ``"nvflare"`` or ``"inprocess"``.
         device: the sites' device.
         overwrite: replace the results of an earlier run.
         on_event: see `medfedaug.federation.FederationServer`.
+        tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
 
     Returns:
         The content of ``results.json``.
@@ -79,6 +81,8 @@ def simulate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; choose from {', '.join(ENGINES)}")
+    if tracking and engine != "nvflare":
+        raise ConfigError("tracking is NVFlare's: choose --engine nvflare")
     out = Path(out)
     if (out / RESULTS).exists() and not overwrite:
         raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
@@ -100,7 +104,7 @@ def simulate(
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=parent))
     try:
         if engine == "nvflare":
-            _run_nvflare(config, data_dir, names, work, device, on_event)
+            _run_nvflare(config, data_dir, names, work, device, on_event, tracking)
         else:
             write_run(work, run_in_process(config, data_dir, names, device, on_event))
         return _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
@@ -115,6 +119,7 @@ def _run_nvflare(
     work: Path,
     device: str,
     on_event: Callable[[dict[str, Any]], None] | None,
+    tracking: str | None,
 ) -> None:
     # Imported here: the in-process engine works without NVFlare, and its import takes seconds.
     from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
@@ -122,7 +127,7 @@ def _run_nvflare(
     # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
     with tempfile.TemporaryDirectory(prefix="medfedaug-") as simulator:
         try:
-            output = run_in_simulator(config, data_dir, names, simulator, device, on_event)
+            output = run_in_simulator(config, data_dir, names, simulator, device, on_event, tracking)
         except RunFailed as error:
             kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
             shutil.copyfile(Path(simulator) / LOG_FILE, kept)
@@ -153,6 +158,8 @@ def _finish(
     for file in sorted(
         work.iterdir(), key=lambda f: f.name == RESULTS
     ):  # last, since it marks a finished run
+        if (out / file.name).is_dir():
+            shutil.rmtree(out / file.name)
         os.replace(file, out / file.name)
     # Imported here: matplotlib takes a second, and is needed only now.
     from medfedaug.analysis import write_report

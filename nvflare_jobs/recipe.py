@@ -13,6 +13,7 @@ from medfedaug.config import RunConfig
 from medfedaug.nvflare_jobs.controller import TASKS, FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.persistor import ModelPersistor
+from medfedaug.nvflare_jobs.tracking import add_tracking
 
 __all__ = ["MedFedAugRecipe"]
 
@@ -29,9 +30,10 @@ class MedFedAugRecipe(Recipe):
         min_clients: connected sites that NVFlare waits for before it starts the job.
         task_request_interval: seconds after which an idle site asks for work again; NVFlare's default of
             2 s is most of what a round of a small model costs.
+        tracking: ``"tensorboard"`` or ``"mlflow"``: where the server puts the sites' metrics of every round.
 
     Raises:
-        ConfigError: when methods, network and options do not go together.
+        ConfigError: when methods, network and options do not go together, or a tracker is missing.
 
     Example:
         >>> from medfedaug.methods import parse_methods
@@ -47,6 +49,7 @@ class MedFedAugRecipe(Recipe):
         name: str = "medfedaug",
         min_clients: int = 2,
         task_request_interval: float = 0.1,
+        tracking: str | None = None,
     ) -> None:
         run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
         self.name = name
@@ -58,6 +61,8 @@ class MedFedAugRecipe(Recipe):
         _name_classes_only(job)
         super().__init__(job)
         self.add_server_config({"server": {"task_request_interval": task_request_interval}})
+        if tracking:
+            add_tracking(self, tracking)
 
 
 def _name_classes_only(job: FedJob) -> None:

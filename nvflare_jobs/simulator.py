@@ -18,6 +18,7 @@ from medfedaug.config import RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
 from medfedaug.settings import DATA_VARIABLE, DEVICE_VARIABLE
 
 __all__ = ["LOG_FILE", "run_in_simulator"]
@@ -32,6 +33,7 @@ def run_in_simulator(
     work_dir: str | Path,
     device: str = "auto",
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    tracking: str | None = None,
 ) -> Path:
     """Run the job in NVFlare's simulator.
 
@@ -44,15 +46,16 @@ def run_in_simulator(
         work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
         device: the sites' device.
         on_event: see `medfedaug.federation.FederationServer`.
+        tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
 
     Returns:
-        The folder with ``results.json`` and the models.
+        The folder with ``results.json`` and the models, and with what was tracked below ``tracking``.
 
     Raises:
         RunFailed: when the run ended without results, with the reason where one is known.
     """
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
-    recipe = MedFedAugRecipe(config=config, min_clients=len(sites))
+    recipe = MedFedAugRecipe(config=config, min_clients=len(sites), tracking=tracking)
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"
     _allow_components(workspace)
@@ -73,7 +76,8 @@ def run_in_simulator(
         # Sites that each start as many threads as there are cores spend their time waiting for each other.
         **({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
     }
-    output = workspace / "server" / "simulate_job" / OUTPUT_FOLDER
+    run = workspace / "server" / "simulate_job"
+    output = run / OUTPUT_FOLDER
     failure = ""
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -91,6 +95,9 @@ def run_in_simulator(
         raise RunFailed(
             f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
         )
+    if (run / MLFLOW_FILE).is_file():
+        (run / TRACKING_FOLDER).mkdir(exist_ok=True)
+        (run / MLFLOW_FILE).rename(run / TRACKING_FOLDER / MLFLOW_FILE)
     return output
 
 
