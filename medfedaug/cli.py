@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from medfedaug._version import __version__
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -371,6 +372,30 @@ def site_config(
     elif not check:
         out_console.print("A running site or server reads this when it is started again.", highlight=False)
     if check and changed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    kit: Annotated[Path | None, typer.Option(help="An NVFlare kit, the server's or a site's.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The data, in place of what the kit names.")] = None,
+) -> None:
+    """Say whether a site is ready: software, device, data, kit, disk. Exit code 1 where it is not."""
+    from medfedaug.doctor import examine
+
+    with err_console.status("looking"):
+        checks = examine(kit, data)
+    table = Table("check", "verdict")
+    for title in ("found", "what to do"):
+        table.add_column(title, overflow="fold")  # paths and commands are whole, or of no use
+    for check in checks:
+        verdict = {True: "ok", None: "note", False: "NOT READY"}[check.ok]
+        style = {True: "green", None: "yellow", False: "red"}[check.ok]
+        table.add_row(check.name, Text(verdict, style=style), Text(check.found), Text(check.advice))
+    out_console.print(table)
+    wrong = [check.name for check in checks if check.ok is False]
+    out_console.print(f"not ready: {', '.join(wrong)}" if wrong else "ready", highlight=False)
+    if wrong:
         raise typer.Exit(1)
 
 

@@ -99,22 +99,31 @@ class SiteSettings:
         )
 
     @classmethod
-    def load(cls, kit: str | Path, environment: Mapping[str, str] = os.environ) -> SiteSettings:
+    def load(cls, kit: str | Path | None, environment: Mapping[str, str] = os.environ) -> SiteSettings:
         """The settings of the site whose NVFlare kit is ``kit``.
 
         A missing file means the defaults. Relative folders in the file are relative to the kit.
 
         Args:
-            kit: the folder that holds ``local`` and ``startup``.
+            kit: the folder that holds ``local`` and ``startup``; ``None`` for the environment alone.
             environment: ``MEDFEDAUG_DATA``, ``MEDFEDAUG_DEVICE`` and ``MEDFEDAUG_STATE`` in it come first.
 
         Returns:
-            Settings with a ``state`` folder, ``<kit>/medfedaug`` by default.
+            Settings; where there is a kit with a ``state`` folder, ``<kit>/medfedaug`` by default.
 
         Raises:
             ConfigError: naming the file and what is wrong with it.
         """
-        kit = Path(kit)
+        settings = cls() if kit is None else cls._from_kit(Path(kit))
+        given = {name: environment[key] for name, key in _VARIABLES.items() if environment.get(key)}
+        for name in given.keys() - {"device"}:  # as everywhere, a variable is relative to the working folder
+            given[name] = os.path.abspath(given[name])
+        if given:
+            settings = cls.from_dict({**settings.to_dict(), **given}, "environment")
+        return settings
+
+    @classmethod
+    def _from_kit(cls, kit: Path) -> SiteSettings:
         file = kit / SETTINGS_FILE
         values: Any = {}
         try:
@@ -124,11 +133,6 @@ class SiteSettings:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: not readable as JSON ({error})") from error
         settings = cls.from_dict(values, file)
-        given = {name: environment[key] for name, key in _VARIABLES.items() if environment.get(key)}
-        for name in given.keys() - {"device"}:  # as everywhere, a variable is relative to the working folder
-            given[name] = os.path.abspath(given[name])
-        if given:
-            settings = cls.from_dict({**settings.to_dict(), **given}, "environment")
         return dataclasses.replace(
             settings,
             data=kit / settings.data if settings.data else None,

@@ -18,13 +18,22 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from medfedaug.errors import ConfigError
 from medfedaug.settings import DEFAULT_MIN_IMAGES, SETTINGS_FILE, SiteSettings
 
-__all__ = ["ALLOWED", "LAUNCHER", "Kit", "KitFile", "allow_list", "forbid_code", "open_kit"]
+__all__ = [
+    "ALLOWED",
+    "DEFAULT_LAUNCHER",
+    "LAUNCHER",
+    "Kit",
+    "KitFile",
+    "allow_list",
+    "forbid_code",
+    "open_kit",
+]
 
 ALLOWED = "medfedaug."
 """The one entry in a site's allow-list that this package needs."""
 
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
-_DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 # NVFlare's default for the jobs and snapshots of all servers of a machine.
 _SHARED_FOLDER = "/tmp/nvflare/"
 
@@ -64,8 +73,10 @@ class Kit:
 
     @property
     def name(self) -> str:
-        """The participant's name, for messages: that of the folder."""
-        return self.path.resolve().name
+        """The site's name, by which server and data folder know it; the kit's folder may have another."""
+        file = "fed_server.json" if self.server else "fed_client.json"
+        startup = _read(self.path / "startup" / file) or {}
+        return str((startup.get("client") or {}).get("fqsn") or self.path.resolve().name).rsplit(".", 1)[-1]
 
     def plan(
         self,
@@ -129,6 +140,11 @@ class Kit:
         """
         return _in_force(self.path / "local/resources.json") or {}
 
+    def launchers(self) -> list[str]:
+        """The class paths of what starts job processes: NVFlare needs exactly one."""
+        paths = (str(component.get("path", "")) for component in _components(self.resources()))
+        return [path for path in paths if path.endswith("Launcher")]
+
     def _resources(self) -> KitFile:
         path = self.path / "local/resources.json"
         found = _in_force(path)
@@ -140,7 +156,7 @@ class Kit:
             file.wanted["class_allow_list"] = [*allowed, ALLOWED]
             file.changes.append(f"class_allow_list: {ALLOWED}")
         for component in _components(file.wanted):
-            if not self.server and component.get("path") == _DEFAULT_LAUNCHER:
+            if not self.server and component.get("path") == DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
                 file.changes.append(f"{component.get('id')}: {LAUNCHER}")
             self._own_folder(component, "uri_root", "jobs-storage", file)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import nibabel
@@ -127,3 +131,19 @@ def make_site(tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def provisioned(tmp_path_factory) -> Path:
+    """The kits of the four hospitals, as NVFlare makes them from the project file that is shipped."""
+    project = resources.files("medfedaug.nvflare_jobs.provisioning") / "project.yml"
+    work = tmp_path_factory.mktemp("kits")
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(project), "-w", "kits"]
+    # A home of its own: the command leaves files there.
+    subprocess.run(command, check=True, cwd=work, env={**os.environ, "HOME": str(work)}, capture_output=True)
+    return work / "kits" / "medfedaug" / "prod_00"
+
+
+@pytest.fixture
+def kits(provisioned, tmp_path) -> Path:
+    return Path(shutil.copytree(provisioned, tmp_path / "kits"))

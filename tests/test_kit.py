@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -16,23 +11,6 @@ from nvflare.security.security import COMMAND_CATEGORIES
 
 from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit import LAUNCHER, forbid_code, open_kit
-
-PROJECT = resources.files("medfedaug.nvflare_jobs.provisioning") / "project.yml"
-
-
-@pytest.fixture(scope="session")
-def provisioned(tmp_path_factory) -> Path:
-    """The kits of the four hospitals, as NVFlare makes them from the project file that is shipped."""
-    work = tmp_path_factory.mktemp("kits")
-    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(PROJECT), "-w", "kits"]
-    # A home of its own: the command leaves files there.
-    subprocess.run(command, check=True, cwd=work, env={**os.environ, "HOME": str(work)}, capture_output=True)
-    return work / "kits" / "medfedaug" / "prod_00"
-
-
-@pytest.fixture
-def kits(provisioned, tmp_path) -> Path:
-    return Path(shutil.copytree(provisioned, tmp_path / "kits"))
 
 
 def content(kit: Path, name: str) -> dict:
