@@ -12,7 +12,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig
-from medfedaug.data.sites import find_sites, is_site
+from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.output import RESULTS
 from medfedaug.federation.site import SiteTrainer
@@ -61,19 +61,19 @@ def evaluate_model(
     model, data = Path(model), Path(data)
     run = load_run_config(config or model.parent / RESULTS)
     weights = _load_weights(model)
-    folders = [data] if data.is_dir() and is_site(data) else [site.path for site in find_sites(data)]
+    single = data.is_dir() and is_site(data) and not is_federation(data)
+    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
     sites: dict[str, Any] = {}
-    for folder in folders:
-        name = folder.resolve().name
-        trainer = SiteTrainer(run, folder, device)
+    for name in names:
+        trainer = SiteTrainer(run, data, device)
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
         if trainer.kept_keys:
             raise ConfigError(
                 f"{model}: its run kept layers at the sites, so that the global model is not complete"
             )
         if not trainer.folder.cases.get(split):
-            raise DataError(f"no case in the split {split!r}", site=name, path=folder)
+            raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
         sites[name] = trainer.evaluate(ExchangeObject(weights=weights), {"split": split}).metrics
     metric = trainer.task.metric
     known = [scores[metric] for scores in sites.values() if scores[metric] is not None]

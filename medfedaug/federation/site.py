@@ -19,7 +19,7 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.data.sites import is_site, open_site, site_statistics
+from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
@@ -39,8 +39,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
     Args:
         site: the site's name.
-        data_dir: the site's folder, or one that holds a folder of the site's name; by default the
-            environment variable ``MEDFEDAUG_DATA``.
+        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when neither is there.
@@ -50,6 +50,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
+    if is_federation(Path(root)):
+        return Path(root)
     # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
