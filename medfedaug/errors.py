@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ConfigError", "DataError", "MedFedAugError", "RunFailed", "StorageError", "UpdateRefused"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "MedFedAugError",
+    "PrivacyRefused",
+    "RunFailed",
+    "StorageError",
+    "UpdateRefused",
+    "first_line",
+]
 
 
 class MedFedAugError(Exception):
@@ -65,5 +74,24 @@ class UpdateRefused(MedFedAugError):
         super().__init__(f"site {site}, {key}: expected {expected}, got {got}")
 
 
+class PrivacyRefused(MedFedAugError):
+    """A site keeps back what it was asked for, because its own privacy policy says so.
+
+    Args:
+        site: the site.
+        reason: what the policy does not allow, without a full stop.
+    """
+
+    def __init__(self, site: str, reason: str) -> None:
+        self.site = site
+        super().__init__(f"site {site}: {reason}")
+
+
 class RunFailed(MedFedAugError):
     """A federation ended before its last round."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, short enough for one line of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

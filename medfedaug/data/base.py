@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, first_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,9 +167,8 @@ def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:
     """The error for a file that a reader could not make sense of."""
-    reason = str(error).strip().splitlines()
     return DataError(
-        f"cannot be read as an image ({reason[0][:160] if reason else type(error).__name__})",
+        f"cannot be read as an image ({first_line(error)})",
         site=site,
         path=path,
         hint="Replace the file or take the case out of the list.",

@@ -13,20 +13,36 @@ from medfedaug.federation.server import FederationServer
 from medfedaug.files import write_atomic
 from medfedaug.statistics import save_statistics
 
-__all__ = ["FINAL_MODEL", "GLOBAL_MODEL", "RESULTS", "STATISTICS", "write_json", "write_run", "write_state"]
+__all__ = [
+    "FINAL_MODEL",
+    "GLOBAL_MODEL",
+    "RESULTS",
+    "STATE",
+    "STATISTICS",
+    "write_json",
+    "write_models",
+    "write_run",
+    "write_state",
+]
 
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
-STATISTICS = "statistics.json"
+STATISTICS, STATE = "statistics.json", "state"
 
 
 def write_run(folder: str | Path, server: FederationServer) -> None:
     """Write ``results.json``, the selected model, the last one and the statistics that were exchanged."""
     folder = Path(folder)
-    write_state(folder / GLOBAL_MODEL, server.selected_state)
-    write_state(folder / FINAL_MODEL, server.state)
+    write_models(folder, server)
     if server.statistics:
         save_statistics(folder / STATISTICS, server.statistics)
     write_json(folder / RESULTS, server.results())
+
+
+def write_models(folder: Path, server: FederationServer) -> None:
+    """Write the selected model, where one is selected, and the last one."""
+    if server.selected_state:
+        write_state(folder / GLOBAL_MODEL, server.selected_state)
+    write_state(folder / FINAL_MODEL, server.state)
 
 
 def write_state(path: Path, state: dict[str, Tensor]) -> None:
