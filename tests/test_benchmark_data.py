@@ -655,6 +655,14 @@ def test_options_that_cannot_be(tmp_path, name, options, message):
         open_benchmark(name, tmp_path, **options)
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_and_option_is_documented(name):
+    page = (Path(__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    for option in set(BENCHMARKS[name].options) - {"fraction", "unseen"}:
+        assert f"`{option}`" in row or row.endswith("| the same |")
+
+
 def test_fraction_unseen_and_limit_apply_to_every_benchmark(tmp_path):
     write_pacs(tmp_path)
     sites = open_benchmark("pacs", tmp_path, fraction=0.5, unseen="photo")

@@ -283,7 +283,7 @@ class SiteTrainer(ClientAlgo):
                 site=self.name,
                 path=self.folder.path,
                 hint="Batch norm needs two values a channel: add training images, or take another norm, "
-                'for instance --network-args \'{"norm": "group"}\'.',
+                'for instance --network-args \'{"norm": "layer"}\'.',
             ) from error
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
