@@ -22,7 +22,7 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.data.sites import is_site, open_site, site_statistics
+from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
@@ -46,8 +46,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
     Args:
         site: the site's name.
-        data_dir: the site's folder, or one that holds a folder of the site's name; by default the
-            environment variable ``MEDFEDAUG_DATA``.
+        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when neither is there.
@@ -57,6 +57,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
+    if is_federation(Path(root)):
+        return Path(root)
     # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
@@ -281,7 +283,7 @@ class SiteTrainer(ClientAlgo):
                 site=self.name,
                 path=self.folder.path,
                 hint="Batch norm needs two values a channel: add training images, or take another norm, "
-                'for instance --network-args \'{"norm": "instance"}\'.',
+                'for instance --network-args \'{"norm": "layer"}\'.',
             ) from error
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
