@@ -460,7 +460,8 @@ def _onto_simplex(values: Tensor) -> Tensor:
     finite = values.isfinite().all(dim=-1, keepdim=True)
     values = torch.where(finite, values, torch.ones_like(values) / bins)
     # The projection takes the same amount off every bin and cuts at zero; which amount, the largest bins
-    # that stay positive decide.
+    # that stay positive decide. The same shift of all bins changes nothing, and keeps rounding small.
+    values = values - values.amax(dim=-1, keepdim=True)
     largest = values.sort(dim=-1, descending=True).values
     excess = (largest.cumsum(dim=-1) - 1.0) / torch.arange(1, bins + 1, dtype=values.dtype)
     last = (largest > excess).sum(dim=-1, keepdim=True) - 1
