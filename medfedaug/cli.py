@@ -145,6 +145,15 @@ Participation = Annotated[float, typer.Option(help="Share of the sites that each
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
+RoundTimeout = Annotated[
+    float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for ever.")
+]
+Grace = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="Seconds to wait on once --min-sites gave good updates; by default the timeout."
+    ),
+]
 
 
 @app.command()
@@ -181,8 +190,13 @@ def simulate(
     device: Device = "auto",
     threads: Threads = 0,
     min_sites: MinSites = 0,
+    round_timeout: RoundTimeout = 0,
+    grace: Grace = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was interrupted; a finished one is shown.")
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
@@ -212,10 +226,19 @@ def simulate(
         threads=threads,
         holdout=tuple(holdout or ()),
         min_sites=min_sites,
+        round_timeout=round_timeout,
+        grace=grace,
     )
     with _RoundProgress(rounds) as progress:
         results = run(
-            data, out, config, engine=engine.value, device=device, overwrite=overwrite, on_event=progress.show
+            data,
+            out,
+            config,
+            engine=engine.value,
+            device=device,
+            overwrite=overwrite,
+            resume=resume,
+            on_event=progress.show,
         )
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
@@ -249,6 +272,14 @@ def export(
         int,
         typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
     ] = 2,
+    round_timeout: RoundTimeout = 0,
+    grace: Grace = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="A job that continues the run of this name from the server's checkpoint."
+        ),
+    ] = False,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
     from medfedaug.config import RunConfig, task_defaults
@@ -282,9 +313,11 @@ def export(
             "seed": seed,
             "threads": threads,
             "min_sites": min_sites,
+            "round_timeout": round_timeout,
+            "grace": grace,
         }
     )
-    recipe = MedFedAugRecipe(config=config, name=out.name, min_clients=min_sites)
+    recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume)
     recipe.export(job_dir=str(out.parent))
     out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
 
@@ -300,13 +333,19 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="JSON file for the scores, case by case.")] = None,
     limit: Limit = None,
     device: Device = "auto",
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Where sites keep their own layers; by default the folder state beside the model."),
+    ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several."""
     from medfedaug.evaluate import evaluate_model
     from medfedaug.federation.output import write_json
 
     with err_console.status("evaluating"):
-        scores = evaluate_model(model, data, config=config, split=split.value, limit=limit, device=device)
+        scores = evaluate_model(
+            model, data, config=config, split=split.value, limit=limit, device=device, state=state
+        )
     _print_scores(scores, split.value)
     if out is not None:
         write_json(out, scores)
@@ -359,8 +398,13 @@ class _RoundProgress:
         elif kind == "trained":
             self.losses[event["site"]] = event["train_loss"]
             self.bar.update(self.task, description=f"round {event['round']}: {event['site']} trained")
-        elif kind == "refused":
-            self._line(f"round {event['round']}: refused {event['reason']}")
+        elif kind == "left_out":
+            self._line(f"left out: {event['reason']}")
+        elif kind == "resumed":
+            self._line(f"resumed after round {event['round']}")
+            self.bar.update(self.task, completed=event["round"])
+        elif kind in ("refused", "missing"):
+            self._line(f"round {event['round']}: {kind}: {event['reason']}")
         elif kind == "round_finished":
             losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
             self._line(f"round {event['round']}/{self.rounds}  loss {losses}  ({event['seconds']:.1f} s)")

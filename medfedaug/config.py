@@ -57,6 +57,9 @@ class RunConfig:
         holdout: sites that do not train although they could, and are tested as unseen sites.
         participation: share of the training sites that each round asks, drawn anew in every round.
         min_sites: good updates that a round needs; 0 for all that it asks.
+        round_timeout: seconds after which a site's answer is no longer waited for; 0 for none.
+        grace: seconds for which the others are waited for once there are ``min_sites`` good answers; ``None``
+            to wait until the timeout.
     """
 
     methods: tuple[dict[str, Any], ...] = ({"name": "fedavg", "args": {}},)
@@ -80,6 +83,8 @@ class RunConfig:
     holdout: tuple[str, ...] = ()
     participation: float = 1.0
     min_sites: int = 0
+    round_timeout: float = 0.0
+    grace: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
@@ -101,8 +106,9 @@ class RunConfig:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
-        if self.threads < 0 or self.min_sites < 0:
-            raise ConfigError("threads and min_sites cannot be negative")
+        for name in ("threads", "min_sites", "round_timeout", "grace"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} cannot be negative, got {getattr(self, name)}")
 
     @property
     def num_classes(self) -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ConfigError", "DataError", "MedFedAugError", "PrivacyRefused", "RunFailed", "UpdateRefused"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "MedFedAugError",
+    "PrivacyRefused",
+    "RunFailed",
+    "StorageError",
+    "UpdateRefused",
+    "first_line",
+]
 
 
 class MedFedAugError(Exception):
@@ -33,6 +42,21 @@ class DataError(MedFedAugError):
             where.append(str(path))
         text = ": ".join([", ".join(where), problem]) if where else problem
         super().__init__(" ".join(f"{text}. {hint}".split()).rstrip())
+
+
+class StorageError(MedFedAugError):
+    """A file could not be written; the one that was there before is as it was.
+
+    Args:
+        path: the file.
+        cause: what the operating system said.
+        full: whether for want of space.
+    """
+
+    def __init__(self, path: str | Path, cause: OSError, *, full: bool = False) -> None:
+        what = "the disk is full" if full else cause.strerror or str(cause)
+        text = f"{path}: cannot be written: {what}. An earlier file of this name is unharmed."
+        super().__init__(" ".join(text.split()) + (" Free some space and start again." if full else ""))
 
 
 class UpdateRefused(MedFedAugError):
@@ -65,3 +89,9 @@ class PrivacyRefused(MedFedAugError):
 
 class RunFailed(MedFedAugError):
     """A federation ended before its last round."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, short enough for one line of ours."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

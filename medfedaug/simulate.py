@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,9 +16,10 @@ from typing import Any
 from medfedaug.config import RunConfig, task_defaults
 from medfedaug.data.sites import SiteFolder, check_federation, find_sites, site_statistics
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.federation import run_in_process
+from medfedaug.federation import FederationServer, run_in_process
+from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import RESULTS, STATISTICS, write_json, write_run
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_json, write_run
 from medfedaug.statistics import save_statistics
 
 __all__ = ["ENGINES", "configure", "simulate"]
@@ -55,11 +57,14 @@ def simulate(
     engine: str = "nvflare",
     device: str = "auto",
     overwrite: bool = False,
+    resume: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run a federation over the sites below ``data_dir``.
 
-    Everything is checked before anything is written; ``out`` receives its files when the run is over.
+    Everything is checked before anything is written; ``out`` receives its files when the run is over, and
+    until then holds ``state/``, what server and sites keep after every round. Where layers stay at the sites,
+    the sites' part of it remains: without it the model is not complete.
 
     Args:
         data_dir: the folder that holds the sites' folders.
@@ -68,7 +73,9 @@ def simulate(
         config: the run; channels and classes are taken from the data.
         engine: ``"nvflare"`` or ``"inprocess"``.
         device: the sites' device.
-        overwrite: replace the results of an earlier run.
+        overwrite: replace the results of an earlier run, finished or not.
+        resume: continue an interrupted run after its last finished round; a finished one is not run again,
+            and where nothing is there yet, the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
 
     Returns:
@@ -80,32 +87,76 @@ def simulate(
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; choose from {', '.join(ENGINES)}")
     out = Path(out)
-    if (out / RESULTS).exists() and not overwrite:
-        raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite exclude each other")
     sites = find_sites(data_dir, limit=config.limit)
     task, channels, classes = check_federation(sites, config.holdout)
     config = replace(config, task=task, in_channels=channels, classes=classes)
     if engine == "nvflare" and not config.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
-    Composition(config)  # whether methods and network go together
+    composition = Composition(config)  # whether methods and network go together
+    state = out / STATE
+    if (out / RESULTS).exists() and not overwrite:
+        if resume:
+            return _finished(out, config)
+        raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
+    if overwrite:
+        shutil.rmtree(state, ignore_errors=True)
+        (out / RESULTS).unlink(missing_ok=True)  # or a run that breaks off would pass for the finished one
+    interrupted = server_checkpoint(state).exists()
+    if interrupted and not resume:
+        raise ConfigError(f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew")
+    if interrupted:
+        FederationServer(config).restore(server_checkpoint(state))  # whether it is of this run
 
     started = time.perf_counter()
     names = [site.name for site in sites]
+    state.mkdir(parents=True, exist_ok=True)
     # Beside `out`, so that the files can be moved into it without a copy.
-    parent = out.resolve().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=parent))
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
     try:
-        if engine == "nvflare":
-            _run_nvflare(config, data_dir, names, work, device, on_event)
-        else:
-            write_run(work, run_in_process(config, data_dir, names, device, on_event))
-        return _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
+        run = _run_nvflare if engine == "nvflare" else _run_in_process
+        run(config, data_dir, names, work, device, on_event, state, interrupted)
+        results = _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
+    except RunFailed as error:
+        last = work / FINAL_MODEL
+        if not last.exists():
+            raise
+        for model in (path for path in work.iterdir() if path.suffix == ".pt"):
+            os.replace(model, out / model.name)
+        raise RunFailed(f"{error} [the last good model: {out / FINAL_MODEL}; --resume continues]") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if not server_checkpoint(state).exists():  # nothing that could be continued: leave no trace
+            shutil.rmtree(state, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty
+                out.rmdir()
+    # The sites' own layers are part of the trained model; what else is there served to continue.
+    shutil.rmtree(server_checkpoint(state).parent if composition.kept_keys else state)
+    return results
+
+
+def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((out / RESULTS).read_text())
+    if results["config"] != config.to_dict():
+        raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
+    return results
+
+
+def _run_in_process(
+    config: RunConfig,
+    data_dir: str | Path,
+    names: list[str],
+    work: Path,
+    device: str,
+    on_event: Callable[[dict[str, Any]], None] | None,
+    state: Path,
+    resume: bool,
+) -> None:
+    write_run(work, run_in_process(config, data_dir, names, device, on_event, state, resume))
 
 
 def _run_nvflare(
@@ -115,21 +166,24 @@ def _run_nvflare(
     work: Path,
     device: str,
     on_event: Callable[[dict[str, Any]], None] | None,
+    state: Path,
+    resume: bool,
 ) -> None:
     # Imported here: the in-process engine works without NVFlare, and its import takes seconds.
-    from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+    from medfedaug.nvflare_jobs.simulator import LOG_FILE, output_folder, run_in_simulator
 
     # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
     with tempfile.TemporaryDirectory(prefix="medfedaug-") as simulator:
         try:
-            output = run_in_simulator(config, data_dir, names, simulator, device, on_event)
+            run_in_simulator(config, data_dir, names, simulator, device, on_event, state, resume)
         except RunFailed as error:
             kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
             shutil.copyfile(Path(simulator) / LOG_FILE, kept)
             raise RunFailed(f"{error} [log: {kept}]") from error
-        for file in output.iterdir():
-            shutil.move(str(file), work / file.name)
-        shutil.move(str(Path(simulator) / LOG_FILE), work / LOG_FILE)
+        finally:  # also of a run that failed: its last good models
+            for file in [*output_folder(simulator).glob("*"), Path(simulator) / LOG_FILE]:
+                if file.exists():
+                    shutil.move(str(file), work / file.name)
 
 
 def _finish(

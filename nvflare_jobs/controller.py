@@ -1,139 +1,318 @@
-"""The server's component: NVFlare's FedAvg workflow, driving the engine-neutral server."""
+"""The server's component: carries the engine-neutral server's requests, and waits for the sites' replies."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
-from nvflare.app_common.workflows.fedavg import FedAvg
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug.config import RunConfig
-from medfedaug.errors import MedFedAugError, RunFailed
-from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE, Request
-from medfedaug.federation.output import write_run
+from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.federation.checkpoint import server_checkpoint
+from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE, Reply, Request
+from medfedaug.federation.output import write_models, write_run
 from medfedaug.federation.server import FederationServer
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
+from medfedaug.nvflare_jobs.state import state_folder
 
-__all__ = ["EVENTS_FILE", "OUTPUT_FOLDER", "FederationController"]
+__all__ = ["EVENTS_FILE", "OUTPUT_FOLDER", "TASKS", "FederationController"]
 
 OUTPUT_FOLDER, EVENTS_FILE = "medfedaug", "events.jsonl"
 
+TASKS = [PREPARE, TRAIN, VALIDATE, TEST]
 
-class FederationController(FedAvg):
+Accept = Callable[[str, Reply], bool]
+
+
+class FederationController(Controller):
     """Channel statistics first, then rounds, then the test of the best model.
 
-    It keeps NVFlare's round loop, persistor and events. Model selection is our own: NVFlare's selector
-    weighs sites by steps and never scores the last model. In the server's run folder it leaves
-    ``medfedaug/`` with ``results.json``, ``global_model.pt``, ``final_model.pt`` and ``events.jsonl``.
+    What a reply is worth is decided by `medfedaug.federation.FederationServer`; this class sends, waits and
+    saves. It waits for all sites that were asked, for ``grace`` seconds more once ``min_sites`` gave a good
+    answer, never longer than ``round_timeout``. A site that raises, hangs, dies or sends nothing usable is
+    left out of that round with a reason and asked again in the next one; a site that connects later is
+    prepared beside the round in progress.
+
+    After every round a checkpoint goes to the state folder (`medfedaug.nvflare_jobs.state`), outside the
+    folder of the job. NVFlare cannot continue a job whose server was restarted; a new job with ``resume`` and
+    the same name continues the run from there.
+
+    In the server's run folder it leaves ``medfedaug/`` with ``results.json``, ``global_model.pt``,
+    ``final_model.pt`` and ``events.jsonl``; after a failure the models of the last good round and no results.
 
     Args:
         config: `medfedaug.config.RunConfig` as a dictionary.
+        run_name: under which its checkpoint is found again.
+        resume: continue the run of that name from its checkpoint.
+        persistor_id: of the component that keeps NVFlare's own checkpoints.
         task_check_period: seconds between two looks at whether a round is complete.
 
     Raises:
         ConfigError: when the configuration is not one.
     """
 
-    def __init__(self, config: dict[str, Any], task_check_period: float = 0.05) -> None:
-        run = RunConfig.from_dict(config)
-        super().__init__(
-            num_clients=run.min_sites or 2,
-            num_rounds=run.rounds,
-            persistor_id="persistor",
-            task_name=TRAIN,
-            task_check_period=task_check_period,
-        )
+    def __init__(
+        self,
+        config: dict[str, Any],
+        run_name: str = "medfedaug",
+        resume: bool = False,
+        persistor_id: str = "persistor",
+        task_check_period: float = 0.05,
+    ) -> None:
+        super().__init__(task_check_period=task_check_period)
         self.config = config
+        self.run_name = run_name
+        self.resume = resume
+        self.persistor_id = persistor_id
         self.task_check_period = task_check_period
-        self._run_config = run
-        self._left_out: set[str] = set()
+        self._run_config = RunConfig.from_dict(config)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_name):
+            raise ConfigError(f"{run_name!r} is not a name for a run: letters, digits, '.', '_' and '-'")
 
-    def run(self) -> None:
+    # ------------------------------------------------------------------ NVFlare's interface
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Find engine and persistor."""
+        self.engine = fl_ctx.get_engine()
+        self.persistor = self.engine.get_component(self.persistor_id)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The whole federation."""
-        folder = Path(self.get_run_dir()) / OUTPUT_FOLDER
+        self._abort, self._fl_ctx = abort_signal, fl_ctx
+        workspace = self.engine.get_workspace()
+        folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / OUTPUT_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
+        self._checkpoint = server_checkpoint(state_folder(Path(workspace.get_root_dir())), self.run_name)
         with (folder / EVENTS_FILE).open("w", buffering=1) as events:
+            lock = threading.Lock()  # sites answer in threads of their own
 
             def record(event: dict[str, Any]) -> None:
-                events.write(json.dumps(event) + "\n")
+                with lock:
+                    events.write(json.dumps(event) + "\n")
 
+            self.server: FederationServer | None = None
             try:
                 self.server = FederationServer(self._run_config, record)
-                self._ask(self.server.prepare(), None, self.server.accept_preparation)
-                self.server.finish_preparation()
-                super().run()
-                self._ask(self.server.validate(), sorted(self.server.sites), self.server.accept_validation)
-                before = self.server.selected_round
-                self.server.finish_validation()
-                if self.server.selected_round != before:
-                    self.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)
-                self._ask(self.server.test(), None, self.server.accept_test)
+                self._federate(self.server)
+                if abort_signal.triggered:
+                    record({"event": "failed", "message": "the job was aborted"})
+                    return
                 write_run(folder, self.server)
                 record({"event": "finished"})
-            except MedFedAugError as error:
-                record({"event": "failed", "message": str(error)})
-                raise
+            except Exception as error:
+                message = str(error) if isinstance(error, MedFedAugError) else repr(error)
+                self.log_exception(fl_ctx, message)
+                if self.server is not None and self.server.round > 1:
+                    write_models(folder, self.server)
+                record({"event": "failed", "message": message})
+                self.system_panic(message, fl_ctx)
 
-    def _ask(self, request: Request, targets: list[str] | None, accept: Callable[..., Any]) -> None:
-        answers = self.send_model_and_wait(
-            task_name=request.task, data=request_to_model(request), targets=targets
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is left to do."""
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that came when nobody waited for it any longer: the site has been told as left out."""
+        self.log_warning(
+            fl_ctx, f"site {client.name}: its answer to {task_name} came too late and is not used"
         )
-        silent = sorted(set(targets or self.sample_all()) - {self._site(answer) for answer in answers})
-        if silent:
-            raise RunFailed(f"{request.task}: no answer from {', '.join(silent)}")
-        for answer in sorted(answers, key=self._site):
-            accept(self._site(answer), reply_from_model(answer))
 
-    def sample_all(self) -> list[str]:
-        """The names of all connected sites."""
-        return sorted(client.name for client in self.engine.get_clients())
+    # ------------------------------------------------------------------ the federation
 
-    def sample_clients(self, num_clients: int | None = None) -> list[str]:
-        """The sites of the next round; `FedAvg.run` asks in every round, and late sites join here."""
-        late = sorted(
-            set(self.sample_all()) - self.server.sites.keys() - set(self.server.unseen) - self._left_out
+    def _federate(self, server: FederationServer) -> None:
+        self._late: set[str] = set()
+        self.persistor.load(self._fl_ctx)  # it saves only what it has once loaded
+        if self.resume:
+            server.restore(self._checkpoint)
+            self._publish(server, best=server.selected_state)
+        else:
+            if self._checkpoint.exists():  # of an earlier run of this name, which may still be wanted
+                os.replace(self._checkpoint, self._checkpoint.with_suffix(".previous.pt"))
+            everybody = self._connected()
+            self._ask(server.prepare(), everybody, len(everybody), server.accept_preparation)
+            server.finish_preparation()
+        while server.round < self._run_config.rounds and not self._abort.triggered:
+            self._round(server)
+        if self._abort.triggered:
+            return
+        sites = sorted(server.sites.keys() & set(self._connected()))
+        self._ask(server.validate(), sites, server.needed, server.accept_validation)
+        before = server.selected_round
+        server.finish_validation()
+        if server.selected_round != before:
+            self._publish(server, best=server.selected_state)
+        # Every site's test counts, so that all are waited for, but for those that were silent just now.
+        known = sorted(server.known & set(self._connected()))
+        silent = {trouble["site"] for trouble in server.rounds[-1]["missing"]}
+        self._ask(server.test(), known, len(set(known) - silent), server.accept_test)
+
+    def _round(self, server: FederationServer) -> None:
+        self._invite(server)
+        targets = server.choose_sites(self._connected())
+        request = server.start_round(targets)
+        for site in sorted(server.sites.keys() - set(self._connected())):
+            server.no_answer(TRAIN, site, f"site {site} is not connected")
+        self._set(AppConstants.CURRENT_ROUND, server.round)
+        self._set(AppConstants.NUM_ROUNDS, self._run_config.rounds)
+        self.fire_event(AppEventType.ROUND_STARTED, self._fl_ctx)
+        self._ask(request, targets, server.needed, server.accept)
+        if self._abort.triggered:
+            return
+        self.fire_event(AppEventType.BEFORE_AGGREGATION, self._fl_ctx)
+        before = server.selected_round
+        server.finish_round()
+        self.fire_event(AppEventType.AFTER_AGGREGATION, self._fl_ctx)
+        # The round before may just have turned out best.
+        self._publish(server, best=server.selected_state if server.selected_round != before else None)
+        server.save(self._checkpoint)
+        self.fire_event(AppEventType.ROUND_DONE, self._fl_ctx)
+
+    def _publish(self, server: FederationServer, best: dict[str, Any] | None) -> None:
+        """Give NVFlare's persistor the best model, if there is a new one, and the current one."""
+        if best:
+            self._set(AppConstants.GLOBAL_MODEL, make_model_learnable(best, {}))
+            self.fire_event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE, self._fl_ctx)
+        learnable = make_model_learnable(server.state, {})
+        self._set(AppConstants.GLOBAL_MODEL, learnable)
+        self.persistor.save(learnable, self._fl_ctx)
+
+    def _set(self, name: str, value: Any) -> None:
+        self._fl_ctx.set_prop(name, value, private=True, sticky=True)
+
+    def _connected(self) -> list[str]:
+        """The sites that run this job and are not known to be gone."""
+        names = (client.name for client in self.engine.get_clients())
+        return sorted(name for name in names if self.get_client_disconnect_time(name) is None)
+
+    def _invite(self, server: FederationServer) -> None:
+        """Prepare sites that are new, or could not be prepared before, beside the round about to begin."""
+
+        def accept(site: str, reply: Reply) -> bool:
+            self._late.discard(site)
+            joined = server.accept_preparation(site, reply)
+            if joined:
+                server.finish_preparation()
+            return joined
+
+        def done(task: Task, fl_ctx: FLContext) -> None:
+            self._late.difference_update(new)
+
+        new = sorted(set(self._connected()) - server.known - self._late)
+        if new:
+            self._late.update(new)
+            self._send(server.prepare(), new, accept, done)
+
+    # ------------------------------------------------------------------ requests and replies
+
+    def _send(
+        self,
+        request: Request,
+        targets: Sequence[str],
+        accept: Accept,
+        done: Callable[[Task, FLContext], None] | None = None,
+    ) -> Task:
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            site, result = client_task.client.name, client_task.result
+            client_task.result = None  # a site's model is large
+            fl_ctx.set_prop(AppConstants.CURRENT_ROUND, request.round, private=True, sticky=True)
+            self.fire_event(AppEventType.BEFORE_CONTRIBUTION_ACCEPT, fl_ctx)
+            used = accept(site, _reply(site, request, result))
+            fl_ctx.set_prop(AppConstants.AGGREGATION_ACCEPTED, used, private=True, sticky=False)
+            self.fire_event(AppEventType.AFTER_CONTRIBUTION_ACCEPT, fl_ctx)
+
+        data = FLModelUtils.to_shareable(request_to_model(request))
+        task = Task(
+            name=request.task,
+            data=data,
+            timeout=_whole_seconds(self._run_config.round_timeout),
+            result_received_cb=received,
+            task_done_cb=done,
         )
-        if late:
-            self._admit(late)
-        return self.server.choose_sites()
+        # 0 responses stand for all: when enough is enough is decided by what the answers are worth.
+        self.broadcast(task=task, fl_ctx=self._fl_ctx, targets=list(targets), min_responses=0)
+        return task
 
-    def _admit(self, late: list[str]) -> None:
-        request = request_to_model(self.server.prepare())
-        for answer in self.send_model_and_wait(task_name=PREPARE, data=request, targets=late):
-            site = self._site(answer)
-            try:
-                self.server.accept_preparation(site, reply_from_model(answer))
-            except MedFedAugError as error:  # a late site's trouble is not the federation's
-                self._left_out.add(site)
-                self.warning(f"site {site} does not join: {error}")
-        self.server.finish_preparation()
+    def _ask(self, request: Request, targets: Sequence[str], needed: int, accept: Accept) -> None:
+        """Send a request and wait for the replies; who gave none is named to the server."""
+        answered: set[str] = set()
+        good: set[str] = set()
+        lock, closed = threading.Lock(), False
 
-    def send_model(self, task_name: str = TRAIN, data: FLModel | None = None, **kwargs: Any) -> None:
-        """Send the round's request in place of the bare model: the methods' exchange goes with it."""
-        request = self.server.start_round(kwargs.get("targets"))
-        super().send_model(task_name=task_name, data=request_to_model(request), **kwargs)
+        def take(site: str, reply: Reply) -> bool:
+            with lock:
+                if closed:
+                    return False
+                answered.add(site)
+                used = accept(site, reply)
+                if used:
+                    good.add(site)
+            if not used:
+                self.log_warning(self._fl_ctx, f"{request.task}, round {request.round}: {site} is left out")
+            return used
 
-    def _aggregate_one_result(self, result: FLModel) -> bool:
-        used = self.server.accept(self._site(result), reply_from_model(result))
-        if not used:
-            self.warning(self.server.rounds[-1]["refused"][-1]["reason"])
-        return used
+        if not targets:
+            return
+        task = self._send(request, targets, take)
+        enough_since = None
+        while task.completion_status is None and not self._abort.triggered:
+            if len(good) >= needed and enough_since is None:
+                enough_since = time.monotonic()
+            grace = self._run_config.grace
+            if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
+                break
+            time.sleep(self.task_check_period)
+        with lock:
+            closed = True
+        if task.completion_status is None:
+            self.cancel_task(task, completion_status=TaskCompletionStatus.CANCELLED, fl_ctx=self._fl_ctx)
+        if self._abort.triggered:
+            return
+        for site in sorted(set(targets) - answered):
+            server_reason = self._reason(site, task)
+            assert self.server is not None
+            self.server.no_answer(request.task, site, server_reason)
+            self.log_warning(self._fl_ctx, f"{request.task}, round {request.round}: {server_reason}")
 
-    def _get_aggregated_result(self) -> FLModel:
-        before = self.server.selected_round
-        state = self.server.finish_round()
-        if self.server.selected_round != before:
-            # The round before has just turned out best, and its model is still the current one.
-            self.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)
-        return FLModel(params=state, params_type=ParamsType.FULL, current_round=self.current_round)
-
-    @staticmethod
-    def _site(result: FLModel) -> str:
-        return str((result.meta or {}).get("client_name", ""))
+    def _reason(self, site: str, task: Task) -> str:
+        if self.get_client_disconnect_time(site) is not None:
+            return f"site {site} is not connected any more"
+        if task.completion_status == TaskCompletionStatus.TIMEOUT:
+            return f"site {site} did not answer within {self._run_config.round_timeout:g} s"
+        return f"site {site} did not answer while the others were waited for"
 
 
-TASKS = [PREPARE, TRAIN, VALIDATE, TEST]
+def _reply(site: str, request: Request, result: Shareable | None) -> Reply:
+    """What NVFlare delivered, as a reply; nothing in it has been checked yet."""
+    failed = Reply(request.task, request.round)
+    code = result.get_return_code() if isinstance(result, Shareable) else "nothing"
+    if code != ReturnCode.OK:
+        failed.error = f"site {site}: NVFlare delivered {code} in place of an answer"
+        return failed
+    try:
+        return reply_from_model(FLModelUtils.from_shareable(result))
+    except Exception as error:  # whatever a site sends
+        failed.error = f"site {site}: its answer cannot be read ({error!r})"[:500]
+        return failed
+
+
+def _whole_seconds(timeout: float) -> int:
+    """NVFlare counts in whole seconds, and 0 stands for no limit."""
+    return 0 if not timeout else max(1, round(timeout))

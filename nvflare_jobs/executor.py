@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from monai.fl.utils.constants import ExtraItems
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
@@ -16,10 +16,9 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from medfedaug.config import RunConfig
-from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import Reply, Request
-from medfedaug.federation.site import SiteTrainer, answer
+from medfedaug.federation.site import Site, SiteTrainer
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
+from medfedaug.nvflare_jobs.state import state_folder
 
 __all__ = ["DEVICE_VARIABLE", "SiteExecutor"]
 
@@ -43,7 +42,7 @@ class SiteExecutor(Executor):
         super().__init__()
         self.config = config
         self._run_config = RunConfig.from_dict(config)
-        self._trainer: SiteTrainer | None = None
+        self._site: Site | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Register the decomposer for tensors when a run starts."""
@@ -56,21 +55,12 @@ class SiteExecutor(Executor):
     ) -> Shareable:
         """Answer a request; trouble of this site is answered in one line and ends nobody else's work."""
         request = request_from_model(FLModelUtils.from_shareable(shareable))
-        try:
-            reply = self._answer(request, fl_ctx, abort_signal)
-        except Exception as error:  # whatever happens here must reach the server as this site's trouble alone
-            self.log_exception(fl_ctx, f"{task_name} failed")
-            reply = Reply(request.task, request.round, error=f"site {fl_ctx.get_identity_name()}: {error!r}")
+        if self._site is None:
+            name = fl_ctx.get_identity_name()
+            state = state_folder(Path(fl_ctx.get_workspace().get_root_dir())) / name
+            device = os.environ.get(DEVICE_VARIABLE, "auto")
+            self._site = Site(name, SiteTrainer(self._run_config, device=device, state_dir=state))
+        reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
             self.log_error(fl_ctx, reply.error)
         return FLModelUtils.to_shareable(reply_to_model(reply))
-
-    def _answer(self, request: Request, fl_ctx: FLContext, abort_signal: Signal) -> Reply:
-        if self._trainer is None:
-            trainer = SiteTrainer(self._run_config, device=os.environ.get(DEVICE_VARIABLE, "auto"))
-            try:
-                trainer.initialize({ExtraItems.CLIENT_NAME: fl_ctx.get_identity_name()})
-            except MedFedAugError as error:
-                return Reply(request.task, request.round, error=str(error))
-            self._trainer = trainer
-        return answer(self._trainer, request, should_stop=lambda: bool(abort_signal.triggered))

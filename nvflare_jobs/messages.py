@@ -24,6 +24,7 @@ def request_to_model(request: Request) -> FLModel:
         "task": request.task,
         "round": request.round,
         "selected_round": request.selected_round,
+        "run": request.run,
         "once": request.once,
         "payload": request.payload,
     }
@@ -40,6 +41,7 @@ def request_from_model(model: FLModel) -> Request:
         once=meta.get("once") or {},
         payload=meta.get("payload") or {},
         selected_round=int(meta.get("selected_round", 0)),
+        run=str(meta.get("run", "")),
     )
 
 

@@ -26,7 +26,9 @@ class MedFedAugRecipe(Recipe):
     Args:
         config: the run.
         name: the job's name.
-        min_clients: connected sites that NVFlare waits for before it starts the job.
+        min_clients: connected sites that NVFlare waits for before it starts the job, and without which it
+            ends it; by default ``min_sites`` of the run, or two.
+        resume: continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again; NVFlare's default of
             2 s is most of what a round of a small model costs.
 
@@ -45,15 +47,16 @@ class MedFedAugRecipe(Recipe):
         *,
         config: RunConfig | Mapping[str, Any],
         name: str = "medfedaug",
-        min_clients: int = 2,
+        min_clients: int | None = None,
+        resume: bool = False,
         task_request_interval: float = 0.1,
     ) -> None:
         run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
         self.name = name
         # Without a key metric no model selector is added: the controller selects.
-        job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
+        job = BaseFedJob(name=name, min_clients=min_clients or run.min_sites or 2, key_metric="")
         job.to_server(ModelPersistor(config=run.to_dict()), id="persistor")
-        job.to_server(FederationController(config=run.to_dict()))
+        job.to_server(FederationController(config=run.to_dict(), run_name=name, resume=resume))
         job.to_clients(SiteExecutor(config=run.to_dict()), tasks=TASKS)
         _name_classes_only(job)
         super().__init__(job)

@@ -20,8 +20,9 @@ from medfedaug.federation.site import DATA_VARIABLE
 from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
 from medfedaug.nvflare_jobs.executor import DEVICE_VARIABLE
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+from medfedaug.nvflare_jobs.state import STATE_VARIABLE
 
-__all__ = ["LOG_FILE", "run_in_simulator"]
+__all__ = ["LOG_FILE", "output_folder", "run_in_simulator"]
 
 LOG_FILE = "nvflare.log"
 
@@ -33,6 +34,8 @@ def run_in_simulator(
     work_dir: str | Path,
     device: str = "auto",
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    state_dir: str | Path | None = None,
+    resume: bool = False,
 ) -> Path:
     """Run the job in NVFlare's simulator.
 
@@ -45,6 +48,8 @@ def run_in_simulator(
         work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
         device: the sites' device.
         on_event: see `medfedaug.federation.FederationServer`.
+        state_dir: a folder for what must survive a restart, of server and sites; by default in ``work_dir``.
+        resume: continue from what is in ``state_dir``.
 
     Returns:
         The folder with ``results.json`` and the models.
@@ -53,7 +58,7 @@ def run_in_simulator(
         RunFailed: when the run ended without results, with the reason where one is known.
     """
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
-    recipe = MedFedAugRecipe(config=config, min_clients=len(sites))
+    recipe = MedFedAugRecipe(config=config, min_clients=config.min_sites or len(sites), resume=resume)
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"
     _allow_components(workspace)
@@ -70,11 +75,12 @@ def run_in_simulator(
         **os.environ,
         DATA_VARIABLE: str(Path(data_dir).resolve()),
         DEVICE_VARIABLE: device,
+        STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
         "PYTHONUNBUFFERED": "1",
         # Sites that each start as many threads as there are cores spend their time waiting for each other.
         **({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
     }
-    output = workspace / "server" / "simulate_job" / OUTPUT_FOLDER
+    output = output_folder(work)
     failure = ""
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -93,6 +99,11 @@ def run_in_simulator(
             f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
         )
     return output
+
+
+def output_folder(work_dir: str | Path) -> Path:
+    """Where a run leaves what it has to say, below the ``work_dir`` of `run_in_simulator`."""
+    return Path(work_dir) / "workspace" / "server" / "simulate_job" / OUTPUT_FOLDER
 
 
 def _allow_components(workspace: Path) -> None:

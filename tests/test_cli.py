@@ -215,12 +215,31 @@ def test_wrong_options_say_what_would_be_right(run, phantom_dir, tmp_path, extra
         assert word in err
 
 
+def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again.json"
+    code, _, err = run(*simulate_args(phantom_dir, out, "fedbn"))
+    assert code == 0, err
+    arguments = ("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir, "--out", again)
+    code, _, err = run(*arguments)
+    assert code == 0, err
+    tested = json.loads((out / "results.json").read_text())["test"]
+    evaluated = json.loads(again.read_text())["sites"]
+    for site, entry in tested["sites"].items():
+        assert evaluated[site]["cases"] == pytest.approx(entry["cases"], nan_ok=True)
+    assert "this site has none" in evaluated["site_C"]["note"]
+    code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
+    assert code == 2
+    assert "kept layers at the sites" in err
+
+
 def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     model = tmp_path / "global_model.pt"
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2
     assert "results.json" in err
-    (tmp_path / "results.json").write_text(json.dumps({"config": RunConfig().to_dict()}))
+    (tmp_path / "results.json").write_text(
+        json.dumps({"config": RunConfig().to_dict(), "run": "0" * 32, "rounds": [], "selected_round": 0})
+    )
     model.write_bytes(b"no model")
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2

@@ -11,7 +11,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
-from medfedaug.federation import FederationServer, Reply, SiteTrainer, answer, run_in_process
+from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods.base import IMAGE, LABEL
 from medfedaug.models import ffa_layers
@@ -270,10 +270,10 @@ def test_site_errors_become_one_line(tiny_config, phantom_dir, make_site):
         trainer_for(tiny_config(in_channels=3), phantom_dir)
     with pytest.raises(DataError, match="federation expects 4"):
         trainer_for(tiny_config(classes=tuple("abcd")), phantom_dir)
-    trainer = trainer_for(tiny_config(learning_rate=1e30), phantom_dir)
+    site = Site("site_A", SiteTrainer(tiny_config(learning_rate=1e30), phantom_dir, device="cpu"))
     request = FederationServer(tiny_config()).prepare()
     request.task, request.round = "train", 1
-    reply = answer(trainer, request)
+    reply = site.answer(request)
     assert "site_A" in reply.error
     assert "learning rate" in reply.error
     assert not reply.weights
@@ -363,3 +363,40 @@ def test_configuration_round_trip_and_faults():
         Composition(RunConfig(network="nonet"))
     with pytest.raises(MedFedAugError, match="prob"):
         Composition(RunConfig(methods=({"name": "fedfa", "args": {"prob": 3}},)))
+
+
+def test_metrics_that_no_json_could_hold_are_dropped(tiny_config):
+    from medfedaug.federation.messages import clean_metrics
+
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    found = clean_metrics(
+        {
+            "loss": 0.5,
+            "nan": float("nan"),
+            "huge": float("inf"),
+            "object": object(),
+            3: 4,
+            "note": "text",
+            "long": "x" * 1000,
+            "none": None,
+            "cases": {"p1": 0.25, "p2": [1], "deeper": {"a": 1}},
+            "deep": deep,
+        }
+    )
+    assert found == {"loss": 0.5, "note": "text", "none": None, "cases": {"p1": 0.25}, "deep": {}}
+
+
+@pytest.mark.parametrize("score", [2.0, -1.0, float("nan"), "0.9", True, 1e30])
+def test_an_impossible_score_selects_no_model(tiny_config, score):
+    server = started_server(tiny_config())
+    for _ in range(2):
+        server.start_round()
+        for site in "AB":
+            reply = update(server, site, 1.0)
+            reply.metrics["val_dice"] = score if site == "A" else 0.5
+            server.accept(site, reply)
+        server.finish_round()
+    assert server.rounds[0]["sites"]["A"]["val_dice"] is None
+    assert server.rounds[0]["val_dice"] == 0.5

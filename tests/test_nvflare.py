@@ -148,45 +148,59 @@ def test_a_reply_of_any_form_is_read_without_harm(meta):
     assert reply.metrics == {}
 
 
-def test_a_late_site_is_prepared_before_the_round_it_joins(tiny_config, monkeypatch):
-    """The hook that NVFlare calls for the sites of a round, with a server and clients that are not there."""
+def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, monkeypatch):
+    """The controller with a server and clients that are not there."""
     from types import SimpleNamespace
 
     from medfedaug.federation import FederationServer
     from medfedaug.nvflare_jobs import FederationController
 
-    config = tiny_config("fedrdn")
-    controller = FederationController(config.to_dict())
-    controller.server = FederationServer(config)
+    server = FederationServer(tiny_config("fedrdn"))
     pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
     for site in "AB":
-        controller.server.accept_preparation(site, Reply("prepare", num_samples=1, payload=dict(pair)))
-    controller.server.finish_preparation()
-    connected = ["A", "B"]
+        server.accept_preparation(site, Reply("prepare", num_samples=1, payload=dict(pair)))
+    server.finish_preparation()
+    controller = FederationController(server.config.to_dict())
+    connected, asked, answers = ["A", "B"], [], []
     controller.engine = SimpleNamespace(
         get_clients=lambda: [SimpleNamespace(name=name) for name in connected]
     )
-    asked = []
+    controller._late = set()
+    monkeypatch.setattr(controller, "get_client_disconnect_time", lambda name: None)
 
-    def send(task_name, data, targets):
-        asked.append((task_name, targets))
-        replies = {
-            "C": Reply("prepare", num_samples=2, payload=dict(pair)),
-            "D": Reply("prepare", error="site D, /data: no such folder"),
-        }
-        models = {site: reply_to_model(replies[site]) for site in targets}
-        for site, model in models.items():
-            model.meta["client_name"] = site
-        return list(models.values())
+    def send(request, targets, accept, done):
+        asked.append((request.task, targets))
+        answers.append((accept, done))
 
-    monkeypatch.setattr(controller, "send_model_and_wait", send)
-    monkeypatch.setattr(controller, "warning", lambda text: asked.append(text))
-    assert controller.sample_clients() == ["A", "B"]
+    monkeypatch.setattr(controller, "_send", send)
+    controller._invite(server)
     assert asked == []
     connected += ["C", "D"]
-    assert controller.sample_clients() == ["A", "B", "C"]
-    assert asked[0] == ("prepare", ["C", "D"])
-    assert "site D does not join" in asked[1]
-    assert "fedrdn/mean/C" in controller.server.start_round().once
-    assert controller.sample_clients() == ["A", "B", "C"]
-    assert len(asked) == 2
+    controller._invite(server)
+    controller._invite(server)  # not twice, while they have not answered
+    assert asked == [("prepare", ["C", "D"])]
+    assert server.choose_sites(connected) == ["A", "B"]
+    accept, done = answers[0]
+    server.start_round()
+    assert accept("C", Reply("prepare", num_samples=2, payload=dict(pair)))
+    assert not accept("D", Reply("prepare", error="site D, /data: no such folder"))
+    done(None, None)
+    assert server.choose_sites(connected) == ["A", "B", "C"]
+    assert server.left_out == {"D": "site D, /data: no such folder"}
+    assert "fedrdn/mean/C" in server.start_round().once
+    controller._invite(server)  # whoever could not be prepared is asked again
+    assert asked[1:] == [("prepare", ["D"])]
+    connected.remove("B")
+    assert server.choose_sites(connected) == ["A", "C"]
+
+
+@pytest.mark.parametrize("fault", ["code", "nothing", "text"])
+def test_whatever_nvflare_delivers_becomes_a_reply(fault):
+    from nvflare.apis.shareable import Shareable, make_reply
+
+    from medfedaug.nvflare_jobs.controller import _reply
+
+    result = {"code": make_reply("TASK_ABORTED"), "nothing": None, "text": Shareable({"DXO": "text"})}[fault]
+    reply = _reply("A", Request("train", 3), result)
+    assert (reply.task, reply.round) == ("train", 3)
+    assert reply.error.startswith("site A: ")

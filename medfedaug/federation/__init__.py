@@ -4,6 +4,6 @@ from medfedaug.federation.averaging import WeightedMean
 from medfedaug.federation.inprocess import run_in_process
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.server import FederationServer
-from medfedaug.federation.site import SiteTrainer, answer
+from medfedaug.federation.site import Site, SiteTrainer
 
-__all__ = ["FederationServer", "Reply", "Request", "SiteTrainer", "WeightedMean", "answer", "run_in_process"]
+__all__ = ["FederationServer", "Reply", "Request", "Site", "SiteTrainer", "WeightedMean", "run_in_process"]

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from monai.fl.utils.constants import ExtraItems
-
 from medfedaug.config import RunConfig
+from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.server import FederationServer
-from medfedaug.federation.site import SiteTrainer, answer
+from medfedaug.federation.site import Site, SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 
 __all__ = ["run_in_process"]
@@ -25,6 +24,8 @@ def run_in_process(
     sites: Sequence[str],
     device: str = "auto",
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    state_dir: str | Path | None = None,
+    resume: bool = False,
     policy: PrivacyPolicy | None = None,
 ) -> FederationServer:
     """Run a federation to its end.
@@ -35,32 +36,41 @@ def run_in_process(
         sites: their names.
         device: see `medfedaug.federation.SiteTrainer`.
         on_event: see `medfedaug.federation.FederationServer`.
+        state_dir: a folder for what must survive a restart, of server and sites; ``None`` keeps nothing.
+        resume: continue from what is in ``state_dir``.
         policy: every site's, each with a budget of its own that lasts as long as the run.
 
     Returns:
         The server with its `FederationServer.results` and models.
 
     Raises:
-        MedFedAugError: when a site's data cannot be used, or too few updates of a round.
+        MedFedAugError: when too few sites can train, or too few updates of a round can be used.
     """
     server = FederationServer(config, on_event)
-    trainers: dict[str, SiteTrainer] = {}
-    for site in sites:
-        trainers[site] = SiteTrainer(config, data_dir, device, policy)
-        trainers[site].initialize({ExtraItems.CLIENT_NAME: site})
-        server.accept_preparation(site, answer(trainers[site], server.prepare()))
+    states = Path(state_dir) if state_dir is not None else None
+    checkpoint = server_checkpoint(states) if states else None
+    members = {
+        name: Site(name, SiteTrainer(config, data_dir, device, states / name if states else None, policy))
+        for name in sites
+    }
+    if resume and checkpoint is not None:
+        server.restore(checkpoint)
+    for name in sorted(set(sites) - server.known):
+        server.accept_preparation(name, members[name].answer(server.prepare()))
     server.finish_preparation()
-    for _ in range(config.rounds):
+    while server.round < config.rounds:
         targets = server.choose_sites()
         request = server.start_round(targets)
-        for site in targets:
-            server.accept(site, answer(trainers[site], request))
+        for name in targets:
+            server.accept(name, members[name].answer(request))
         server.finish_round()
+        if checkpoint is not None:
+            server.save(checkpoint)
     request = server.validate()
-    for site in sorted(server.sites):
-        server.accept_validation(site, answer(trainers[site], request))
+    for name in sorted(server.sites):
+        server.accept_validation(name, members[name].answer(request))
     server.finish_validation()
     request = server.test()
-    for site in sites:
-        server.accept_test(site, answer(trainers[site], request))
+    for name in sites:
+        server.accept_test(name, members[name].answer(request))
     return server

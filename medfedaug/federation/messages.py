@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from medfedaug.errors import UpdateRefused
 from medfedaug.methods.base import Payload, Shapes
 
 __all__ = [
+    "LARGEST",
     "PREPARE",
     "TEST",
     "TRAIN",
@@ -20,6 +22,7 @@ __all__ = [
     "Reply",
     "Request",
     "check_tensors",
+    "clean_metrics",
     "namespaced",
     "num_bytes",
     "own_entries",
@@ -27,6 +30,10 @@ __all__ = [
 ]
 
 PREPARE, TRAIN, VALIDATE, TEST = "prepare", "train", "validate", "test"
+
+# Beyond any intensity that a scanner stores and any weight that still trains, and far inside float32.
+LARGEST = 1e10
+_LONGEST_NAME = 500
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Request:
             round.
         payload: the methods' exchange of every round, keys alike.
         selected_round: the best round so far, 0 while there is none: sites keep what belongs to it.
+        run: identifies the run, also after it was resumed: sites find what they keep by it.
     """
 
     task: str
@@ -50,6 +58,7 @@ class Request:
     once: Payload = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
     selected_round: int = 0
+    run: str = ""
 
 
 @dataclass
@@ -96,7 +105,7 @@ def shared_keys(state: Mapping[str, Tensor], kept_at_site: frozenset[str]) -> li
 
 
 def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse what is not exactly the expected keys and shapes, floating point and finite.
+    """Refuse what is not exactly the expected keys and shapes, floating point, finite and below `LARGEST`.
 
     Raises:
         UpdateRefused: naming site, key, what was expected and what came.
@@ -114,11 +123,35 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
             raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
         if not value.is_floating_point():
             raise UpdateRefused(site, key, expected="floating point", got=str(value.dtype))
-        if not bool(torch.isfinite(value).all()):
+        if not value.numel():
+            continue
+        low, high = (float(edge) for edge in torch.aminmax(value))  # a NaN anywhere makes both NaN
+        if not (math.isfinite(low) and math.isfinite(high)):
             bad = int((~torch.isfinite(value)).sum())
             raise UpdateRefused(
                 site, key, expected="finite values", got=f"{bad} of {value.numel()} NaN or infinite"
             )
+        if max(-low, high) > LARGEST:
+            raise UpdateRefused(site, key, expected=f"values up to {LARGEST:g}", got=f"{max(-low, high):g}")
+
+
+def clean_metrics(metrics: Mapping[str, Any], nested: bool = True) -> dict[str, Any]:
+    """What of a site's metrics is fit for ``results.json``: finite numbers, and short texts as notes.
+
+    A mapping inside, such as the scores by case, is treated alike, but not what is nested in that. Everything
+    else is dropped: metrics decide nothing that would be worth ending a round for.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if not isinstance(key, str) or len(key) > _LONGEST_NAME:
+            continue
+        number = isinstance(value, (int, float)) and math.isfinite(value)  # true and false among them
+        text = isinstance(value, str) and len(value) <= _LONGEST_NAME
+        if value is None or number or text:
+            kept[key] = value
+        elif nested and isinstance(value, Mapping):
+            kept[key] = clean_metrics(value, nested=False)
+    return kept
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -6,14 +6,17 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.errors import RunFailed, UpdateRefused
+from medfedaug.errors import ConfigError, MedFedAugError, RunFailed, UpdateRefused
 from medfedaug.federation.averaging import WeightedMean
+from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import (
     PREPARE,
@@ -23,6 +26,7 @@ from medfedaug.federation.messages import (
     Reply,
     Request,
     check_tensors,
+    clean_metrics,
     namespaced,
     num_bytes,
     own_entries,
@@ -35,13 +39,23 @@ __all__ = ["FederationServer"]
 
 Event = Callable[[dict[str, Any]], None]
 
+# An update that moves the weights by so many times their own norm is no training that went well.
+_LARGEST_MOVE = 100.0
+
+# What may differ between a run and its continuation: neither changes what a round computes.
+_CHANGEABLE = ("rounds", "round_timeout", "grace", "min_sites", "threads")
+
 
 class FederationServer:
     """What the server knows and decides; an engine only carries its requests and the sites' replies.
 
-    An engine calls ``prepare`` → ``accept_preparation`` for each site → for every round ``start_round`` →
-    ``accept`` for each reply → ``finish_round``; then ``validate`` → ``accept_validation`` → ``test`` →
-    ``accept_test``; `results` is the record of the run at any time.
+    An engine calls ``prepare`` → ``accept_preparation`` for each site → ``finish_preparation``; for every
+    round ``start_round`` → ``accept`` for each reply → ``finish_round``; then ``validate`` →
+    ``accept_validation`` → ``finish_validation`` → ``test`` → ``accept_test``. `no_answer` takes the place
+    of a reply that did not come. `results` is the record of the run at any time.
+
+    A site that fails is left out of what it failed in, by name and with the reason, and is asked again in the
+    next round. A round needs `needed` good updates.
 
     The best global model is the one with the highest mean of the sites' validation scores, unweighted. A
     round's model is scored by the sites when it reaches them, with the next round's request, and the last
@@ -58,6 +72,7 @@ class FederationServer:
         self.metric = make_task(config, normalised=composition.normalises_input).metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared = composition.shared
+        self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
         self._weight_shapes: Shapes = {key: tuple(self.state[key].shape) for key in self.shared}
         context = ServerContext(composition.network, config.in_channels)
         self._once = _exchanges({m.name: m.before_training(context) for m in composition.methods})
@@ -65,8 +80,10 @@ class FederationServer:
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
+        self.run = uuid.uuid4().hex
         self.sites: dict[str, int] = {}  # training sites, with their number of samples
         self.unseen: list[str] = []
+        self.left_out: dict[str, str] = {}  # sites that could not be prepared, with the reason
         self.round = 0
         self.rounds: list[dict[str, Any]] = []
         self.selected_round = 0
@@ -79,62 +96,131 @@ class FederationServer:
         self._once_version = 0
         self._once_bytes: dict[str, int] = {}
         self._test: dict[str, dict[str, Any]] = {}
+        self._untested: dict[str, str] = {}
         self._mean = WeightedMean()
         self._accepted: list[str] = []
-        self._asked = 0
         self._started = time.perf_counter()
+
+    @property
+    def known(self) -> set[str]:
+        """The sites that were prepared, whether they train or are tested only."""
+        return {*self.sites, *self.unseen}
+
+    @property
+    def needed(self) -> int:
+        """Good updates that a round needs: ``min_sites``, or all that a round asks."""
+        return self.config.min_sites or self._round_size()
+
+    def _round_size(self) -> int:
+        return max(1, round(self.config.participation * len(self.sites)))
+
+    def no_answer(self, task: str, site: str, reason: str) -> None:
+        """A site did not answer a request in a way that can be used.
+
+        Args:
+            task: the request's.
+            site: its name.
+            reason: why, for the log and for ``results.json``.
+        """
+        with self._lock:
+            if task == PREPARE:
+                self._leave_out(site, reason)
+                return
+            if task == TEST:
+                self._untested[site] = reason
+            else:
+                self.rounds[-1]["missing"].append({"site": site, "task": task, "reason": reason})
+            self._tell("missing", round=self.round, task=task, site=site, reason=reason)
+
+    def _leave_out(self, site: str, reason: str) -> None:
+        if self.left_out.get(site) != reason:
+            self._tell("left_out", site=site, reason=reason)
+        self.left_out[site] = reason
+
+    def _tell(self, event: str, **details: Any) -> None:
+        self._on_event({"event": event, **details})
 
     # ------------------------------------------------------------------ before training
 
     def prepare(self) -> Request:
         """Ask a site how much data it has and what the methods exchange before training."""
-        return Request(PREPARE)
+        return Request(PREPARE, run=self.run)
 
-    def accept_preparation(self, site: str, reply: Reply) -> None:
+    def accept_preparation(self, site: str, reply: Reply) -> bool:
         """Take in a site's answer to `prepare`.
 
-        Raises:
-            RunFailed: when the site cannot take part.
-            UpdateRefused: when what it sent cannot be used.
+        Returns:
+            Whether the site takes part; where it does not, the reason is in `left_out`.
         """
-        if reply.error:
-            raise RunFailed(reply.error)
         with self._lock:
+            if site in self.known:
+                return False
+            try:
+                if reply.error:
+                    raise MedFedAugError(reply.error)
+                if not 0 <= reply.num_samples <= 2**31:
+                    raise UpdateRefused(
+                        site, "num_samples", expected="a number of images", got=str(reply.num_samples)
+                    )
+                if reply.num_samples:
+                    _check_payload(site, reply.payload, self._once)
+            except MedFedAugError as error:
+                self._leave_out(site, str(error))
+                return False
+            self.left_out.pop(site, None)
             if not reply.num_samples:
                 self.unseen = sorted({*self.unseen, site})
-                self._on_event({"event": "unseen", "site": site})
-                return
-            _check_payload(site, reply.payload, self._once)
+                self._tell("unseen", site=site)
+                return True
             for name, exchange in self._once.items():
                 exchange.accept(site, own_entries(reply.payload, name))
             for name, size in _bytes_by_method(reply.payload).items():
                 self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
             self._once_version += 1
-            self._on_event({"event": "prepared", "site": site, "samples": reply.num_samples})
+            self._tell("prepared", site=site, samples=reply.num_samples)
+            return True
 
     def finish_preparation(self) -> None:
-        """All sites have answered.
+        """All sites have answered, or those that joined since.
 
         Raises:
-            RunFailed: when fewer than two sites have training data.
+            RunFailed: before the first round, when fewer sites can train than the federation needs.
         """
-        if len(self.sites) < 2:
-            raise RunFailed(f"{len(self.sites)} of the sites have training data; a federation needs two")
-        self._once_payload = _results(self._once)
-        for exchange in self._once.values():
-            self.statistics.update(exchange.channel_statistics())
+        with self._lock:
+            if not self.round:
+                self._check_federation()
+            self._once_payload = _results(self._once)
+            for exchange in self._once.values():
+                self.statistics.update(exchange.channel_statistics())
+
+    def _check_federation(self) -> None:
+        reasons = "; ".join(f"{reason}" for _, reason in sorted(self.left_out.items()))
+        if self.left_out and not self.config.min_sites:
+            raise RunFailed(f"every site is needed, since min_sites is 0: {reasons}")
+        needed = max(2, self.config.min_sites)
+        if len(self.sites) < needed:
+            text = f"{len(self.sites)} of the sites can train; the federation needs {needed}"
+            raise RunFailed(text + (f" ({reasons})" if reasons else ""))
+        if self.needed > self._round_size():
+            raise ConfigError(
+                f"min_sites is {self.config.min_sites}, and with participation {self.config.participation} a "
+                f"round asks {self._round_size()} of {len(self.sites)} sites"
+            )
 
     # ------------------------------------------------------------------ rounds
 
-    def choose_sites(self) -> list[str]:
-        """The sites that the next round asks: all that train, or a share of them drawn by seed and round."""
-        sites = sorted(self.sites)
-        count = max(1, round(self.config.participation * len(sites)))
-        if count == len(sites):
+    def choose_sites(self, available: Collection[str] | None = None) -> list[str]:
+        """The sites that the next round asks: all that train, or a share of them drawn by seed and round.
+
+        Args:
+            available: the sites that are known to be connected; by default all.
+        """
+        sites = sorted(self.sites if available is None else self.sites.keys() & set(available))
+        if len(sites) <= self._round_size():
             return sites
         generator = random.Random(derive_seed(self.config.seed, "participation", self.round + 1))
-        return sorted(generator.sample(sites, count))
+        return sorted(generator.sample(sites, self._round_size()))
 
     def start_round(self, targets: Iterable[str] | None = None) -> Request:
         """Begin the next round.
@@ -144,7 +230,6 @@ class FederationServer:
         """
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
-        self._asked = len(targets)
         self._mean, self._accepted, self._started = WeightedMean(), [], time.perf_counter()
         fresh = any(self._once_known.get(site) != self._once_version for site in targets)
         self._once_known.update(dict.fromkeys(targets, self._once_version))
@@ -155,6 +240,7 @@ class FederationServer:
             once=self._once_payload if fresh else {},
             payload=self._payload,
             selected_round=self.selected_round,
+            run=self.run,
         )
         down = {"model": num_bytes(request.weights), **_bytes_by_method(request.payload, request.once)}
         self.rounds.append(
@@ -166,9 +252,10 @@ class FederationServer:
                 "bytes": {name: {"up": 0, "down": len(targets) * n} for name, n in down.items()},
                 "methods": {},
                 "refused": [],
+                "missing": [],
             }
         )
-        self._on_event({"event": "round_started", "round": self.round, "rounds": self.config.rounds})
+        self._tell("round_started", round=self.round, rounds=self.config.rounds)
         return request
 
     def accept(self, site: str, reply: Reply) -> bool:
@@ -181,30 +268,29 @@ class FederationServer:
             entry = self.rounds[-1]
             try:
                 self._check_update(site, reply)
-            except UpdateRefused as refusal:
+            except MedFedAugError as refusal:
                 entry["refused"].append({"site": site, "reason": str(refusal)})
-                self._on_event(
-                    {"event": "refused", "round": self.round, "site": site, "reason": str(refusal)}
-                )
+                self._tell("refused", round=self.round, site=site, reason=str(refusal))
                 return False
             for name, exchange in self._every_round.items():
                 exchange.accept(site, own_entries(reply.payload, name))
             self._accepted.append(site)
             self._mean.add(reply.weights, reply.num_samples if self.config.weighting == "samples" else 1.0)
-            score = reply.metrics.pop(f"val_{self.metric}", None)
+            metrics = clean_metrics(reply.metrics)
+            score = _score_of(metrics.pop(f"val_{self.metric}", None))
             if self.round > 1:
                 self.rounds[-2]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
-            entry["sites"][site] = {**reply.metrics, "samples": reply.num_samples}
+            entry["sites"][site] = {**metrics, "samples": reply.num_samples}
             up = {"model": num_bytes(reply.weights), **_bytes_by_method(reply.payload)}
             for name, size in up.items():
                 entry["bytes"].setdefault(name, {"up": 0, "down": 0})["up"] += size
             entry["bytes_up"] += sum(up.values())
-            self._on_event({"event": "trained", "round": self.round, "site": site, **entry["sites"][site]})
+            self._tell("trained", **{**entry["sites"][site], "round": self.round, "site": site})
             return True
 
     def _check_update(self, site: str, reply: Reply) -> None:
         if reply.error:
-            raise UpdateRefused(site, "update", expected="a trained model", got=reply.error)
+            raise MedFedAugError(reply.error)
         if site not in self.sites:
             raise UpdateRefused(site, "update", expected="a site that was prepared", got="another")
         if site in self._accepted:
@@ -216,7 +302,19 @@ class FederationServer:
                 site, "num_samples", expected=f"1 to {self.sites[site]}", got=str(reply.num_samples)
             )
         check_tensors(site, reply.weights, self._weight_shapes)
+        self._check_move(site, reply.weights)
         _check_payload(site, reply.payload, self._every_round)
+
+    def _check_move(self, site: str, weights: Mapping[str, Tensor]) -> None:
+        """Running statistics may leap in the first round, parameters may not."""
+        moved = math.hypot(*(float((weights[k] - self.state[k]).norm()) for k in self._parameters))
+        allowed = _LARGEST_MOVE * max(
+            math.hypot(*(float(self.state[k].norm()) for k in self._parameters)), 1.0
+        )
+        if moved > allowed:
+            raise UpdateRefused(
+                site, "parameters", expected=f"a step of norm up to {allowed:.4g}", got=f"{moved:.4g}"
+            )
 
     def finish_round(self) -> dict[str, Tensor]:
         """Average what was accepted; first settle whether the model of the round before is the best so far.
@@ -228,11 +326,10 @@ class FederationServer:
             RunFailed: when too few updates were accepted; the last good model stands.
         """
         entry = self.rounds[-1]
-        needed = self.config.min_sites or self._asked
-        if len(self._accepted) < needed:
-            reasons = "; ".join(refusal["reason"] for refusal in entry["refused"])
+        if len(self._accepted) < self.needed:
+            reasons = "; ".join(trouble["reason"] for trouble in (*entry["refused"], *entry["missing"]))
             raise RunFailed(
-                f"round {self.round}: {len(self._accepted)} of {needed} needed updates could be used"
+                f"round {self.round}: {len(self._accepted)} of {self.needed} needed updates could be used"
                 + (f" ({reasons})" if reasons else "")
             )
         if self.round > 1:
@@ -241,7 +338,7 @@ class FederationServer:
         self._payload = _results(self._every_round)
         entry["methods"] = {name: exchange.summary() for name, exchange in self._every_round.items()}
         entry["seconds"] = time.perf_counter() - self._started
-        self._on_event({"event": "round_finished", "round": self.round, "seconds": entry["seconds"]})
+        self._tell("round_finished", round=self.round, seconds=entry["seconds"])
         return self.state
 
     # ------------------------------------------------------------------ after training
@@ -250,13 +347,19 @@ class FederationServer:
         """Ask the training sites to score the last model."""
         return self._score_request(VALIDATE, self.round, self.state)
 
-    def accept_validation(self, site: str, reply: Reply) -> None:
-        """Take in a site's score of the last model."""
-        if reply.error:
-            raise RunFailed(reply.error)
+    def accept_validation(self, site: str, reply: Reply) -> bool:
+        """Take in a site's score of the last model.
+
+        Returns:
+            Whether it could be used.
+        """
+        if reply.error or site not in self.sites:
+            self.no_answer(VALIDATE, site, reply.error or f"site {site} does not train")
+            return False
         with self._lock:
-            score = reply.metrics.get(self.metric)
+            score = _score_of(reply.metrics.get(self.metric))
             self.rounds[-1]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
+        return True
 
     def finish_validation(self) -> None:
         """Settle the best round."""
@@ -269,13 +372,25 @@ class FederationServer:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
         return self._score_request(TEST, self.selected_round, self.selected_state)
 
-    def accept_test(self, site: str, reply: Reply) -> None:
-        """Take in a site's test scores."""
-        if reply.error:
-            raise RunFailed(reply.error)
+    def accept_test(self, site: str, reply: Reply) -> bool:
+        """Take in a site's test scores.
+
+        Returns:
+            Whether they could be used.
+        """
+        if reply.error or site not in self.known:
+            self.no_answer(TEST, site, reply.error or f"site {site} was not prepared")
+            return False
         with self._lock:
-            self._test[site] = dict(reply.metrics)
-            self._on_event({"event": "tested", "site": site, self.metric: reply.metrics.get(self.metric)})
+            metrics = clean_metrics(reply.metrics)
+            cases = metrics.get("cases")
+            self._test[site] = {
+                **metrics,
+                self.metric: _score_of(metrics.get(self.metric)),
+                "cases": cases if isinstance(cases, dict) else {},
+            }
+            self._tell("tested", site=site, **{self.metric: self._test[site][self.metric]})
+        return True
 
     def results(self) -> dict[str, Any]:
         """The record of the run, ready for JSON."""
@@ -286,13 +401,85 @@ class FederationServer:
         known = [s[self.metric] for s in test["sites"].values() if s[self.metric] is not None]
         return {
             "config": self.config.to_dict(),
+            "run": self.run,
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
+            "left_out": dict(sorted(self.left_out.items())),
             "bytes_up_before_training": self._once_bytes,
             "rounds": self.rounds,
             "selected_round": self.selected_round,
-            "test": {**test, "mean": {self.metric: sum(known) / len(known) if known else None}},
+            "test": {
+                **test,
+                "mean": {self.metric: sum(known) / len(known) if known else None},
+                **({"missing": dict(sorted(self._untested.items()))} if self._untested else {}),
+            },
         }
+
+    # ------------------------------------------------------------------ restarts
+
+    def save(self, path: Path) -> None:
+        """Write all that the rounds to come need, to be called between two rounds.
+
+        Raises:
+            StorageError: when it cannot be written; the checkpoint of before is then intact.
+        """
+        save_checkpoint(
+            path,
+            {
+                "config": self.config.to_dict(),
+                "run": self.run,
+                "sites": self.sites,
+                "unseen": self.unseen,
+                "round": self.round,
+                "rounds": self.rounds,
+                "model": self.state,
+                "payload": self._payload,
+                "once": self._once_payload,
+                "once_bytes": self._once_bytes,
+                "selected_round": self.selected_round,
+                "selected_model": self.selected_state,
+                "best": self._best,
+                "methods": {
+                    name: exchange.state() for name, exchange in self._exchanges_by_name() if exchange.state()
+                },
+            },
+        )
+
+    def restore(self, path: Path) -> None:
+        """Continue from a checkpoint, in a server that has done nothing yet.
+
+        Raises:
+            ConfigError: when there is none, or it is of another run: only the number of rounds and the limits
+                for sites that fail may differ.
+        """
+        saved = load_checkpoint(path)
+        asked, before = self.config.to_dict(), saved["config"]
+        differing = sorted(k for k in {*asked, *before} - {*_CHANGEABLE} if asked.get(k) != before.get(k))
+        if differing:
+            name = differing[0]
+            raise ConfigError(
+                f"{path} is of a run with another {name}: {before.get(name)}, asked for {asked.get(name)}"
+            )
+        for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
+            setattr(self, name, saved[name])
+        self.state, self.selected_state = saved["model"], saved["selected_model"]
+        self._payload, self._once_payload = saved["payload"], saved["once"]
+        self._once_bytes, self._best = saved["once_bytes"], saved["best"]
+        # Sites may have lost what they were sent once: they are sent it again.
+        self._once_version, self._once_known = len(self.sites), {}
+        for name, exchange in self._exchanges_by_name():
+            if name in saved["methods"]:
+                exchange.restore(saved["methods"][name])
+        for exchange in self._once.values():
+            self.statistics.update(exchange.channel_statistics())
+        self._tell("resumed", round=self.round, rounds=self.config.rounds)
+
+    def _exchanges_by_name(self) -> list[tuple[str, ServerExchange]]:
+        return [
+            (f"{when}/{name}", exchange)
+            for when, exchanges in (("once", self._once), ("every_round", self._every_round))
+            for name, exchange in exchanges.items()
+        ]
 
     def _score_request(self, task: str, round_: int, state: dict[str, Tensor]) -> Request:
         return Request(
@@ -301,6 +488,7 @@ class FederationServer:
             weights={key: state[key] for key in self.shared},
             once=self._once_payload,
             selected_round=self.selected_round,
+            run=self.run,
         )
 
     def _score(self, round_: int) -> None:
@@ -311,11 +499,18 @@ class FederationServer:
             return
         mean = sum(known) / len(known)
         entry[f"val_{self.metric}"] = mean
-        self._on_event({"event": "validated", "round": round_, f"val_{self.metric}": mean})
+        self._tell("validated", round=round_, **{f"val_{self.metric}": mean})
         if mean > self._best:
             self._best, self.selected_round = mean, round_
             # `self.state` is still the model of `round_`: it is replaced after this.
             self.selected_state = {key: value.clone() for key, value in self.state.items()}
+
+
+def _score_of(value: Any) -> float | None:
+    """A score as a metric gives it; anything else would decide which model is best."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    return None
 
 
 def _exchanges(found: dict[str, ServerExchange | None]) -> dict[str, ServerExchange]:

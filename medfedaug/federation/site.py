@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from torch import Tensor
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.data.sites import is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
@@ -28,11 +32,13 @@ from medfedaug.privacy import PrivacyGuard, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
-__all__ = ["DATA_VARIABLE", "SiteTrainer", "answer", "resolve_data_folder"]
+__all__ = ["DATA_VARIABLE", "Site", "SiteTrainer", "resolve_data_folder"]
 
 DATA_VARIABLE = "MEDFEDAUG_DATA"
 
 _SPLITS = ("validation", "test")
+
+_log = logging.getLogger(__name__)
 
 
 def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
@@ -71,10 +77,15 @@ class SiteTrainer(ClientAlgo):
     Everything random follows from the run's seed, the site's name and the round, so that a round gives the
     same weights in any process and after a restart.
 
+    What the site keeps to itself (local norm layers, a method's own state) is remembered by round: of the
+    selected one, for the test, of the last one, and of the one before, in case the server has to repeat a
+    round. With ``state_dir`` it survives the process.
+
     Args:
         config: the run.
         data_dir: see `resolve_data_folder`.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
+        state_dir: a folder for what the site keeps; ``None`` keeps it in memory alone.
         policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass: a
             simulation, in which nothing leaves the machine.
         ledger: the file in which the site keeps what of its privacy budget is spent, over all jobs.
@@ -85,10 +96,12 @@ class SiteTrainer(ClientAlgo):
         config: RunConfig,
         data_dir: str | Path | None = None,
         device: str = "auto",
+        state_dir: str | Path | None = None,
         policy: PrivacyPolicy | None = None,
         ledger: str | Path | None = None,
     ) -> None:
         self.config, self.data_dir = config, data_dir
+        self.state_dir = Path(state_dir) if state_dir is not None else None
         self.policy, self.ledger = policy or PrivacyPolicy(min_images=1), ledger
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -99,8 +112,11 @@ class SiteTrainer(ClientAlgo):
         self._cases: list[list[Sample]] | None = None
         self._validation: list[tuple[str, Tensor, Tensor]] | None = None
         self._statistics: ChannelStatistics | None = None
-        # What the site keeps to itself, by the round that it belongs to (local norm layers, for instance).
-        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._run = ""
+        self._sent: Payload | None = None
+        self._once: Payload = {}
+        self._kept: dict[int, _Kept] = {}
+        self._present = 0  # the round whose kept state is in the network and in the methods right now
 
     def initialize(self, extra: dict[str, Any] | None = None) -> None:
         """Open the data folder and build the network with the methods' layers.
@@ -152,6 +168,8 @@ class SiteTrainer(ClientAlgo):
         )
         self.kept_keys = composition.kept_keys
         self.shared = composition.shared
+        self._present = 0
+        self._apply_once(self._once)
 
     def statistics(self) -> ChannelStatistics:
         """The site's channel statistics, computed at the first call."""
@@ -165,7 +183,9 @@ class SiteTrainer(ClientAlgo):
         An unseen site contributes nothing: what it has is for testing.
         """
         payload: Payload = {}
-        if self.trains:
+        if self.trains and self._sent is not None:
+            payload = self._sent  # asked again after a restart: the same, and no second look at the images
+        elif self.trains:
             exchanges = [(name, part.before_training, part.every_round) for name, part in self.parts.items()]
             for name, *both in exchanges:
                 for exchange in both:
@@ -175,6 +195,8 @@ class SiteTrainer(ClientAlgo):
                 if exchange is not None:
                     self.guard.observe(name, exchange)
                     payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self._sent = payload
+            self._save()
         return ExchangeObject(
             statistics={
                 "payload": payload,
@@ -189,13 +211,18 @@ class SiteTrainer(ClientAlgo):
         Args:
             data: the global model's shared entries and the methods' exchange.
             extra: ``{"round": r, "should_stop": callable}``.
+
+        Raises:
+            MedFedAugError: when the loss is not finite any more, or the training was stopped.
         """
         extra = extra or {}
         round_ = int(extra.get("round", 1))
+        self._recall(self._latest(round_ - 1))
         self.receive(data)
         for name, part in self.parts.items():
             if part.every_round is not None:
                 self.guard.observe(name, part.every_round)
+        self._present = -1  # until this training is over, what is in the network belongs to no round
         for part in self.parts.values():
             part.start_round()
         seed = derive_seed(self.config.seed, self.name, round_)
@@ -210,9 +237,7 @@ class SiteTrainer(ClientAlgo):
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         self.last_metrics.update(self.guard.metrics())
-        if self.kept_keys:
-            state = self.network.state_dict()
-            self._kept[round_] = {key: state[key].detach().cpu().clone() for key in self.kept_keys}
+        self._remember(round_)
 
     def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
         loader, optimiser = self._loader(seed), self._optimiser()
@@ -221,10 +246,11 @@ class SiteTrainer(ClientAlgo):
         for _ in range(self.config.local_epochs):
             for batch in loader:
                 if self._aborted or (should_stop is not None and should_stop()):
-                    return losses
+                    # Half a round is nobody's update: it is neither sent nor kept.
+                    raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
-                outputs = self.network(inputs)
+                outputs = self._forward(inputs)
                 step = Step(self.network, inputs, targets, outputs)
                 loss = self.task.loss(outputs, targets)
                 for part in self.parts.values():
@@ -243,6 +269,20 @@ class SiteTrainer(ClientAlgo):
                 for part in self.parts.values():
                     part.after_step(step)
         return losses
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.network(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise DataError(
+                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
+                site=self.name,
+                path=self.folder.path,
+                hint="Batch norm needs two values a channel: add training images, or take another norm, "
+                'for instance --network-args \'{"norm": "instance"}\'.',
+            ) from error
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
         """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
@@ -271,13 +311,12 @@ class SiteTrainer(ClientAlgo):
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
-        if self.kept_keys:
-            kept = self._kept.get(self._latest(int(extra.get("round", 0))))
-            if kept is None:
-                # Norm layers that never saw this site's images would give a number without a meaning.
-                note = "the model needs layers that each site keeps, and this site has none"
-                return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
-            self.network.load_state_dict(kept, strict=False)
+        latest = self._latest(int(extra.get("round", 0)))
+        if self.kept_keys and not latest:
+            # Norm layers that never saw this site's images would give a number without a meaning.
+            note = "the model needs layers that each site keeps, and this site has none"
+            return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
+        self._recall(latest)
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -289,8 +328,30 @@ class SiteTrainer(ClientAlgo):
         return ExchangeObject(metrics=scores)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
-        """Stop training after the current step."""
+        """Stop training after the current step; nothing of the round is kept."""
         self._aborted = True
+
+    def enter_run(self, run: str) -> None:
+        """Find what this site kept in the run, where it took part in it before a restart.
+
+        Args:
+            run: see `medfedaug.federation.Request`.
+
+        Raises:
+            MedFedAugError: when the name cannot be one, or the file is damaged.
+        """
+        if run == self._run:
+            return
+        if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
+            raise MedFedAugError(f"site {self.name}: {run[:40]!r} is not the identity of a run")
+        self._run, self._sent, self._once, self._kept, self._present = run, None, {}, {}, 0
+        path = self._state_file()
+        if path is None or not path.exists():
+            return
+        saved = load_checkpoint(path)
+        self._sent, self._once = saved["sent"], saved["once"]
+        self._kept = {r: _Kept(**kept) for r, kept in saved["rounds"].items()}
+        self._apply_once(self._once)
 
     def forget_rounds(self, selected: int, current: int) -> None:
         """Drop what was kept for rounds that can no longer be asked for."""
@@ -301,6 +362,39 @@ class SiteTrainer(ClientAlgo):
         """The last round, up to the given one, in which this site trained: it may have missed some."""
         return max((r for r in self._kept if r <= round_), default=0)
 
+    def _remember(self, round_: int) -> None:
+        state = self.network.state_dict()
+        kept = _Kept(
+            network={key: _copy(state[key]) for key in self.kept_keys},
+            methods={
+                name: {key: _copy(value) for key, value in part.state().items()}
+                for name, part in self.parts.items()
+            },
+        )
+        self._kept[round_], self._present = kept, round_
+        self._save()
+
+    def _save(self) -> None:
+        path = self._state_file()
+        if path is not None:
+            rounds = {r: vars(kept) for r, kept in self._kept.items()}
+            content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
+            save_checkpoint(path, content)
+
+    def _recall(self, round_: int) -> None:
+        """Put back what was kept after a round, where something else is in its place."""
+        if not round_ or round_ == self._present:
+            return
+        kept = self._kept[round_]
+        self.network.load_state_dict(kept.network, strict=False)
+        for name, part in self.parts.items():
+            if kept.methods[name]:
+                part.restore(kept.methods[name])
+        self._present = round_
+
+    def _state_file(self) -> Path | None:
+        return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None
+
     def receive(self, data: ExchangeObject) -> None:
         """Load the global model's shared entries and hand the methods what is theirs."""
         if data.weights:
@@ -309,12 +403,19 @@ class SiteTrainer(ClientAlgo):
                 raise MedFedAugError(f"site {self.name}: the global model lacks {missing[0]}")
             self.network.load_state_dict({key: data.weights[key] for key in self.shared}, strict=False)
         received = data.statistics or {}
+        if received.get("once"):
+            self._once = received["once"]
+            self._apply_once(self._once)
         for name, part in self.parts.items():
-            once, payload = (own_entries(received.get(key, {}), name) for key in ("once", "payload"))
-            if part.before_training is not None and once:
-                part.before_training.apply(once)
+            payload = own_entries(received.get("payload", {}), name)
             if part.every_round is not None and payload:
                 part.every_round.apply(payload)
+
+    def _apply_once(self, once: Payload) -> None:
+        for name, part in self.parts.items():
+            entries = own_entries(once, name)
+            if part.before_training is not None and entries:
+                part.before_training.apply(entries)
 
     def _transform(self, *, training: bool) -> Compose:
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
@@ -344,6 +445,8 @@ class SiteTrainer(ClientAlgo):
             dataset,
             batch_size=self.config.batch_size,
             shuffle=True,
+            # One image left over makes no batch: batch norm over feature vectors has no variance then.
+            drop_last=len(dataset) > self.config.batch_size and len(dataset) % self.config.batch_size == 1,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=self.task.collate,
             num_workers=0,
@@ -362,14 +465,57 @@ def _portable(value: Tensor) -> Tensor:
     return plain.to("cpu", torch.float32).clone(memory_format=torch.contiguous_format)
 
 
-def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
-    """Do what the server asks: the one place where a request becomes calls of a `ClientAlgo`.
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().cpu().clone()
 
-    Every engine calls this, so that all do the same. A site's trouble becomes `Reply.error`, one line for
-    the server's log, and never an exception that ends the whole federation.
+
+@dataclass
+class _Kept:
+    """What a site keeps to itself after a round: entries of the network, and the methods' own state."""
+
+    network: dict[str, Tensor]
+    methods: dict[str, Payload]
+
+
+class Site:
+    """A site as an engine sees it: a request in, a reply out, whatever happens in between.
+
+    The one place where a request becomes calls of a `ClientAlgo`; every engine uses it, so that all do the
+    same. A site's trouble becomes `Reply.error`, one line for the server's log, and never an exception that
+    would end the whole federation. After one, the next request begins with a fresh network and what the site
+    kept, since nothing can be said of a training that broke off.
+
+    Args:
+        name: the site's name in the federation.
+        trainer: not yet initialised.
     """
-    reply, started = Reply(request.task, request.round), time.perf_counter()
-    try:
+
+    def __init__(self, name: str, trainer: SiteTrainer) -> None:
+        self.name, self.trainer = name, trainer
+        self._ready = False
+
+    def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
+        """Do what the server asks.
+
+        Args:
+            request: the server's.
+            should_stop: asked before every step whether training is to end early.
+        """
+        try:
+            if not self._ready:
+                self.trainer.initialize({ExtraItems.CLIENT_NAME: self.name})
+                self._ready = True
+            self.trainer.enter_run(request.run)
+            return self._do(request, should_stop)
+        except Exception as error:
+            self._ready = False
+            if isinstance(error, MedFedAugError):
+                return Reply(request.task, request.round, error=str(error))
+            _log.exception("site %s: %s failed", self.name, request.task)
+            return Reply(request.task, request.round, error=f"site {self.name}: {error!r}"[:500])
+
+    def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
+        trainer, reply, started = self.trainer, Reply(request.task, request.round), time.perf_counter()
         data = ExchangeObject(
             weights=request.weights,
             weight_type=WeightType.WEIGHTS,
@@ -380,17 +526,13 @@ def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], boo
             reply.payload = statistics["payload"]
             reply.num_samples = statistics["num_samples"]
             reply.metrics = {"cases": statistics["cases"]}
-            return reply
-        if request.task == TRAIN:
-            metric = trainer.task.metric
+        elif request.task == TRAIN:
             trainer.forget_rounds(request.selected_round, request.round)
-            if (
-                request.round > 1
-            ):  # what arrives is the model of the round before; the initial one is untrained
-                scores = (
-                    trainer.evaluate(data, {"split": "validation", "round": request.round - 1}).metrics or {}
-                )
-                reply.metrics[f"val_{metric}"] = scores[metric]
+            # What arrives is the model of the round before; the initial one is untrained.
+            if request.round > 1:
+                scored = trainer.evaluate(data, {"split": "validation", "round": request.round - 1})
+                metric = trainer.task.metric
+                reply.metrics[f"val_{metric}"] = (scored.metrics or {})[metric]
             trainer.train(data, {"round": request.round, "should_stop": should_stop})
             update = trainer.get_weights()
             reply.weights = update.weights or {}
@@ -398,11 +540,9 @@ def answer(trainer: SiteTrainer, request: Request, should_stop: Callable[[], boo
             reply.metrics.update(update.metrics or {})
             reply.num_samples = int(reply.metrics.pop("samples"))
             reply.metrics["seconds"] = time.perf_counter() - started
-            return reply
-        scores = trainer.evaluate(
-            data, {"split": "test" if request.task == TEST else "validation", "round": request.round}
-        ).metrics
-        reply.metrics = dict(scores or {})
+        else:
+            split = "test" if request.task == TEST else "validation"
+            reply.metrics = dict(
+                trainer.evaluate(data, {"split": split, "round": request.round}).metrics or {}
+            )
         return reply
-    except MedFedAugError as error:
-        return Reply(request.task, request.round, error=str(error))

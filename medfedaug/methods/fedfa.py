@@ -28,6 +28,14 @@ from medfedaug.models import ffa_layers, insert_ffa
 
 __all__ = ["FedFA", "FedFAServer", "FedFASite"]
 
+_ACCUMULATED = (
+    "running_mean",
+    "running_std",
+    "num_active_batches",
+    "negative_std_count",
+    "sampled_std_count",
+)
+
 
 class FedFA(Method):
     """Federated feature augmentation, FedFAˡ (Zhou and Konukoglu, ICLR 2023; FedFA+ section 3.2).
@@ -186,6 +194,20 @@ class FedFASite(SitePart, SiteExchange):
         """Set γ of each layer."""
         for stage, layer in self.layers.items():
             layer.set_gamma(payload[f"{stage}/gamma_mean"], payload[f"{stage}/gamma_std"])
+
+    def state(self) -> Payload:
+        """What the layers accumulate, and their counts; γ comes anew in every round."""
+        return {
+            f"{stage}/{name}": getattr(layer, name).clone()
+            for stage, layer in self.layers.items()
+            for name in _ACCUMULATED
+        }
+
+    def restore(self, state: Payload) -> None:
+        """Put it back into the layers."""
+        for key, value in state.items():
+            stage, name = key.rsplit("/", 1)
+            getattr(self.layers[stage], name).copy_(value)
 
 
 class FedFAServer(ServerExchange):

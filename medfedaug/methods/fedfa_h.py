@@ -178,11 +178,22 @@ class FedFAhSite(SitePart, SiteExchange):
 
     def _fits(self) -> bool:
         # A pixel a sample is more than anyone wants to keep.
-        return self.method.samples == "images" and self.context.num_samples() * 4 * 4096 <= _KEPT_BYTES
+        return (
+            self.method.samples == "images" and self.context.num_samples() * self.channels * 4 <= _KEPT_BYTES
+        )
 
     def apply(self, payload: Payload) -> None:
         """Take in the federation's histogram."""
         self.target = payload["histogram"].to(next(self.context.network.parameters()).device)
+
+    def state(self) -> Payload:
+        """The range of the features, in which the mini-batches of the next round are binned."""
+        return {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
+
+    def restore(self, state: Payload) -> None:
+        """Take the range in again."""
+        device = next(self.context.network.parameters()).device
+        self.low, self.high = state["low"].to(device), state["high"].to(device)
 
 
 class FedFAhServer(ServerExchange):

@@ -132,6 +132,16 @@ class FedRDNServer(ServerExchange):
             f"{key}/{site}": value for site in sorted(self.pairs) for key, value in self.pairs[site].items()
         }
 
+    def state(self) -> Payload:
+        """All pairs: a site that joins after a restart is added to them."""
+        return self.result()
+
+    def restore(self, state: Payload) -> None:
+        """Take the pairs in again."""
+        for path, value in state.items():
+            key, site = path.split("/", 1)
+            self.pairs.setdefault(site, {})[key] = value
+
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
         """The pairs by site."""
         return {

@@ -1,0 +1,53 @@
+"""What survives a restart: one file for the server and one for each site, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfedaug.errors import ConfigError, StorageError, first_line
+from medfedaug.files import write_atomic
+
+__all__ = ["load_checkpoint", "save_checkpoint", "server_checkpoint"]
+
+_FORMAT, _VERSION = "medfedaug.checkpoint", 1
+
+
+def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
+    """Where the server of the run ``name`` keeps its checkpoint; sites have folders beside it."""
+    return Path(state_dir) / "server" / f"{name}.pt"
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write ``content``, made of tensors and plain Python types; the old file stands until it is whole.
+
+    Raises:
+        StorageError: when it cannot be written, for instance on a full disk; the file of before is intact.
+    """
+    whole = {"format": _FORMAT, "version": _VERSION, **content}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(path, error) from error
+    write_atomic(path, lambda file: torch.save(whole, file))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The inverse of `save_checkpoint`; nothing in the file is executed.
+
+    Raises:
+        ConfigError: when there is no such file, or it is not a checkpoint of this release.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no checkpoint") from error
+    except Exception as error:  # a damaged file fails anywhere between zip and pickle
+        raise ConfigError(f"{path}: not a checkpoint ({first_line(error)})") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ConfigError(f"{path}: not a checkpoint of medfedaug")
+    if content.get("version") != _VERSION:
+        raise ConfigError(f"{path}: version {content.get('version')!r}, this release reads {_VERSION}")
+    return content

@@ -1,0 +1,382 @@
+"""What a federation survives: sites that raise, hang, die or send rubbish, and a server that is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.federation import run_in_process
+from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
+from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.simulate import simulate
+
+FAULTS = Path(__file__).parent / "faults"
+EVERYTHING = "fedrdn,fedfa+,fedbn"
+KEEP_ON = {"fedfa": {"running": "continue"}}
+
+
+@pytest.fixture
+def faults(monkeypatch, tmp_path):
+    """Plan faults of sites: `faults([site, task, round, fault, seconds], ...)`."""
+
+    def plan(*planned):
+        marks = tmp_path / "marks"
+        marks.mkdir()
+        monkeypatch.setenv("PYTHONPATH", str(FAULTS))
+        monkeypatch.setenv("MEDFEDAUG_FAULTS", json.dumps(planned))
+        monkeypatch.setenv("MEDFEDAUG_FAULT_MARKS", str(marks))
+
+    return plan
+
+
+@pytest.fixture
+def four_sites(make_site, tmp_path):
+    for name in "ABCD":
+        make_site(name, shape=(32, 32, 4))
+    return tmp_path / "data"
+
+
+def troubles(entry: dict) -> dict[str, str]:
+    return {t["site"]: t["reason"] for t in (*entry["refused"], *entry["missing"])}
+
+
+def same(found: dict, expected: dict) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+
+
+# ---------------------------------------------------------------- sites
+
+
+def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
+    four_sites, tmp_path, tiny_config, faults
+):
+    faults(
+        ["B", "train", 2, "raise", 0],
+        ["C", "train", 2, "hang", 5],
+        ["A", "train", 3, "nan", 0],
+        ["D", "train", 3, "shape", 0],
+        ["D", "train", 4, "die", 0],
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    config = tiny_config("fedrdn,fedfa", rounds=5, min_sites=2, grace=3, round_timeout=60)
+    output = run_in_simulator(config, four_sites, list("ABCD"), work, "cpu")
+    results = json.loads((output / "results.json").read_text())
+    first, second, third, fourth, fifth = map(troubles, results["rounds"])
+    assert first == {}
+    assert second == {
+        "B": "site B: RuntimeError('out of memory, say')",
+        "C": "site C did not answer while the others were waited for",
+    }
+    assert third.keys() == {"A", "D"}
+    assert "expected finite values, got" in third["A"]
+    assert "conv_0.conv_0.conv.weight: expected shape (4, 1, 3, 3), got (1,)" in third["D"]
+    assert fourth.keys() == fifth.keys() == {"D"}
+    # All but the dead one came back.
+    assert set(results["rounds"][4]["sites"]) == set("ABC")
+    assert set(results["test"]["sites"]) == set("ABC")
+    assert set(results["test"]["missing"]) == {"D"}
+    for model in ("global_model.pt", "final_model.pt"):
+        state = torch.load(output / model, weights_only=True)
+        assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise", "RuntimeError"),
+        ("nan", "NaN or infinite"),
+        ("huge", "expected a step of norm up to"),
+        ("shape", "expected shape"),
+        ("unknown", "'no.such.entry': expected no such entry"),
+        ("nothing", "got none"),
+    ],
+)
+def test_too_few_good_updates_end_the_run_with_the_reason(
+    four_sites, tmp_path, tiny_config, monkeypatch, fault, reason
+):
+    """The same faults without an engine, where they are decided."""
+    from medfedaug.federation import Site
+
+    cause = runpy.run_path(str(FAULTS / "sitecustomize.py"))["_cause"]
+    do = Site._do
+
+    def faulty(self, request, should_stop):
+        if (self.name, request.task, request.round) != ("B", "train", 2):
+            return do(self, request, should_stop)
+        return cause(fault, 0, do(self, request, should_stop))
+
+    monkeypatch.setattr(Site, "_do", faulty)
+    config = tiny_config("fedrdn,fedfa", rounds=3)
+    with pytest.raises(
+        RunFailed, match=rf"round 2: 3 of 4 needed updates could be used \(.*site B.*{reason}"
+    ):
+        run_in_process(config, four_sites, list("ABCD"), "cpu")
+    server = run_in_process(
+        tiny_config("fedrdn,fedfa", rounds=3, min_sites=3), four_sites, list("ABCD"), "cpu"
+    )
+    assert [set(troubles(entry)) for entry in server.rounds] == [set(), {"B"}, set()]
+    assert set(server.rounds[2]["sites"]) == set("ABCD")
+    assert reason in troubles(server.rounds[1])["B"]
+
+
+def test_a_site_that_broke_off_goes_on_from_what_it_kept(four_sites, tiny_config, monkeypatch):
+    """A round that failed at a site must leave nothing behind, local norm layers least of all."""
+    from medfedaug.federation import Site, SiteTrainer
+    from medfedaug.federation.server import FederationServer
+
+    config = tiny_config("fedbn", rounds=3)
+    server = FederationServer(config)
+    site = Site("A", SiteTrainer(config, four_sites, "cpu"))
+    server.accept_preparation("A", site.answer(server.prepare()))
+    request = server.start_round(["A"])
+    site.answer(request)
+    kept = {key: site.trainer.network.state_dict()[key].clone() for key in site.trainer.kept_keys}
+    epochs = SiteTrainer._train_epochs
+
+    def break_off(self, *args):
+        epochs(self, *args)
+        raise RuntimeError("no memory left")
+
+    request.round = 2
+    monkeypatch.setattr(SiteTrainer, "_train_epochs", break_off)
+    assert "no memory left" in site.answer(request).error
+    monkeypatch.setattr(SiteTrainer, "_train_epochs", lambda *args: [])
+    request.round = 3
+    assert not site.answer(request).error
+    assert same({k: site.trainer.network.state_dict()[k] for k in kept}, kept)
+
+
+def test_a_site_without_data_is_left_out_where_enough_others_are_there(four_sites, tiny_config):
+    (four_sites / "B/images/0.nii.gz").unlink()
+    with pytest.raises(RunFailed, match=r"min_sites is 0: site B, .*images/0\.nii\.gz"):
+        run_in_process(tiny_config(), four_sites, list("ABCD"), "cpu")
+    server = run_in_process(tiny_config(min_sites=3), four_sites, list("ABCD"), "cpu")
+    assert set(server.sites) == set("ACD")
+    assert "images/0.nii.gz" in server.results()["left_out"]["B"]
+    with pytest.raises(RunFailed, match="3 of the sites can train; the federation needs 4"):
+        run_in_process(tiny_config(min_sites=4), four_sites, list("ABCD"), "cpu")
+
+
+# ---------------------------------------------------------------- server and restarts
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(round_: int):
+    """Something kills the process when the next round begins, before its first reply."""
+
+    def on_event(event):
+        if event["event"] == "round_started" and event["round"] == round_ + 1:
+            raise Stopped
+
+    return on_event
+
+
+@pytest.mark.parametrize("methods", ["fedavg", EVERYTHING, "fedrdn,fedprox"])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
+    config = tiny_config(methods, rounds=4, settings=KEEP_ON if "fedfa" in methods else None)
+    sites = ["site_A", "site_B", "site_C"]
+    whole = run_in_process(config, phantom_dir, sites, "cpu")
+    with pytest.raises(Stopped):
+        run_in_process(config, phantom_dir, sites, "cpu", stop_after(2), tmp_path)
+    server = run_in_process(config, phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    assert same(server.state, whole.state)
+    assert same(server.selected_state, whole.selected_state)
+    found, expected = server.results(), whole.results()
+    assert found.pop("run") != expected.pop("run")
+    for entry in (*found["rounds"], *expected["rounds"]):
+        entry.pop("seconds")
+        for site in entry["sites"].values():
+            site.pop("seconds")
+    # Sites are sent again what they had been sent once.
+    for entry in (found["rounds"][2], expected["rounds"][2]):
+        entry.pop("bytes_down"), entry.pop("bytes")
+    assert found == expected
+
+
+def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_path, tiny_config):
+    from medfedaug.federation import FederationServer, Site, SiteTrainer
+
+    config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
+
+    def federate(restart: bool, folder: Path) -> FederationServer:
+        server = FederationServer(config)
+
+        def start(name):
+            return Site(name, SiteTrainer(config, phantom_dir, "cpu", folder / name))
+
+        members = {name: start(name) for name in ("site_A", "site_B")}
+        for name, site in members.items():
+            server.accept_preparation(name, site.answer(server.prepare()))
+        server.finish_preparation()
+        for _ in range(3):
+            if restart and server.round:
+                members["site_A"] = start("site_A")
+            request = server.start_round()
+            for name, site in members.items():
+                reply = site.answer(request)
+                assert server.accept(name, reply), reply.error
+            server.finish_round()
+        return server
+
+    expected, found = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
+    assert same(found.state, expected.state)
+    assert all(torch.equal(found._payload[key], expected._payload[key]) for key in expected._payload)
+
+
+def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_path, tiny_config):
+    """The server died before the round was over; the site had finished it and kept its own layers."""
+    from medfedaug.federation import FederationServer, Site, SiteTrainer
+
+    config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
+    server = FederationServer(config)
+    sites = {n: Site(n, SiteTrainer(config, phantom_dir, "cpu", tmp_path)) for n in ("site_A", "site_B")}
+    for name, site in sites.items():
+        server.accept_preparation(name, site.answer(server.prepare()))
+    server.finish_preparation()
+    request = server.start_round()
+    for name, site in sites.items():
+        server.accept(name, site.answer(request))
+    server.finish_round()
+    request = server.start_round()
+    first, second = sites["site_A"].answer(request), sites["site_A"].answer(request)
+    assert same(second.weights, first.weights)
+    assert same(second.payload, first.payload)
+
+
+def test_resuming_asks_for_the_same_run(phantom_dir, tmp_path, tiny_config):
+    sites = ["site_A", "site_B"]
+    run_in_process(tiny_config(), phantom_dir, sites, "cpu", state_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"medfedaug\.pt is of a run with another seed: 0, asked for 1"):
+        run_in_process(tiny_config(seed=1), phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    longer = run_in_process(tiny_config(rounds=3), phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    assert same(longer.state, run_in_process(tiny_config(rounds=3), phantom_dir, sites, "cpu").state)
+
+
+def test_an_untrusted_name_of_a_run_is_no_path(phantom_dir, tmp_path, tiny_config):
+    from medfedaug.federation import Request, Site, SiteTrainer
+
+    site = Site("site_A", SiteTrainer(tiny_config(), phantom_dir, "cpu", tmp_path))
+    assert "not the identity of a run" in site.answer(Request("prepare", run="../../etc")).error
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
+def test_a_damaged_checkpoint_is_named(tmp_path, damage):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        load_checkpoint(path)
+    if damage is None:
+        torch.save({"format": "medfedaug.checkpoint", "version": 99}, path)
+    else:
+        path.write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt: (not a checkpoint|version 99)"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "harm"),))
+
+    torch.save({"format": "medfedaug.checkpoint", "version": 1, "rounds": Harm()}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ConfigError, match="not a checkpoint"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_full_disk_leaves_the_checkpoint_of_before(tmp_path):
+    """A file that must not grow any further stands for a disk that is full."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"round": 1})
+    code = (
+        "import resource, sys, torch, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "from pathlib import Path\n"
+        "from medfedaug.federation.checkpoint import save_checkpoint\n"
+        "save_checkpoint(Path(sys.argv[1]), {'round': 2, 'model': torch.zeros(100_000)})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert "StorageError" in done.stderr
+    assert "checkpoint.pt: cannot be written: File too large" in done.stderr
+    assert load_checkpoint(path)["round"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_config):
+    """`medfedaug simulate` is killed with all its processes after two rounds, and called again."""
+    out = tmp_path / "out"
+    config = tiny_config(EVERYTHING, rounds=4)
+    settings = json.dumps(config.network_args)
+    command = [
+        *(sys.executable, "-c", "from medfedaug.cli import main; main()"),
+        *("simulate", "--data", str(phantom_dir), "--out", str(out)),
+        *("--methods", EVERYTHING, "--rounds", "4", "--batch-size", "4", "--threads", "1"),
+        *("--network-args", settings, "--device", "cpu"),
+    ]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        checkpoint = server_checkpoint(out / "state")
+        deadline = time.monotonic() + 120
+        while not (checkpoint.exists() and load_checkpoint(checkpoint)["round"] >= 2):
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert "--resume continues it" in " ".join(again.stderr.split())
+    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed after round" in resumed.stderr
+    assert sorted(p.name for p in (out / "state").iterdir()) == ["site_A", "site_B"]
+    expected = run_in_process(config, phantom_dir, ["site_A", "site_B", "site_C"], "cpu")
+    assert same(torch.load(out / "final_model.pt", weights_only=True), expected.state)
+    assert same(torch.load(out / "global_model.pt", weights_only=True), expected.selected_state)
+    # A finished run is not run again.
+    before = (out / "results.json").read_bytes()
+    shown = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert shown.returncode == 0
+    assert "site_A" in shown.stdout
+    assert (out / "results.json").read_bytes() == before
+
+
+def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_config, faults):
+    faults(["B", "train", 3, "raise", 0])
+    out = tmp_path / "out"
+    with pytest.raises(
+        RunFailed, match=r"round 3: 3 of 4 .*the last good model: .*final_model\.pt; --resume"
+    ):
+        simulate(four_sites, out, tiny_config("fedrdn", rounds=4), device="cpu")
+    expected = run_in_process(tiny_config("fedrdn", rounds=2), four_sites, list("ABCD"), "cpu")
+    assert same(torch.load(out / "final_model.pt", weights_only=True), expected.state)
+    assert not (out / "results.json").exists()
+    simulate(four_sites, out, tiny_config("fedrdn", rounds=4), device="cpu", engine="inprocess", resume=True)
+    whole = run_in_process(tiny_config("fedrdn", rounds=4), four_sites, list("ABCD"), "cpu")
+    assert same(torch.load(out / "final_model.pt", weights_only=True), whole.state)
+
+
+def test_a_training_that_is_stopped_is_neither_sent_nor_kept(phantom_dir, tiny_config):
+    from medfedaug.federation import FederationServer, Site, SiteTrainer
+
+    server = FederationServer(tiny_config("fedbn"))
+    site = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu"))
+    server.accept_preparation("site_A", site.answer(server.prepare()))
+    request = server.start_round(["site_A"])
+    asked = iter([False, True])
+    stopped = site.answer(request, should_stop=lambda: next(asked))
+    assert stopped.error == "site site_A: the training was stopped"
+    assert not stopped.weights
+    whole = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu")).answer(request)
+    assert same(site.answer(request).weights, whole.weights)
