@@ -10,12 +10,11 @@ import sys
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 from opacus.accountants import RDPAccountant
 
 from medfedaug import privacy
 from medfedaug.errors import ConfigError, PrivacyRefused
-from medfedaug.federation import FederationServer, SiteTrainer, answer, run_in_process
+from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.methods import FedFA, FedFAh, FedRDN, Norm
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
 from medfedaug.models import build_network, ffa_layers
@@ -134,18 +133,16 @@ def test_too_few_cases_are_refused_with_site_number_and_limit():
 
 def test_patients_count_and_not_slices(tiny_config, phantom_dir):
     """Three training patients have more than ten slices."""
-    trainer = SiteTrainer(tiny_config("fedrdn"), phantom_dir, "cpu", PrivacyPolicy(min_images=4))
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer = SiteTrainer(tiny_config("fedrdn"), phantom_dir, "cpu", policy=PrivacyPolicy(min_images=4))
+    reply = Site("site_A", trainer).answer(FederationServer(tiny_config("fedrdn")).prepare())
     assert len(trainer._training_samples()) > 4
-    reply = answer(trainer, FederationServer(tiny_config("fedrdn")).prepare())
     assert reply.payload == {}
     assert "site_A: fedrdn's statistics would summarise 3 images" in reply.error
 
 
 def test_a_site_learns_before_training_that_a_method_is_refused(tiny_config, phantom_dir):
-    trainer = SiteTrainer(tiny_config("fedfa"), phantom_dir, "cpu", PrivacyPolicy())
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    assert "fedfa's" in answer(trainer, FederationServer(tiny_config("fedfa")).prepare()).error
+    trainer = SiteTrainer(tiny_config("fedfa"), phantom_dir, "cpu", policy=PrivacyPolicy())
+    assert "fedfa's" in Site("site_A", trainer).answer(FederationServer(tiny_config("fedfa")).prepare()).error
 
 
 def test_a_method_that_sends_nothing_beside_the_model_needs_no_number(tiny_config, phantom_dir):
@@ -391,14 +388,12 @@ def test_averages_over_rounds_have_no_bound_and_are_refused():
 
 @pytest.mark.parametrize("methods", ["fedfa,fedbn", "fedfa_h,fedbn", "norm,fedfa"])
 def test_features_that_depend_on_what_stays_at_the_site_are_refused(tiny_config, phantom_dir, methods):
-    trainer = SiteTrainer(tiny_config(methods), phantom_dir, "cpu", policy())
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    reply = answer(trainer, FederationServer(tiny_config(methods)).prepare())
+    trainer = SiteTrainer(tiny_config(methods), phantom_dir, "cpu", policy=policy())
+    reply = Site("site_A", trainer).answer(FederationServer(tiny_config(methods)).prepare())
     assert "let one patient move what all others contribute" in reply.error
     # Without noise the same job runs, and FedRDN's statistics do not pass through the network.
-    trainer = SiteTrainer(tiny_config("fedrdn,fedbn"), phantom_dir, "cpu", policy())
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    assert not answer(trainer, FederationServer(tiny_config("fedrdn,fedbn")).prepare()).error
+    trainer = SiteTrainer(tiny_config("fedrdn,fedbn"), phantom_dir, "cpu", policy=policy())
+    assert not Site("site_A", trainer).answer(FederationServer(tiny_config("fedrdn,fedbn")).prepare()).error
 
 
 def test_norm_says_that_it_uses_what_it_never_sends():
@@ -494,7 +489,7 @@ def test_jobs_at_the_same_time_lose_no_entry(tmp_path):
 def test_a_damaged_ledger_counts_as_spent(tmp_path, content):
     path = tmp_path / "ledger.json"
     path.write_text(content)
-    guard = PrivacyGuard("A", policy(), 2, ledger=path)
+    guard = PrivacyGuard("A", policy(), 2, ledger=PrivacyLedger(path))
     exchange = Given([{"a": torch.zeros(1)}] * 2, a="feature_mean")
     with pytest.raises(PrivacyRefused, match=r"site A: .*ledger\.json is not a privacy ledger"):
         guard.observe("m", exchange)
@@ -506,7 +501,7 @@ def test_the_budget_is_entered_before_the_images_are_read(tmp_path):
         raise RuntimeError("power cut")
         yield
 
-    guard = PrivacyGuard("A", policy(), 2, ledger=tmp_path / "ledger.json")
+    guard = PrivacyGuard("A", policy(), 2, ledger=PrivacyLedger(tmp_path / "ledger.json"))
     exchange = Given(burning(), a="feature_mean")
     with pytest.raises(RuntimeError, match="power cut"):
         guard.observe("m", exchange)
@@ -518,28 +513,27 @@ def test_the_budget_is_entered_before_the_images_are_read(tmp_path):
 
 def test_a_run_records_epsilon_and_stops_at_the_cap(tiny_config, phantom_dir, tmp_path):
     """FedRDN is one release, FedFA+ two a round."""
-    config = tiny_config("fedrdn,fedfa+", rounds=3)
+    config = tiny_config("fedrdn,fedfa+", rounds=3, min_sites=1)
     cap = by_hand(0.5, 5, 1e-5) * 1.0001
     trainer = SiteTrainer(
-        config, phantom_dir, "cpu", policy(max_epsilon=cap), ledger=tmp_path / "ledger.json"
+        config, phantom_dir, "cpu", policy=policy(max_epsilon=cap), ledger=tmp_path / "ledger.json"
     )
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    server = FederationServer(config)
-    reply = answer(trainer, server.prepare())
+    site, server = Site("site_A", trainer), FederationServer(config)
+    reply = site.answer(server.prepare())
     server.accept_preparation("site_A", reply)
     twin = {key: value.clone() for key, value in reply.payload.items()}
     reply.payload = twin
     server.accept_preparation("site_B", reply)
     server.finish_preparation()
     for round_, epsilon in ((1, by_hand(0.5, 3, 1e-5)), (2, by_hand(0.5, 5, 1e-5))):
-        reply = answer(trainer, server.start_round(["site_A"]))
+        reply = site.answer(server.start_round(["site_A"]))
         assert server.accept("site_A", reply), server.rounds[-1]["refused"]
         entry = server.rounds[-1]["sites"]["site_A"]
         assert entry["privacy/epsilon"] == pytest.approx(epsilon), round_
         assert entry["privacy/delta"] == 1e-5
         server.finish_round()
     server.state = {k: v + 0.5 if v.is_floating_point() else v for k, v in server.state.items()}
-    reply = answer(trainer, server.start_round(["site_A"]))
+    reply = site.answer(server.start_round(["site_A"]))
     assert "site site_A: privacy budget spent" in reply.error
     assert not server.accept("site_A", reply)
     assert "privacy budget spent" in server.rounds[-1]["refused"][0]["reason"]
