@@ -28,7 +28,7 @@ from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
-from medfedaug.privacy import PrivacyGuard, PrivacyPolicy
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
@@ -104,7 +104,8 @@ class SiteTrainer(ClientAlgo):
     ) -> None:
         self.config, self.data_dir = config, data_dir
         self.state_dir = Path(state_dir) if state_dir is not None else None
-        self.policy, self.ledger = policy or PrivacyPolicy(min_images=1), ledger
+        self.policy = policy or PrivacyPolicy(min_images=1)
+        self.ledger = PrivacyLedger(ledger)
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
