@@ -422,6 +422,7 @@ class FederationServer:
         known = [s[self.metric] for s in test["sites"].values() if s[self.metric] is not None]
         return {
             "config": self.config.to_dict(),
+            "run": self.run,
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
             "left_out": dict(sorted(self.left_out.items())),
@@ -441,7 +442,7 @@ class FederationServer:
         """Write all that the rounds to come need, to be called between two rounds.
 
         Raises:
-            RunFailed: when it cannot be written; the checkpoint of before is then intact.
+            StorageError: when it cannot be written; the checkpoint of before is then intact.
         """
         save_checkpoint(
             path,

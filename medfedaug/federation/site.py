@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +24,13 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.data.sites import is_site, open_site, site_statistics
+from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step, Targets
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
@@ -47,8 +48,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
     Args:
         site: the site's name.
-        data_dir: the site's folder, or one that holds a folder of the site's name; by default the
-            environment variable ``MEDFEDAUG_DATA``.
+        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when neither is there.
@@ -58,6 +59,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
+    if is_federation(Path(root)):
+        return Path(root)
     # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
@@ -87,6 +90,9 @@ class SiteTrainer(ClientAlgo):
         data_dir: see `resolve_data_folder`.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
         state_dir: a folder for what the site keeps; ``None`` keeps it in memory alone.
+        policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass: a
+            simulation, in which nothing leaves the machine.
+        ledger: the file in which the site keeps what of its privacy budget is spent, over all jobs.
     """
 
     def __init__(
@@ -95,19 +101,24 @@ class SiteTrainer(ClientAlgo):
         data_dir: str | Path | None = None,
         device: str = "auto",
         state_dir: str | Path | None = None,
+        policy: PrivacyPolicy | None = None,
+        ledger: str | Path | None = None,
     ) -> None:
         self.config, self.data_dir = config, data_dir
         self.state_dir = Path(state_dir) if state_dir is not None else None
+        self.policy = policy or PrivacyPolicy(min_images=1)
+        self.ledger = PrivacyLedger(ledger)
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
         self.name = ""
         self.last_metrics: dict[str, Any] = {}
         self._aborted = False
-        self._samples: list[Sample] | None = None
+        self._cases: list[list[Sample]] | None = None
         self._validation: list[tuple[str, Tensor, Tensor]] | None = None
         self._statistics: ChannelStatistics | None = None
         self._run = ""
+        self._sent: Payload | None = None
         self._once: Payload = {}
         self._collected: Payload = {}
         self._kept: dict[int, _Kept] = {}
@@ -148,12 +159,22 @@ class SiteTrainer(ClientAlgo):
             self.network,
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
-            training_images=lambda: (inputs for inputs, _ in self._training_batches()),
-            training_batches=self._training_batches,
+            training_images=lambda: self._images(self._training_samples()),
+            training_batches=lambda: self._batches(self._training_samples()),
+            case_images=lambda: self.folder.images("training", self.config.intensity),
+            case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
+        self.guard = PrivacyGuard(
+            self.name,
+            self.policy,
+            cases=len(self.folder.cases["training"]),
+            ledger=self.ledger,
+            unsent_state=bool(composition.kept_keys)
+            or any(part.uses_unsent_statistics for part in self.parts.values()),
+        )
         self.kept_keys = composition.kept_keys
         self.shared = composition.shared
         self._present = 0
@@ -171,10 +192,20 @@ class SiteTrainer(ClientAlgo):
         An unseen site contributes nothing: what it has is for testing.
         """
         payload: Payload = {}
-        if self.trains:
-            for name, part in self.parts.items():
-                if part.before_training is not None:
-                    payload.update(namespaced(part.before_training.collect(), name))
+        if self.trains and self._sent is not None:
+            payload = self._sent  # asked again after a restart: the same, and no second look at the images
+        elif self.trains:
+            exchanges = [(name, part.before_training, part.every_round) for name, part in self.parts.items()]
+            for name, *both in exchanges:
+                for exchange in both:
+                    if exchange is not None:
+                        self.guard.check(name, exchange)
+            for name, exchange, _ in exchanges:
+                if exchange is not None:
+                    self.guard.observe(name, exchange)
+                    payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self._sent = payload
+            self._save()
         return ExchangeObject(
             statistics={
                 "payload": payload,
@@ -189,11 +220,17 @@ class SiteTrainer(ClientAlgo):
         Args:
             data: the global model's shared entries and the methods' exchange.
             extra: ``{"round": r, "should_stop": callable}``.
+
+        Raises:
+            MedFedAugError: when the loss is not finite any more, or the training was stopped.
         """
         extra = extra or {}
         round_ = int(extra.get("round", 1))
         self._recall(self._latest(round_ - 1))
         self.receive(data)
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                self.guard.observe(name, part.every_round)
         self._present = -1  # until this training is over, what is in the network belongs to no round
         for part in self.parts.values():
             part.start_round()
@@ -209,7 +246,8 @@ class SiteTrainer(ClientAlgo):
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
             if part.every_round is not None:
-                self._collected.update(namespaced(part.every_round.collect(), name))
+                self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
+        self.last_metrics.update(self.guard.metrics())
         # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
@@ -220,7 +258,8 @@ class SiteTrainer(ClientAlgo):
         for _ in range(self.config.local_epochs):
             for batch in loader:
                 if self._aborted or (should_stop is not None and should_stop()):
-                    return losses
+                    # Half a round is nobody's update: it is neither sent nor kept.
+                    raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
                 mixed: Targets = [(1.0, targets)]
@@ -239,9 +278,23 @@ class SiteTrainer(ClientAlgo):
                     part.after_step(step)
         return losses
 
+    def _forward(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.network(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise DataError(
+                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
+                site=self.name,
+                path=self.folder.path,
+                hint="Batch norm needs two values a channel: add training images, or take another norm, "
+                'for instance --network-args \'{"norm": "layer"}\'.',
+            ) from error
+
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, float]:
         """The gradients of the whole loss, in place of those of before."""
-        outputs = self.network(inputs)
+        outputs = self._forward(inputs)
         step = Step(self.network, inputs, targets, outputs)
         loss = torch.stack([weight * self.task.loss(outputs, labels) for weight, labels in mixed]).sum()
         for part in self.parts.values():
@@ -320,7 +373,7 @@ class SiteTrainer(ClientAlgo):
         return ExchangeObject(metrics=scores)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
-        """Stop training after the current step."""
+        """Stop training after the current step; nothing of the round is kept."""
         self._aborted = True
 
     def enter_run(self, run: str) -> None:
@@ -336,12 +389,12 @@ class SiteTrainer(ClientAlgo):
             return
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
             raise MedFedAugError(f"site {self.name}: {run[:40]!r} is not the identity of a run")
-        self._run, self._once, self._kept, self._present = run, {}, {}, 0
+        self._run, self._sent, self._once, self._kept, self._present = run, None, {}, {}, 0
         path = self._state_file()
         if path is None or not path.exists():
             return
         saved = load_checkpoint(path)
-        self._once = saved["once"]
+        self._sent, self._once = saved["sent"], saved["once"]
         self._kept = {r: _Kept(**kept) for r, kept in saved["rounds"].items()}
         self._apply_once(self._once)
 
@@ -364,10 +417,14 @@ class SiteTrainer(ClientAlgo):
             },
         )
         self._kept[round_], self._present = kept, round_
+        self._save()
+
+    def _save(self) -> None:
         path = self._state_file()
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._kept.items()}
-            save_checkpoint(path, {"run": self._run, "once": self._once, "rounds": rounds})
+            content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
+            save_checkpoint(path, content)
 
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""
@@ -409,13 +466,19 @@ class SiteTrainer(ClientAlgo):
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
         return Compose([*self.task.transforms(), *methods])
 
-    def _training_samples(self) -> list[Sample]:
-        if self._samples is None:
-            self._samples = self.task.training_samples(self.folder)
-        return self._samples
+    def _case_samples(self) -> list[list[Sample]]:
+        if self._cases is None:
+            self._cases = list(self.task.case_samples(self.folder))
+        return self._cases
 
-    def _training_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        dataset = Dataset(self._training_samples(), self._transform(training=False))
+    def _training_samples(self) -> list[Sample]:
+        return [sample for samples in self._case_samples() for sample in samples]
+
+    def _images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        return (inputs for inputs, _ in self._batches(samples))
+
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
+        dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
             inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
             yield inputs, batch[LABEL].to(self.device)
@@ -428,6 +491,8 @@ class SiteTrainer(ClientAlgo):
             dataset,
             batch_size=self.config.batch_size,
             shuffle=True,
+            # One image left over makes no batch: batch norm over feature vectors has no variance then.
+            drop_last=len(dataset) > self.config.batch_size and len(dataset) % self.config.batch_size == 1,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=self.task.collate,
             num_workers=0,
