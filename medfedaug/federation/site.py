@@ -22,6 +22,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from monai.transforms import Compose
 from monai.utils import convert_to_tensor
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
@@ -483,10 +484,13 @@ class SiteTrainer(ClientAlgo):
             inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
             yield inputs, batch[LABEL].to(self.device)
 
-    def _loader(self, seed: int) -> DataLoader:
+    def _training_dataset(self, seed: int) -> TorchDataset:
         transform = self._transform(training=True)
         transform.set_random_state(seed=seed)
-        dataset = Dataset(self._training_samples(), transform)
+        return Dataset(self._training_samples(), transform)
+
+    def _loader(self, seed: int) -> DataLoader:
+        dataset: Any = self._training_dataset(seed)
         return DataLoader(
             dataset,
             batch_size=self.config.batch_size,

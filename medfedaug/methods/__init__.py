@@ -15,8 +15,10 @@ from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
+from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
 from medfedaug.methods.scaffold import Scaffold
+from medfedaug.methods.single import Single
 
 __all__ = [
     "FedAvg",
@@ -34,9 +36,11 @@ __all__ = [
     "MixUp",
     "MoEx",
     "Norm",
+    "Pooled",
     "Scaffold",
     "ServerExchange",
     "ServerPart",
+    "Single",
     "SiteExchange",
     "SitePart",
     "build_methods",

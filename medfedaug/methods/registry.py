@@ -22,7 +22,9 @@ from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
+from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.scaffold import Scaffold
+from medfedaug.methods.single import Single
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
@@ -31,8 +33,12 @@ _METHODS: dict[str, type[Method]] = {
     for method in (
         *(FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh),
         *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
+        *(Single, Pooled),
     )
 }
+
+# The extension points that are about what leaves a site, or does not.
+_SHARING = ("kept_at_site", "before_training", "every_round", "at_server")
 
 # Published names of a combination, or of a method with an argument.
 _ALIASES: dict[str, list[dict[str, Any]]] = {
@@ -94,7 +100,7 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
-    servers = [method.name for method in methods if type(method).at_server is not Method.at_server]
+    servers = [method.name for method in methods if _has(method, "at_server")]
     if len(servers) > 1:
         raise ConfigError(f"{' and '.join(servers)} both make the global model of the mean; choose one")
     mixing = [method.name for method in methods if method.mixes_labels]
@@ -103,7 +109,18 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     needing = [method.name for method in methods if method.needs_labels]
     if mixing and needing:
         raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
+    pooling = [method.name for method in methods if method.pools_data]
+    sharing = [method.name for method in methods if any(_has(method, hook) for hook in _SHARING)]
+    if pooling and sharing:
+        raise ConfigError(
+            f"{pooling[0]} has all images in one place; {sharing[0]} needs sites that are apart"
+        )
     return methods
+
+
+def _has(method: Method, hook: str) -> bool:
+    """Whether a method has something of its own at an extension point."""
+    return getattr(type(method), hook) is not getattr(Method, hook)
 
 
 def _build(spec: Mapping[str, Any]) -> Method:
