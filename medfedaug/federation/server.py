@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from medfedaug.averaging import WeightedMean
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed, UpdateRefused
-from medfedaug.federation.averaging import WeightedMean
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import (
@@ -88,6 +88,7 @@ class FederationServer:
         self.rounds: list[dict[str, Any]] = []
         self.selected_round = 0
         self.selected_state: dict[str, Tensor] = {}
+        self.selected_payload: Payload = {}  # what of the methods' exchange belongs to the selected model
         self.statistics: dict[str, ChannelStatistics] = {}
         self._best = -math.inf
         self._payload: Payload = {}
@@ -173,7 +174,7 @@ class FederationServer:
                 self._tell("unseen", site=site)
                 return True
             for name, exchange in self._once.items():
-                exchange.accept(site, own_entries(reply.payload, name))
+                exchange.accept(site, own_entries(reply.payload, name), self._weight(reply))
             for name, size in _bytes_by_method(reply.payload).items():
                 self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
@@ -272,10 +273,11 @@ class FederationServer:
                 entry["refused"].append({"site": site, "reason": str(refusal)})
                 self._tell("refused", round=self.round, site=site, reason=str(refusal))
                 return False
+            weight = self._weight(reply)
             for name, exchange in self._every_round.items():
-                exchange.accept(site, own_entries(reply.payload, name))
+                exchange.accept(site, own_entries(reply.payload, name), weight)
             self._accepted.append(site)
-            self._mean.add(reply.weights, reply.num_samples if self.config.weighting == "samples" else 1.0)
+            self._mean.add(reply.weights, weight)
             metrics = clean_metrics(reply.metrics)
             score = _score_of(metrics.pop(f"val_{self.metric}", None))
             if self.round > 1:
@@ -287,6 +289,9 @@ class FederationServer:
             entry["bytes_up"] += sum(up.values())
             self._tell("trained", **{**entry["sites"][site], "round": self.round, "site": site})
             return True
+
+    def _weight(self, reply: Reply) -> float:
+        return float(reply.num_samples) if self.config.weighting == "samples" else 1.0
 
     def _check_update(self, site: str, reply: Reply) -> None:
         if reply.error:
@@ -345,7 +350,7 @@ class FederationServer:
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""
-        return self._score_request(VALIDATE, self.round, self.state)
+        return self._score_request(VALIDATE, self.round, self.state, self._payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
         """Take in a site's score of the last model.
@@ -367,10 +372,11 @@ class FederationServer:
         if not self.selected_round:
             # No validation case of any site has foreground, so that no round can be preferred.
             self.selected_round, self.selected_state = self.round, self.state
+            self.selected_payload = self._payload
 
     def test(self) -> Request:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
-        return self._score_request(TEST, self.selected_round, self.selected_state)
+        return self._score_request(TEST, self.selected_round, self.selected_state, self.selected_payload)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Take in a site's test scores.
@@ -438,6 +444,7 @@ class FederationServer:
                 "once_bytes": self._once_bytes,
                 "selected_round": self.selected_round,
                 "selected_model": self.selected_state,
+                "selected_payload": self.selected_payload,
                 "best": self._best,
                 "methods": {
                     name: exchange.state() for name, exchange in self._exchanges_by_name() if exchange.state()
@@ -463,7 +470,8 @@ class FederationServer:
         for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
             setattr(self, name, saved[name])
         self.state, self.selected_state = saved["model"], saved["selected_model"]
-        self._payload, self._once_payload = saved["payload"], saved["once"]
+        self._payload, self.selected_payload = saved["payload"], saved["selected_payload"]
+        self._once_payload = saved["once"]
         self._once_bytes, self._best = saved["once_bytes"], saved["best"]
         # Sites may have lost what they were sent once: they are sent it again.
         self._once_version, self._once_known = len(self.sites), {}
@@ -481,12 +489,13 @@ class FederationServer:
             for name, exchange in exchanges.items()
         ]
 
-    def _score_request(self, task: str, round_: int, state: dict[str, Tensor]) -> Request:
+    def _score_request(self, task: str, round_: int, state: dict[str, Tensor], payload: Payload) -> Request:
         return Request(
             task,
             round_,
             weights={key: state[key] for key in self.shared},
             once=self._once_payload,
+            payload=payload,
             selected_round=self.selected_round,
             run=self.run,
         )
@@ -502,8 +511,10 @@ class FederationServer:
         self._tell("validated", round=round_, **{f"val_{self.metric}": mean})
         if mean > self._best:
             self._best, self.selected_round = mean, round_
-            # `self.state` is still the model of `round_`: it is replaced after this.
+            # `self.state` is still the model of `round_`, and the payload that which it made: both are
+            # replaced after this.
             self.selected_state = {key: value.clone() for key, value in self.state.items()}
+            self.selected_payload = dict(self._payload)
 
 
 def _score_of(value: Any) -> float | None:

@@ -254,8 +254,8 @@ class SiteTrainer(ClientAlgo):
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
                 outputs = self._forward(inputs)
-                step = Step(self.network, inputs, targets, outputs)
                 loss = self.task.loss(outputs, targets)
+                step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
                 for part in self.parts.values():
                     term = part.loss(step)
                     if term is not None:
@@ -315,7 +315,7 @@ class SiteTrainer(ClientAlgo):
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
         latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest:
+        if self.kept_keys and not latest and not self._complete_network():
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
@@ -394,6 +394,15 @@ class SiteTrainer(ClientAlgo):
             if kept.methods[name]:
                 part.restore(kept.methods[name])
         self._present = round_
+
+    def _complete_network(self) -> bool:
+        """Put in what the methods know of the entries that sites keep; whether that is all of them."""
+        state, known = self.network.state_dict(), {}
+        for part in self.parts.values():
+            known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})
+        self.network.load_state_dict(known, strict=False)
+        # Integers count batches: no number in evaluation depends on them.
+        return all(key in known for key in self.kept_keys if state[key].is_floating_point())
 
     def _state_file(self) -> Path | None:
         return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None

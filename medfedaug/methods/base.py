@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -60,6 +60,10 @@ Bounds = Callable[[str], tuple[float, float]]
 
 def _nothing() -> Any:
     raise RuntimeError("this context has no data")
+
+
+def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise RuntimeError("this step has no criterion")
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,16 @@ class Step:
         inputs: the batch of images, (B, C, *spatial).
         targets: the task's targets.
         outputs: the network's output for ``inputs``.
+        criterion: the task's loss, of outputs and targets.
+        task_loss: the criterion of ``outputs`` and ``targets``, with its graph.
     """
 
     network: nn.Module
     inputs: Tensor
     targets: Tensor
     outputs: Tensor
+    criterion: Callable[[Tensor, Tensor], Tensor] = _no_criterion
+    task_loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -193,8 +201,14 @@ class ServerExchange(ABC):
         """
 
     @abstractmethod
-    def accept(self, site: str, payload: Payload) -> None:
-        """Take in one site's payload."""
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
+        """Take in one site's payload.
+
+        Args:
+            site: who sent it.
+            payload: what `check` has passed.
+            weight: the site's in the average of the models; whether it counts is the method's affair.
+        """
 
     @abstractmethod
     def result(self) -> Payload:
@@ -245,6 +259,14 @@ class SitePart:
         """Numbers about the round just trained, for ``results.json``."""
         return {}
 
+    def stand_ins(self) -> Payload:
+        """State-dict entries for a site that keeps some to itself and has none: an unseen one.
+
+        What a method knows of `Method.kept_at_site` entries from its own exchange. Where all of them can be
+        had, the model is complete, and the site is scored.
+        """
+        return {}
+
     def state(self) -> Payload:
         """What a site keeps to itself from round to round and must find again after a restart, as tensors.
 
@@ -263,6 +285,9 @@ class Method:
     name: ClassVar[str]
     normalises_input: ClassVar[bool] = False
     """Whether `SitePart.transforms` normalises the intensities, in place of the plain scaling to [0, 1]."""
+    runs_network_again: ClassVar[bool] = False
+    """Whether `SitePart.loss` runs the network once more: it then comes after the other methods, whose hooks
+    have seen the main pass and nothing else until then."""
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert layers; the state-dict keys of the network must not change."""

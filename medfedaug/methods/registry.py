@@ -12,13 +12,18 @@ from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
+from medfedaug.methods.fedfd import FedFD
+from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.norm import Norm
+from medfedaug.methods.silobn import SiloBN
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
-_METHODS: dict[str, type[Method]] = {m.name: m for m in (FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh)}
+_METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA)
+}
 
 # Published names of a combination, or of a method with an argument.
 _ALIASES: dict[str, list[dict[str, Any]]] = {
@@ -66,7 +71,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
 
 
 def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
-    """The methods of a specification, checked to go together.
+    """The methods of a specification, checked to go together; those that run the network again come last.
 
     Raises:
         ConfigError: for unknown names or arguments, a method named twice, and two that both normalise the
@@ -81,7 +86,7 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
-    return methods
+    return sorted(methods, key=lambda method: method.runs_network_again)
 
 
 def _build(spec: Mapping[str, Any]) -> Method:
