@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -159,10 +159,10 @@ class SiteTrainer(ClientAlgo):
             self.network,
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
-            training_images=lambda: _images(self._batches(self._training_samples())),
+            training_images=lambda: self._images(self._training_samples()),
             training_batches=lambda: self._batches(self._training_samples()),
             case_images=lambda: self.folder.images("training", self.config.intensity),
-            case_batches=lambda: (_images(self._batches(samples)) for samples in self._case_samples()),
+            case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
         )
@@ -483,6 +483,9 @@ class SiteTrainer(ClientAlgo):
     def _training_samples(self) -> list[Sample]:
         return [sample for samples in self._case_samples() for sample in samples]
 
+    def _images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        return (inputs for inputs, _ in self._batches(samples))
+
     def _batches(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
         dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
@@ -515,10 +518,6 @@ def _portable(value: Tensor) -> Tensor:
     """A float32 copy on the CPU, laid out as any engine expects it."""
     plain = convert_to_tensor(value.detach(), track_meta=False)
     return plain.to("cpu", torch.float32).clone(memory_format=torch.contiguous_format)
-
-
-def _images(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
-    return (inputs for inputs, _ in batches)
 
 
 def _copy(value: Tensor) -> Tensor:
