@@ -146,6 +146,9 @@ Participation = Annotated[float, typer.Option(help="Share of the sites that each
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
 Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: the sites' metrics by round.")]
+Holdout = Annotated[
+    list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
 
 
@@ -174,9 +177,7 @@ def simulate(
     weighting: Weighting = "samples",
     intensity: Intensity = "raw",
     limit: Limit = None,
-    holdout: Annotated[
-        list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
-    ] = None,
+    holdout: Holdout = None,
     engine: Annotated[
         Engine, typer.Option(help="nvflare: every site a process; inprocess: one after another.")
     ] = Engine.nvflare,
@@ -259,6 +260,7 @@ def export(
         int,
         typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
     ] = 2,
+    holdout: Holdout = None,
     tracking: Tracking = None,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
@@ -293,6 +295,7 @@ def export(
             "seed": seed,
             "threads": threads,
             "min_sites": min_sites,
+            "holdout": holdout or (),
         }
     )
     recipe = MedFedAugRecipe(config=config, name=out.name, min_clients=min_sites, tracking=tracking)
