@@ -373,7 +373,8 @@ def site_config(
     if not changed:
         out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
     elif not check:
-        out_console.print("A running site or server reads this when it is started again.", highlight=False)
+        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
+        out_console.print(note, highlight=False, soft_wrap=True)
     if check and changed:
         raise typer.Exit(1)
 
