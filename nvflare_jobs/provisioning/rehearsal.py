@@ -60,6 +60,7 @@ class Rehearsal:
         self.home.mkdir(parents=True)
         self.port = _free_port()
         self.kits = self.work
+        self.data: dict[str, Path] = {}
         self.phases: dict[str, float] = {}
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("MEDFEDAUG_", "NVFLARE_", "NVFL_"))},
@@ -73,7 +74,7 @@ class Rehearsal:
     def __enter__(self) -> Rehearsal:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         for _ in range(3):  # a kit's start script may have started one more in between
             left = self.processes()
             for process in left:
@@ -159,8 +160,8 @@ class Rehearsal:
         policy = ["--forbid-code"] if forbid_code else []
         self.medfedaug("site-config", "--kit", self.kit(SERVER))
         for name, data in self.data.items():
-            options = ["--data", data, "--device", "cpu", *policy]
-            self.medfedaug("site-config", "--kit", self.kit(name), *options)
+            kit = self.kit(name)
+            self.medfedaug("site-config", "--kit", kit, "--data", data, "--device", "cpu", *policy)
 
     def export(self, name: str, methods: str) -> Path:
         """A job of a few rounds with a small network."""
