@@ -146,6 +146,9 @@ Participation = Annotated[float, typer.Option(help="Share of the sites that each
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
 Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: the sites' metrics by round.")]
+Holdout = Annotated[
+    list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
 RoundTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for ever.")
@@ -293,6 +296,7 @@ def export(
             "--resume", help="A job that continues the run of this name from the server's checkpoint."
         ),
     ] = False,
+    holdout: Holdout = None,
     tracking: Tracking = None,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
@@ -329,6 +333,7 @@ def export(
             "min_sites": min_sites,
             "round_timeout": round_timeout,
             "grace": grace,
+            "holdout": holdout or (),
         }
     )
     recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume, tracking=tracking)
@@ -412,7 +417,8 @@ def site_config(
     if not changed:
         out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
     elif not check:
-        out_console.print("A running site or server reads this when it is started again.", highlight=False)
+        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
+        out_console.print(note, highlight=False, soft_wrap=True)
     if check and changed:
         raise typer.Exit(1)
 
