@@ -44,12 +44,15 @@ def check_job(report) -> None:
 
 
 @pytest.mark.slow
-def test_poc_from_empty_folders_to_an_evaluated_model_and_a_killed_site_comes_back(tmp_path):
+def test_poc_from_empty_folders_to_an_evaluated_model_a_killed_site_and_a_killed_server(tmp_path):
     report = rehearse_poc(tmp_path / "work")
     print(json.dumps(report["phases"], indent=1))
     check_job(report)
     for entry in report["killed"]["rounds"]:
         assert set(entry["sites"]) == set(HOSPITALS), "the killed site is missing"
+    assert [entry["round"] for entry in report["resumed"]["rounds"]] == [1, 2, 3]
+    # To the bit, as if nothing had happened.
+    assert report["same"] == [True, True]
     assert left_running(tmp_path) == []
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
@@ -33,6 +34,8 @@ __all__ = ["Rehearsal", "rehearse_poc", "rehearse_provisioned"]
 
 HOSPITALS = tuple(f"hospital-{letter}" for letter in "abcd")
 SERVER, ADMIN, LEAD = "fl-server.example.org", "admin@example.org", "lead@example.org"
+
+_METHODS = "fedrdn,fedfa+"
 
 # Small, yet enough for a Dice that is not 0 after three rounds: instance norm needs no running statistics.
 _TRAINING = (
@@ -163,11 +166,11 @@ class Rehearsal:
             kit = self.kit(name)
             self.medfedaug("site-config", "--kit", kit, "--data", data, "--device", "cpu", *policy)
 
-    def export(self, name: str, methods: str) -> Path:
-        """A job of a few rounds with a small network."""
-        job = self.work / "jobs" / name
-        sites = str(len(HOSPITALS))
-        self.medfedaug("export", "--methods", methods, "--min-sites", sites, *_TRAINING, "--out", job)
+    def export(self, name: str, methods: str, resume: bool = False) -> Path:
+        """A job of a few rounds with a small network, or one that continues the run of that name."""
+        job = self.work / ("resumed" if resume else "jobs") / name
+        sites, more = str(len(HOSPITALS)), ["--resume"] if resume else []
+        self.medfedaug("export", "--methods", methods, "--min-sites", sites, *_TRAINING, *more, "--out", job)
         return job
 
     def submit(self, job: Path) -> str:
@@ -221,17 +224,33 @@ class Rehearsal:
         Raises:
             RunFailed: when the round does not begin in time, or there is no such process.
         """
-        events = self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
-        begun = f'"round_started", "round": {round_},'
-        _until(
-            lambda: events.exists() and begun in events.read_text(), timeout, f"round {round_} did not begin"
-        )
+        self._await_round(job_id, round_, timeout)
         for process in self.processes():
             command = process.cmdline()
             if "nvflare.private.fed.app.client.worker_process" in command and hospital in command:
                 process.kill()
                 return
         raise RunFailed(f"{hospital} has no job process")
+
+    def kill_server(self, job_id: str, round_: int, timeout: float = 120) -> None:
+        """Kill all processes of the server once a round has begun; its kit starts it again.
+
+        Raises:
+            RunFailed: when the round does not begin in time, or the sites do not find the server again.
+        """
+        self._await_round(job_id, round_, timeout)
+        server = [p for p in self.processes() if any("fed.app.server" in part for part in p.cmdline())]
+        for process in server:
+            _kill(process)
+        psutil.wait_procs(server, timeout=10)
+        _wait_for_clients(self)
+
+    def _await_round(self, job_id: str, round_: int, timeout: float) -> None:
+        events = self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
+        begun = f'"round_started", "round": {round_},'
+        _until(
+            lambda: events.exists() and begun in events.read_text(), timeout, f"round {round_} did not begin"
+        )
 
     def refusal(self, job: Path) -> str:
         """Put a line of code into a copy of a job, submit it, and return why it did not run.
@@ -276,7 +295,7 @@ class Rehearsal:
 
 
 def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """NVFlare's POC mode: prepare, configure, start, submit, collect, evaluate; a killed site; stop.
+    """NVFlare's POC mode: prepare, configure, start, submit, collect, evaluate; a site and a server killed.
 
     Args:
         work: a new folder.
@@ -284,7 +303,8 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
 
     Returns:
         ``{"phases": seconds by name, "results": the job's, "scores": of one hospital,
-        "killed": results of the job during which a site's process was killed}``.
+        "killed": results of the job during which a site's process was killed, "resumed": of the job that
+        continued one whose server was killed, "same": whether each of both gave the model of the first}``.
 
     Raises:
         MedFedAugError: one line that says which step failed, and why.
@@ -300,11 +320,15 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
             system.nvflare("poc", "start", "--timeout", "120", timeout=180)
         folder, scores = _one_job(system)
         with system.phase("job with a killed site"):
-            # No FedRDN: what is exchanged before training is known to the process that was killed alone.
-            job_id = system.submit(system.export("killed", "fedfa+"))
+            job_id = system.submit(system.export("killed", _METHODS))
             system.kill_job_process(HOSPITALS[1], job_id, round_=2)
             system.wait(job_id)
         killed = system.collect(job_id)
+        with system.phase("job with a killed server, resumed"):
+            system.kill_server(system.submit(system.export("interrupted", _METHODS)), round_=3)
+            job_id = system.submit(system.export("interrupted", _METHODS, resume=True))
+            system.wait(job_id)
+        resumed = system.collect(job_id)
         with system.phase("stop"):
             system.nvflare("poc", "stop")
             system.wait_until_ended()
@@ -313,6 +337,8 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
             "results": _results(folder),
             "scores": scores,
             "killed": _results(killed),
+            "resumed": _results(resumed),
+            "same": [_same_model(folder, other) for other in (killed, resumed)],
         }
 
 
@@ -364,7 +390,7 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
 
 def _one_job(system: Rehearsal) -> tuple[Path, dict[str, Any]]:
     with system.phase("export"):
-        job = system.export("job", "fedrdn,fedfa+")
+        job = system.export("job", _METHODS)
     with system.phase("job"):
         job_id = system.submit(job)
         system.wait(job_id)
@@ -402,6 +428,11 @@ def _wait_for_clients(system: Rehearsal, timeout: float = 120) -> None:
 
 def _results(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "results.json").read_text()))
+
+
+def _same_model(folder: Path, other: Path) -> bool:
+    first, second = (torch.load(f / "final_model.pt", weights_only=True) for f in (folder, other))
+    return all(torch.equal(first[key], second[key]) for key in first)
 
 
 def _until(condition: Callable[[], bool], timeout: float, problem: str) -> None:
