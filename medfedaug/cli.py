@@ -146,6 +146,9 @@ Participation = Annotated[float, typer.Option(help="Share of the sites that each
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
 Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: the sites' metrics by round.")]
+Holdout = Annotated[
+    list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
 RoundTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for ever.")
@@ -184,7 +187,10 @@ def simulate(
     intensity: Intensity = "raw",
     limit: Limit = None,
     holdout: Annotated[
-        list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="A site that does not train and is tested as unseen; repeatable. all: each site in turn."
+        ),
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="nvflare: every site a process; inprocess: one after another.")
@@ -204,9 +210,11 @@ def simulate(
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
     from medfedaug.data.sites import find_sites
+    from medfedaug.holdout import leave_one_site_out
     from medfedaug.simulate import configure
     from medfedaug.simulate import simulate as run
 
+    in_turn = holdout == ["all"]
     specs = _specification(methods, set_)
     config = configure(
         find_sites(data, limit=limit),
@@ -227,13 +235,13 @@ def simulate(
         seed=seed,
         limit=limit,
         threads=threads,
-        holdout=tuple(holdout or ()),
+        holdout=() if in_turn else tuple(holdout or ()),
         min_sites=min_sites,
         round_timeout=round_timeout,
         grace=grace,
     )
     with _RoundProgress(rounds) as progress:
-        results = run(
+        results = (leave_one_site_out if in_turn else run)(
             data,
             out,
             config,
@@ -244,6 +252,10 @@ def simulate(
             on_event=progress.show,
             tracking=tracking,
         )
+    if in_turn:
+        _print_holdout(results, methods)
+        out_console.print(f"{out}/holdout.json", highlight=False)
+        return
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
 
@@ -284,6 +296,7 @@ def export(
             "--resume", help="A job that continues the run of this name from the server's checkpoint."
         ),
     ] = False,
+    holdout: Holdout = None,
     tracking: Tracking = None,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
@@ -320,6 +333,7 @@ def export(
             "min_sites": min_sites,
             "round_timeout": round_timeout,
             "grace": grace,
+            "holdout": holdout or (),
         }
     )
     recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume, tracking=tracking)
@@ -403,7 +417,8 @@ def site_config(
     if not changed:
         out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
     elif not check:
-        out_console.print("A running site or server reads this when it is started again.", highlight=False)
+        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
+        out_console.print(note, highlight=False, soft_wrap=True)
     if check and changed:
         raise typer.Exit(1)
 
@@ -457,7 +472,10 @@ class _RoundProgress:
 
     def show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
-        if kind in ("prepared", "unseen"):
+        if kind == "holdout":
+            self._line(f"without {event['site']}")
+            self.bar.update(self.task, completed=0)
+        elif kind in ("prepared", "unseen"):
             text = f"{event['samples']} training samples" if kind == "prepared" else "unseen, tested only"
             self._line(f"{event['site']}: {text}")
         elif kind == "round_started":
@@ -496,6 +514,15 @@ def _print_scores(scores: dict[str, Any], title: str) -> None:
         for site, entry in sorted(scores.get(group, {}).items()):
             table.add_row(site + mark, _number(entry[metric]), str(len(entry.get("cases", {}))))
     table.add_row("mean", _number(scores["mean"][metric]), "")
+    out_console.print(table)
+
+
+def _print_holdout(results: dict[str, Any], methods: str) -> None:
+    metric = results["metric"]
+    table = Table("left out", f"{metric} there", f"{metric} at the others", title=f"{methods}, unseen sites")
+    for site, score in results["unseen"].items():
+        table.add_row(site, _number(score), _number(results["seen"][site]))
+    table.add_row("mean", _number(results["mean"]), "")
     out_console.print(table)
 
 

@@ -10,11 +10,21 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from torch import nn
 
+from medfedaug.averaging import WeightedMean
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import check_tensors
-from medfedaug.methods import FedAvgM, FedMix, FedSAM, MixUp, Scaffold, build_methods
+from medfedaug.methods import (
+    FedAvgM,
+    FedDyn,
+    FedMix,
+    FedNova,
+    FedSAM,
+    MixUp,
+    Scaffold,
+    build_methods,
+)
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
@@ -42,9 +52,11 @@ def sgd(network, part, batches, lr):
         outputs = network(x)
         step = Step(network, x, y, outputs)
 
-        def again(x=x, y=y):
+        def again(x=x, y=y, step=step):
             network.zero_grad()
-            ((network(x) - y) ** 2).mean().backward()
+            loss = ((network(x) - y) ** 2).mean()
+            term = part.loss(step)
+            (loss if term is None else loss + term).backward()
 
         again()
         part.gradients(step, again)
@@ -52,6 +64,7 @@ def sgd(network, part, batches, lr):
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter -= lr * parameter.grad
+    part.end_round()
 
 
 def mean_squares_gradient(w, x, y):
@@ -189,6 +202,93 @@ def test_scaffolds_corrections_cancel_over_the_sites(phantom_dir, tiny_config, w
         own = sum(w * sites[name].trainer.parts["scaffold"].own[key] for name, w in weights.items())
         own = own / sum(weights.values())
         torch.testing.assert_close(common, own, rtol=1e-4, atol=1e-7)
+
+
+# ---------------------------------------------------------------- FedNova, FedDyn
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednovas_length_is_the_sum_of_the_gradients_weights(momentum):
+    part = FedNova().at_site(SiteContext("A", nn.Identity(), momentum=momentum))
+    part.start_round()
+    velocity, total = 0.0, 0.0  # SGD with a gradient of one throughout: how far it goes
+    for _ in range(7):
+        part.before_step(None)
+        velocity = momentum * velocity + 1
+        total += velocity
+    assert float(part.collect()["length"]) == pytest.approx(total)
+
+
+def test_fednova_is_equation_5():
+    network = nn.BatchNorm1d(2)
+    server = FedNova().at_server(server_context(network))
+    generator = torch.Generator().manual_seed(0)
+    previous = {"weight": torch.randn(2, generator=generator), "bias": torch.zeros(2)}
+    lengths, samples = {"A": 2.0, "B": 10.0, "C": 5.0}, {"A": 30.0, "B": 10.0, "C": 60.0}
+    for _ in range(2):
+        mean, weights = WeightedMean(), {}
+        models = {k: {n: torch.randn(2, generator=generator) for n in previous} for k in lengths}
+        for site, length in lengths.items():
+            server.check({"length": torch.tensor([length])})
+            server.accept(site, {"length": torch.tensor([length])})
+            weights[site] = server.weight(site, samples[site])
+            mean.add(models[site], weights[site])
+        found = server.update(previous, mean.result(), weights)
+        shares = {site: n / 100 for site, n in samples.items()}
+        effective = sum(shares[site] * lengths[site] for site in shares)
+        for key in previous:
+            x = previous[key].double()
+            step = sum(shares[k] * (x - models[k][key].double()) / lengths[k] for k in shares)
+            torch.testing.assert_close(found[key].double(), x - effective * step, rtol=1e-5, atol=1e-6)
+        assert server.summary()["steps"] == pytest.approx(effective)
+    for wrong in (0.0, -3.0, 1e9):
+        with pytest.raises(ValueError, match="number of steps"):
+            server.check({"length": torch.tensor([wrong])})
+
+
+def test_fednova_with_as_many_steps_everywhere_is_fedavg(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(batch_size=1000), phantom_dir, SITES, "cpu")
+    nova = run_in_process(tiny_config("fednova", batch_size=1000), phantom_dir, SITES, "cpu")
+    for key, value in plain.state.items():
+        torch.testing.assert_close(nova.state[key], value, rtol=1e-6, atol=1e-7)
+    assert nova.rounds[0]["methods"]["fednova"] == {"steps": 1.0}
+    uneven = run_in_process(tiny_config("fednova", batch_size=2), phantom_dir, SITES, "cpu")
+    assert uneven.rounds[0]["methods"]["fednova"]["steps"] > 1
+    assert uneven.rounds[0]["bytes"]["fednova"] == {"up": 2 * 4, "down": 0}
+
+
+def test_feddyn_is_algorithm_1():
+    """Three rounds of two sites; one of them misses the second."""
+    lr, alpha, weights = 0.05, 0.3, {"A": 1.0, "B": 3.0}
+    shares = {"A": 0.25, "B": 0.75}
+    model = linear()
+    server = FedDyn(alpha).at_server(server_context(model, weights))
+    networks = {name: linear() for name in weights}
+    sites = {name: FedDyn(alpha).at_site(SiteContext(name, net)) for name, net in networks.items()}
+    theta = flat(model)
+    h = torch.zeros(3, dtype=torch.float64)
+    g = {name: torch.zeros(3, dtype=torch.float64) for name in weights}
+    for round_, taking_part in enumerate((["A", "B"], ["B"], ["A", "B"])):
+        mean, local = WeightedMean(), {}
+        for number, name in enumerate(taking_part):
+            data = batches(10 * round_ + number)
+            networks[name].load_state_dict(model.state_dict())
+            sgd(networks[name], sites[name], data, lr)
+            mean.add(networks[name].state_dict(), weights[name])
+            y = theta.clone()
+            for x, target in data:
+                y = y - lr * (mean_squares_gradient(y, x, target) - g[name] + alpha * (y - theta))
+            local[name] = y
+            g[name] = g[name] - alpha * (y - theta)
+            torch.testing.assert_close(flat(networks[name]), y, rtol=1e-5, atol=1e-5)
+        taken = {name: weights[name] for name in taking_part}
+        updated = server.update(model.state_dict(), mean.result(), taken)
+        model.load_state_dict(updated)
+        h = h - alpha * sum(shares[name] * (local[name] - theta) for name in taking_part)
+        average = sum(weights[name] * local[name] for name in taking_part) / sum(taken.values())
+        theta = average - h / alpha
+        torch.testing.assert_close(flat(model), theta, rtol=1e-5, atol=1e-5)
+    assert float(h.norm()) > 0.01
 
 
 # ---------------------------------------------------------------- FedSAM

@@ -8,37 +8,23 @@ import pytest
 import torch
 
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import method_names
+from medfedaug.methods import build_methods, method_names
 from medfedaug.models import network_names
 from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]
 SEGMENTING = ("basicunet", "unet")
-PAPERS = ["fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h"]
-COMPARED = [name for name in method_names() if name not in (*PAPERS, "fedrdn_v", "fedfa+")]
+METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+")]
+CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
 
-SMALL = {"fedmix": {"group": 2}}
-
-# Of each group one alone, and nothing of the second beside the first.
-ALTERNATIVES = [{"norm", "fedrdn"}, {"mixup", "manifold_mixup", "moex", "fedmix"}]
-EXCLUDED = {
-    "pooled": {"single", "fedbn", "fedrdn", "fedfa", "fedfa_h", "fedavgm", "scaffold", "fedmix"},
-    "single": {"fedprox", "fedavgm", "scaffold"},
-}
+AVERAGED = ("fedprox", "fedavgm", "scaffold", "fednova", "feddyn")  # act on what sites have in common
 
 
-def goes_together(pair):
-    return not any(set(pair) <= group for group in ALTERNATIVES) and not any(
-        first in pair and set(pair) & others for first, others in EXCLUDED.items()
-    )
-
-
-PAIRS = [
-    pytest.param(pair, marks=[pytest.mark.slow] if set(pair) & set(COMPARED) else [], id="+".join(pair))
-    for pair in itertools.combinations([*PAPERS, *COMPARED], 2)
-]
+def small(methods):
+    """Arguments that let a method run on a case or two."""
+    return {"fedmix": {"group": 2}} if "fedmix" in methods else None
 
 
 def check(server):
@@ -48,21 +34,48 @@ def check(server):
     assert all(bool(torch.isfinite(value).all()) for value in server.state.values())
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+def excluded(*names: str) -> str:
+    try:
+        build_methods([{"name": name} for name in names])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_which_methods_exclude_each_other():
+    found = {pair for pair in itertools.combinations(sorted(METHODS), 2) if excluded(*pair)}
+    groups = [
+        ("fedrdn", "norm"),  # both normalise
+        ("fedmix", "manifold_mixup", "mixup", "moex"),  # all mix labels
+        ("fedavgm", "feddyn", "fednova"),  # all make the global model of the mean
+    ]
+    expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
+    # With all images in one place there is nothing to exchange, to keep or to average.
+    apart = "fedavgm fedbn feddyn fedfa fedfa_h fedfd fedfd_a fedmix fednova fedrdn scaffold silobn single"
+    expected |= {tuple(sorted(("pooled", name))) for name in apart.split()}
+    # Labels mixed by the one, needed unmixed by the other.
+    expected |= {tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a"))}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=() if {*pair} <= set(CORE) else pytest.mark.slow)
+        for pair in itertools.combinations(METHODS, 2)
+        if not excluded(*pair) and not ("single" in pair and {*pair} & {*AVERAGED})
+    ],
+    ids="+".join,
+)
 def test_every_pair_of_methods(tiny_config, phantom_dir, pair):
-    config = tiny_config(",".join(pair), rounds=1, limit=1, settings=SMALL if "fedmix" in pair else None)
-    if goes_together(pair):
-        check(run_in_process(config, phantom_dir, SITES, "cpu"))
-        return
-    with pytest.raises((ConfigError, RunFailed), match=r"choose one|sites apart|all stay at their sites"):
-        run_in_process(config, phantom_dir, SITES, "cpu")
+    config = tiny_config(",".join(pair), rounds=1, limit=1, settings=small(pair))
+    check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_every_other_method_beside_the_papers(tiny_config, phantom_dir, name):
-    company = {"pooled": "norm,mixstyle", "single": "fedrdn,fedfa+"}.get(name, "fedrdn,fedfa+,fedbn")
-    settings = SMALL if name == "fedmix" else None
-    config = tiny_config(f"{company},{name}", rounds=2, limit=1, settings=settings)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in CORE])
+def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
+    methods = ("norm", "mixstyle", name) if name == "pooled" else ("fedrdn", "fedfa", name)
+    config = tiny_config(",".join(methods), rounds=1, limit=1, settings=small(methods))
     check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
@@ -73,14 +86,15 @@ def test_every_other_method_beside_the_papers(tiny_config, phantom_dir, name):
         "fedrdn,fedfa+,fedprox",
         "norm,fedbn,fedavg",
         pytest.param("mixstyle,moex,scaffold,fedsam,fedavgm", marks=pytest.mark.slow),
-        pytest.param("fedmix,single", marks=pytest.mark.slow),
+        pytest.param("fedmix,fednova", marks=pytest.mark.slow),
+        pytest.param("mixup,feddyn", marks=pytest.mark.slow),
         pytest.param("manifold_mixup,pooled", marks=pytest.mark.slow),
-        pytest.param("mixup", marks=pytest.mark.slow),
+        pytest.param("single", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("network", network_names())
 def test_every_method_on_every_network(phantom_dir, make_photos, tmp_path, tiny_config, network, methods):
-    settings = SMALL if "fedmix" in methods else None
+    settings = small(methods)
     specs = tiny_config(methods, settings=settings).methods
     if network in SEGMENTING:
         config = tiny_config(methods, rounds=1, limit=1, network=network, network_args={}, settings=settings)

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from medfedaug.averaging import WeightedMean
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed, UpdateRefused
-from medfedaug.federation.averaging import WeightedMean
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import (
@@ -90,6 +90,8 @@ class FederationServer:
             part = method.at_server(context)
             if part is not None:
                 self._server_parts[method.name] = part
+            if isinstance(part, ServerExchange):
+                self._every_round[method.name] = part
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
@@ -101,6 +103,7 @@ class FederationServer:
         self.rounds: list[dict[str, Any]] = []
         self.selected_round = 0
         self.selected_state: dict[str, Tensor] = {}
+        self.selected_payload: Payload = {}  # what of the methods' exchange belongs to the selected model
         self.statistics: dict[str, ChannelStatistics] = {}
         self._best = -math.inf
         self._payload: Payload = {}
@@ -194,7 +197,7 @@ class FederationServer:
                 self._tell("unseen", site=site)
                 return True
             for name, exchange in self._once.items():
-                exchange.accept(site, own_entries(reply.payload, name))
+                exchange.accept(site, own_entries(reply.payload, name), self._weight(reply.num_samples))
             for name, size in _bytes_by_method(reply.payload).items():
                 self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
@@ -293,10 +296,11 @@ class FederationServer:
                 entry["refused"].append({"site": site, "reason": str(refusal)})
                 self._tell("refused", round=self.round, site=site, reason=str(refusal))
                 return False
+            weight = self._weight(reply.num_samples)
             for name, exchange in self._every_round.items():
-                exchange.accept(site, own_entries(reply.payload, name))
-            self._accepted[site] = self._weight(reply.num_samples)
-            self._mean.add(reply.weights, self._accepted[site])
+                exchange.accept(site, own_entries(reply.payload, name), weight)
+            self._accepted[site] = weight
+            self._mean.add(reply.weights, weight)
             metrics = clean_metrics(reply.metrics)
             score = _score_of(metrics.pop(f"val_{self.metric}", None))
             if self.round > 1:
@@ -371,7 +375,7 @@ class FederationServer:
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""
-        return self._score_request(VALIDATE, self.round, self.state)
+        return self._score_request(VALIDATE, self.round, self.state, self._payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
         """Take in a site's score of the last model.
@@ -393,10 +397,11 @@ class FederationServer:
         if not self.selected_round:
             # No validation case of any site has foreground, so that no round can be preferred.
             self.selected_round, self.selected_state = self.round, self.state
+            self.selected_payload = self._payload
 
     def test(self) -> Request:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
-        return self._score_request(TEST, self.selected_round, self.selected_state)
+        return self._score_request(TEST, self.selected_round, self.selected_state, self.selected_payload)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Take in a site's test scores.
@@ -464,6 +469,7 @@ class FederationServer:
                 "once_bytes": self._once_bytes,
                 "selected_round": self.selected_round,
                 "selected_model": self.selected_state,
+                "selected_payload": self.selected_payload,
                 "best": self._best,
                 "methods": {name: half.state() for name, half in self._halves_by_name() if half.state()},
             },
@@ -487,7 +493,8 @@ class FederationServer:
         for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
             setattr(self, name, saved[name])
         self.state, self.selected_state = saved["model"], saved["selected_model"]
-        self._payload, self._once_payload = saved["payload"], saved["once"]
+        self._payload, self.selected_payload = saved["payload"], saved["selected_payload"]
+        self._once_payload = saved["once"]
         self._once_bytes, self._best = saved["once_bytes"], saved["best"]
         # Sites may have lost what they were sent once: they are sent it again.
         self._once_version, self._once_known = len(self.sites), {}
@@ -506,12 +513,13 @@ class FederationServer:
         ]
         return [(f"{group}/{name}", half) for group, halves in groups for name, half in halves.items()]
 
-    def _score_request(self, task: str, round_: int, state: dict[str, Tensor]) -> Request:
+    def _score_request(self, task: str, round_: int, state: dict[str, Tensor], payload: Payload) -> Request:
         return Request(
             task,
             round_,
             weights={key: state[key] for key in self.shared},
             once=self._once_payload,
+            payload=payload,
             selected_round=self.selected_round,
             run=self.run,
         )
@@ -527,8 +535,10 @@ class FederationServer:
         self._tell("validated", round=round_, **{f"val_{self.metric}": mean})
         if mean > self._best:
             self._best, self.selected_round = mean, round_
-            # `self.state` is still the model of `round_`: it is replaced after this.
+            # `self.state` is still the model of `round_`, and the payload that which it made: both are
+            # replaced after this.
             self.selected_state = {key: value.clone() for key, value in self.state.items()}
+            self.selected_payload = dict(self._payload)
 
 
 def _score_of(value: Any) -> float | None:

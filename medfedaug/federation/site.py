@@ -166,6 +166,7 @@ class SiteTrainer(ClientAlgo):
             case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
+            momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.guard = PrivacyGuard(
@@ -244,6 +245,8 @@ class SiteTrainer(ClientAlgo):
             "samples": len(self._training_samples()),
         }
         self._collected = {}
+        for part in self.parts.values():
+            part.end_round()
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
             if part.every_round is not None:
@@ -296,8 +299,8 @@ class SiteTrainer(ClientAlgo):
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, float]:
         """The gradients of the whole loss, in place of those of before."""
         outputs = self._forward(inputs)
-        step = Step(self.network, inputs, targets, outputs)
         loss = torch.stack([weight * self.task.loss(outputs, labels) for weight, labels in mixed]).sum()
+        step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
         for part in self.parts.values():
             term = part.loss(step)
             if term is not None:
@@ -358,7 +361,7 @@ class SiteTrainer(ClientAlgo):
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
         latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest:
+        if self.kept_keys and not latest and not self._complete_network():
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
@@ -437,6 +440,15 @@ class SiteTrainer(ClientAlgo):
             if kept.methods[name]:
                 part.restore(kept.methods[name])
         self._present = round_
+
+    def _complete_network(self) -> bool:
+        """Put in what the methods know of the entries that sites keep; whether that is all of them."""
+        state, known = self.network.state_dict(), {}
+        for part in self.parts.values():
+            known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})
+        self.network.load_state_dict(known, strict=False)
+        # Integers count batches: no number in evaluation depends on them.
+        return all(key in known for key in self.kept_keys if state[key].is_floating_point())
 
     def _state_file(self) -> Path | None:
         return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None

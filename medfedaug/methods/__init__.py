@@ -4,9 +4,13 @@ from medfedaug.methods.base import Method, ServerExchange, ServerPart, SiteExcha
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
+from medfedaug.methods.feddyn import FedDyn
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
+from medfedaug.methods.fedfd import FedFD
+from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedmix import FedMix
+from medfedaug.methods.fednova import FedNova
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
@@ -18,15 +22,20 @@ from medfedaug.methods.norm import Norm
 from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
 from medfedaug.methods.scaffold import Scaffold
+from medfedaug.methods.silobn import SiloBN
 from medfedaug.methods.single import Single
 
 __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBN",
+    "FedDyn",
     "FedFA",
     "FedFAh",
+    "FedFD",
+    "FedFDA",
     "FedMix",
+    "FedNova",
     "FedProx",
     "FedRDN",
     "FedSAM",
@@ -40,6 +49,7 @@ __all__ = [
     "Scaffold",
     "ServerExchange",
     "ServerPart",
+    "SiloBN",
     "Single",
     "SiteExchange",
     "SitePart",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -71,6 +71,10 @@ def _nothing() -> Any:
     raise RuntimeError("this context has no data")
 
 
+def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise RuntimeError("this step has no criterion")
+
+
 @dataclass(frozen=True)
 class SiteContext:
     """What a method sees of the site that it works at.
@@ -88,6 +92,7 @@ class SiteContext:
         training_batches: the same with the targets.
         kept: the state-dict entries that stay at the site.
         task: loss and form of the targets.
+        momentum: of the main optimiser, 0 for one that has none.
     """
 
     name: str
@@ -100,6 +105,7 @@ class SiteContext:
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     kept: frozenset[str] = frozenset()
     task: Task | None = None
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -130,12 +136,16 @@ class Step:
         inputs: the batch of images, (B, C, *spatial), as `SitePart.mix` left it.
         targets: the task's targets, before any mixing.
         outputs: the network's output for ``inputs``.
+        criterion: the task's loss, of outputs and targets.
+        task_loss: the criterion of ``outputs`` and ``targets``, with its graph.
     """
 
     network: nn.Module
     inputs: Tensor
     targets: Tensor
     outputs: Tensor
+    criterion: Callable[[Tensor, Tensor], Tensor] = _no_criterion
+    task_loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -214,8 +224,14 @@ class ServerExchange(ABC):
         """
 
     @abstractmethod
-    def accept(self, site: str, payload: Payload) -> None:
-        """Take in one site's payload."""
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
+        """Take in one site's payload.
+
+        Args:
+            site: who sent it.
+            payload: what `check` has passed.
+            weight: the site's in the average of the models; whether it counts is the method's affair.
+        """
 
     @abstractmethod
     def result(self) -> Payload:
@@ -245,7 +261,18 @@ class ServerPart(ABC):
 
     Everything that is averaged passes through it, running statistics among it; a method that speaks of
     parameters takes those of `shared_parameters` and leaves the rest as the mean has it.
+
+    One that needs numbers of the sites for that is a `ServerExchange` as well, of every round.
     """
+
+    def weight(self, site: str, weight: float) -> float:
+        """A site's weight in the mean, whose payload of the round has just been accepted.
+
+        Args:
+            site: its name.
+            weight: what it weighs otherwise.
+        """
+        return weight
 
     @abstractmethod
     def update(
@@ -256,7 +283,7 @@ class ServerPart(ABC):
         Args:
             previous: the shared entries of the global model that the round began with.
             mean: the weighted mean of what the sites sent.
-            sites: the weight in it of every site that sent a good update.
+            sites: the weight in it of every site that sent a good update, as `weight` gave it.
 
         Returns:
             The shared entries of the new global model, float32.
@@ -288,6 +315,9 @@ class SitePart:
 
     def start_round(self) -> None:
         """The global weights are in the network and local training is about to start."""
+
+    def end_round(self) -> None:
+        """Local training is over, and the trained weights are in the network."""
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         """Change a batch as a whole, before it goes through the network.
@@ -324,6 +354,14 @@ class SitePart:
         """Numbers about the round just trained, for ``results.json``."""
         return {}
 
+    def stand_ins(self) -> Payload:
+        """State-dict entries for a site that keeps some to itself and has none: an unseen one.
+
+        What a method knows of `Method.kept_at_site` entries from its own exchange. Where all of them can be
+        had, the model is complete, and the site is scored.
+        """
+        return {}
+
     def state(self) -> Payload:
         """What a site keeps to itself from round to round and must find again after a restart, as tensors.
 
@@ -342,6 +380,9 @@ class Method:
     name: ClassVar[str]
     normalises_input: ClassVar[bool] = False
     """Whether `SitePart.transforms` normalises the intensities, in place of the plain scaling to [0, 1]."""
+    runs_network_again: ClassVar[bool] = False
+    """Whether `SitePart.loss` runs the network once more: it then comes after the other methods, whose hooks
+    have seen the main pass and nothing else until then."""
     tasks: ClassVar[tuple[str, ...]] = ("segmentation", "classification")
     """The tasks that the method is defined for."""
     mixes_labels: ClassVar[bool] = False

@@ -165,7 +165,7 @@ class FedMixServer(ServerExchange):
         if bool((labels < 0).any()) or bool(((labels.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("labels that are no probabilities")
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Keep a site's means; those of one that joins later are added."""
         self.means[site] = payload
 

@@ -11,9 +11,13 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
+from medfedaug.methods.feddyn import FedDyn
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
+from medfedaug.methods.fedfd import FedFD
+from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedmix import FedMix
+from medfedaug.methods.fednova import FedNova
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
@@ -24,6 +28,7 @@ from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.scaffold import Scaffold
+from medfedaug.methods.silobn import SiloBN
 from medfedaug.methods.single import Single
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
@@ -31,8 +36,8 @@ __all__ = ["build_methods", "method_names", "parse_methods"]
 _METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(FedAvg, FedProx, FedBN, Norm, FedRDN, FedFA, FedFAh),
-        *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
+        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA),
+        *(FedAvgM, Scaffold, FedNova, FedDyn, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
         *(Single, Pooled),
     )
 }
@@ -86,7 +91,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
 
 
 def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
-    """The methods of a specification, checked to go together.
+    """The methods of a specification, checked to go together; those that run the network again come last.
 
     Raises:
         ConfigError: for unknown names or arguments, a method named twice, and two that exclude each other.
@@ -115,7 +120,7 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
         raise ConfigError(
             f"{pooling[0]} has all images in one place; {sharing[0]} needs sites that are apart"
         )
-    return methods
+    return sorted(methods, key=lambda method: method.runs_network_again)
 
 
 def _has(method: Method, hook: str) -> bool:
