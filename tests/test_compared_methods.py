@@ -11,6 +11,8 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from torch import nn
 
 from medfedaug.averaging import WeightedMean
+from medfedaug.config import derive_seed
+from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
@@ -20,12 +22,14 @@ from medfedaug.methods import (
     FedDyn,
     FedMix,
     FedNova,
+    FedProto,
     FedSAM,
     MixUp,
     Scaffold,
     build_methods,
 )
 from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 SITES = ["site_A", "site_B"]
@@ -536,3 +540,151 @@ def test_mixing_layers_that_are_never_active_are_fedavg_to_the_bit(phantom_dir, 
     assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
     mixed = run_in_process(tiny_config(methods), phantom_dir, SITES, "cpu")
     assert not same(mixed.state, plain.state)
+
+
+# ---------------------------------------------------------------- FedProto
+
+
+def proto_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def proto_site(network, images, labels, **args):
+    context = SiteContext(
+        "A",
+        network,
+        training_batches=lambda: zip(images.split(4), labels.split(4), strict=True),
+        task=Points(),
+    )
+    return FedProto(**args).at_site(context)
+
+
+def test_fedproto_averages_the_features_of_a_class_over_all_images():
+    network = proto_network()
+    server = FedProto().every_round(ServerContext(network, 1, task=Points()))
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.rand(9, 1, 2, 3, generator=generator), torch.tensor([0, 0, 0, 0, 1, 1, 0, 1, 0])),
+        (torch.rand(5, 1, 2, 3, generator=generator), torch.tensor([1, 1, 0, 1, 1])),
+    ]
+    for images, labels in data:
+        payload = proto_site(network, images, labels).collect()
+        check_tensors("A", payload, server.shapes)
+        server.check(payload)
+        server.accept("A", payload)
+    result = server.result()
+    images, labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+    features = network[:3](images).double()
+    for label in (0, 1):
+        expected = features[labels == label].mean(0)
+        torch.testing.assert_close(result["means"][label].double(), expected, rtol=1e-5, atol=1e-6)
+    assert result["counts"].tolist() == [7.0, 7.0, 0.0]
+    assert result["means"][2].tolist() == [0.0] * 4
+    assert server.summary() == {"classes": 2}
+    spoilt = {key: value.clone() for key, value in payload.items()}
+    spoilt["sums"][2] = 1.0
+    with pytest.raises(ValueError, match="class without images"):
+        server.check(spoilt)
+
+
+def test_fedproto_loss_is_the_distance_of_the_batchs_prototypes():
+    network = proto_network()
+    images, labels = torch.rand(6, 1, 2, 3), torch.tensor([0, 0, 1, 2, 2, 2])
+    site = proto_site(network, images, labels, weight=0.7)
+    step = Step(network, images, labels, network(images))
+    assert site.loss(step) is None  # the first round has no prototypes
+    means = torch.rand(3, 4)
+    site.apply({"means": means, "counts": torch.tensor([3.0, 0.0, 1.0])})
+    step = Step(network, images, labels, network(images))
+    loss = site.loss(step)
+    features = network[:3](images).double()
+    expected = 0.7 * sum(
+        (features[labels == label].mean(0) - means[label].double()).square().sum().sqrt() for label in (0, 2)
+    )
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    loss.backward()
+    assert float(network[1].weight.grad.abs().max()) > 0
+    assert network[3].weight.grad is None
+
+
+def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
+    network = proto_network()
+    images, labels = torch.rand(2, 1, 2, 3), torch.tensor([0, 1])
+    site = proto_site(network, images, labels)
+    means = torch.cat([network[:3](images).detach(), torch.zeros(1, 4)])
+    site.apply({"means": means, "counts": torch.ones(3)})
+    site.loss(Step(network, images, labels, network(images))).backward()
+    assert bool(torch.isfinite(network[1].weight.grad).all())
+
+
+def test_fedproto_is_for_classification(tiny_config, make_photos, tmp_path):
+    with pytest.raises(ConfigError, match="fedproto is defined for classification alone"):
+        Composition(tiny_config("fedproto"))
+    with pytest.raises(ConfigError, match="mixup mixes the labels of a batch, and fedproto needs them"):
+        build_methods([{"name": "mixup"}, {"name": "fedproto"}])
+    for name in "AB":
+        make_photos(name, per_class=6)
+    for methods in (("fedproto",), ("single", "fedproto"), ("fedproto", "fedrdn", "fedfa", "fedsam")):
+        config = configure(
+            find_sites(tmp_path / "photos"),
+            methods=[{"name": name} for name in methods],
+            network="lenet5",
+            rounds=2,
+            threads=1,
+            image_size=32,
+        )
+        server = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
+        assert not any(entry["refused"] for entry in server.rounds)
+        assert server.rounds[1]["methods"]["fedproto"] == {"classes": 2}
+
+
+# ---------------------------------------------------------------- fine-tuning
+
+
+def test_fine_tuning_is_local_training_before_the_test(phantom_dir, tiny_config, monkeypatch):
+    sites, tested = [*SITES, "site_C"], []
+    plain = run_in_process(tiny_config(), phantom_dir, sites, "cpu")
+    evaluate = SegmentationTask.evaluate
+
+    def spy(self, network, *args):
+        tested.append({key: value.clone() for key, value in network.state_dict().items()})
+        return evaluate(self, network, *args)
+
+    monkeypatch.setattr(SegmentationTask, "evaluate", spy)
+    config = tiny_config("finetune", settings={"finetune": {"epochs": 2}})
+    tuned = run_in_process(config, phantom_dir, sites, "cpu")
+    assert same(tuned.state, plain.state)
+    assert same(tuned.selected_state, plain.selected_state)
+    first, _, unseen = tested[-3:]
+    assert all(torch.equal(unseen[key], tuned.selected_state[key]) for key in tuned.shared)
+
+    trainer = SiteTrainer(config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.receive(ExchangeObject(weights={key: tuned.selected_state[key] for key in tuned.shared}))
+    seed = derive_seed(config.seed, "site_A", "fine-tuning")
+    torch.manual_seed(seed)
+    trainer._train_epochs(seed, None, 2)
+    found = trainer.network.state_dict()
+    assert all(torch.equal(found[key], first[key]) for key in tuned.shared)
+    assert not all(torch.equal(found[key], tuned.selected_state[key]) for key in tuned.shared)
+
+
+def test_fine_tuning_for_no_epochs_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("finetune", settings={"finetune": {"epochs": 0}})
+    assert run_in_process(config, phantom_dir, SITES, "cpu").results()["test"] == plain.results()["test"]
+
+
+def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_config, monkeypatch):
+    sizes = []
+    epochs = SiteTrainer._train_epochs
+
+    def counted(self, seed, should_stop, number):
+        sizes.append(len(self._training_dataset(seed)))
+        return epochs(self, seed, should_stop, number)
+
+    monkeypatch.setattr(SiteTrainer, "_train_epochs", counted)
+    server = run_in_process(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
+    own = [server.sites[name] for name in SITES]
+    assert sizes == [sum(own), *own]

@@ -17,6 +17,7 @@ from medfedaug.simulate import configure
 SITES = ["site_A", "site_B"]
 SEGMENTING = ("basicunet", "unet")
 METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+")]
+SEGMENTING_METHODS = [n for n in METHODS if "segmentation" in build_methods([{"name": n}])[0].tasks]
 CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
 
 AVERAGED = ("fedprox", "fedavgm", "scaffold", "fednova", "feddyn")  # act on what sites have in common
@@ -51,10 +52,12 @@ def test_which_methods_exclude_each_other():
     ]
     expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
     # With all images in one place there is nothing to exchange, to keep or to average.
-    apart = "fedavgm fedbn feddyn fedfa fedfa_h fedfd fedfd_a fedmix fednova fedrdn scaffold silobn single"
-    expected |= {tuple(sorted(("pooled", name))) for name in apart.split()}
+    apart = "fedavgm fedbn feddyn fedfa fedfa_h fedfd fedfd_a fedmix fednova fedproto fedrdn scaffold silobn"
+    expected |= {tuple(sorted(("pooled", name))) for name in (*apart.split(), "single")}
     # Labels mixed by the one, needed unmixed by the other.
-    expected |= {tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a"))}
+    expected |= {
+        tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a", "fedproto"))
+    }
     assert found == expected
 
 
@@ -62,7 +65,7 @@ def test_which_methods_exclude_each_other():
     "pair",
     [
         pytest.param(pair, marks=() if {*pair} <= set(CORE) else pytest.mark.slow)
-        for pair in itertools.combinations(METHODS, 2)
+        for pair in itertools.combinations(SEGMENTING_METHODS, 2)
         if not excluded(*pair) and not ("single" in pair and {*pair} & {*AVERAGED})
     ],
     ids="+".join,
@@ -72,7 +75,7 @@ def test_every_pair_of_methods(tiny_config, phantom_dir, pair):
     check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in CORE])
+@pytest.mark.parametrize("name", [name for name in SEGMENTING_METHODS if name not in CORE])
 def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
     methods = ("norm", "mixstyle", name) if name == "pooled" else ("fedrdn", "fedfa", name)
     config = tiny_config(",".join(methods), rounds=1, limit=1, settings=small(methods))

@@ -55,13 +55,17 @@ class PooledTrainer(SiteTrainer):
 
     def __init__(self, config: RunConfig, data_dir: str | Path, device: str, pool: Pool) -> None:
         super().__init__(config, data_dir, device)
-        self.pool = pool
+        self.pool, self._together = pool, False
 
     def train(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> None:
         """Train, unless another site has done so in this round."""
         round_ = int((extra or {}).get("round", 1))
         if self.pool.round != round_:
-            super().train(data, extra)
+            self._together = True
+            try:
+                super().train(data, extra)
+            finally:
+                self._together = False
             self.pool.round, self.pool.update = round_, super().get_weights()
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
@@ -75,7 +79,8 @@ class PooledTrainer(SiteTrainer):
         )
 
     def _training_dataset(self, seed: int) -> Dataset:
-        return self.pool.dataset(seed)
+        # Fine-tuning before the test is a site's own affair.
+        return self.pool.dataset(seed) if self._together else self.own_dataset(seed)
 
     def own_dataset(self, seed: int) -> Dataset:
         """This site's training images alone."""

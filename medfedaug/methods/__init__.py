@@ -11,9 +11,11 @@ from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fednova import FedNova
+from medfedaug.methods.fedproto import FedProto
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.finetune import FineTune
 from medfedaug.methods.manifold_mixup import ManifoldMixUp
 from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
@@ -36,9 +38,11 @@ __all__ = [
     "FedFDA",
     "FedMix",
     "FedNova",
+    "FedProto",
     "FedProx",
     "FedRDN",
     "FedSAM",
+    "FineTune",
     "ManifoldMixUp",
     "Method",
     "MixStyle",

@@ -306,6 +306,8 @@ class SitePart:
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
+    epochs_before_test: int = 0
+    """For how many epochs a site trains the selected model for itself before it is tested."""
     uses_unsent_statistics: bool = False
     """Whether `transforms` uses something computed from this site's images that was never sent."""
 

@@ -18,9 +18,11 @@ from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fednova import FedNova
+from medfedaug.methods.fedproto import FedProto
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.finetune import FineTune
 from medfedaug.methods.manifold_mixup import ManifoldMixUp
 from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
@@ -38,7 +40,7 @@ _METHODS: dict[str, type[Method]] = {
     for method in (
         *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA),
         *(FedAvgM, Scaffold, FedNova, FedDyn, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
-        *(Single, Pooled),
+        *(FedProto, FineTune, Single, Pooled),
     )
 }
 
