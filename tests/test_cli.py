@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY_NETWORK, write_volume
 
-from medfedaug import cli
 from medfedaug.config import RunConfig
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import method_names
 from medfedaug.statistics import load_statistics
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the command in this process: exit code, standard output, standard error."""
-
-    def call(*args) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
-        monkeypatch.setattr(cli.err_console, "file", sys.stderr, raising=False)
-        monkeypatch.setattr(cli.out_console, "file", sys.stdout, raising=False)
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def simulate_args(data, out, methods="fedrdn,fedfa", engine="inprocess"):

@@ -14,6 +14,7 @@ from medfedaug.files import write_atomic
 from medfedaug.statistics import save_statistics
 
 __all__ = [
+    "EXCHANGE",
     "FINAL_MODEL",
     "GLOBAL_MODEL",
     "RESULTS",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
+EXCHANGE = "global_exchange.pt"
 STATISTICS, STATE = "statistics.json", "state"
 
 
@@ -39,9 +41,11 @@ def write_run(folder: str | Path, server: FederationServer) -> None:
 
 
 def write_models(folder: Path, server: FederationServer) -> None:
-    """Write the selected model, where one is selected, and the last one."""
+    """Write the selected model, where one is selected, with the exchange that belongs to it, and the last."""
     if server.selected_state:
         write_state(folder / GLOBAL_MODEL, server.selected_state)
+    if server.selected_payload:
+        write_state(folder / EXCHANGE, server.selected_payload)
     write_state(folder / FINAL_MODEL, server.state)
 
 

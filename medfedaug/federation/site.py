@@ -7,8 +7,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
-from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
-from medfedaug.privacy import PrivacyGuard, PrivacyPolicy
+from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step, Targets
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
@@ -104,7 +106,8 @@ class SiteTrainer(ClientAlgo):
     ) -> None:
         self.config, self.data_dir = config, data_dir
         self.state_dir = Path(state_dir) if state_dir is not None else None
-        self.policy, self.ledger = policy or PrivacyPolicy(min_images=1), ledger
+        self.policy = policy or PrivacyPolicy(min_images=1)
+        self.ledger = PrivacyLedger(ledger)
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
@@ -117,6 +120,7 @@ class SiteTrainer(ClientAlgo):
         self._run = ""
         self._sent: Payload | None = None
         self._once: Payload = {}
+        self._collected: Payload = {}
         self._kept: dict[int, _Kept] = {}
         self._present = 0  # the round whose kept state is in the network and in the methods right now
 
@@ -155,9 +159,12 @@ class SiteTrainer(ClientAlgo):
             self.network,
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
-            training_images=self._training_images,
+            training_images=lambda: _images(self._batches(self._training_samples())),
+            training_batches=lambda: self._batches(self._training_samples()),
             case_images=lambda: self.folder.images("training", self.config.intensity),
-            case_batches=lambda: map(self._batches, self._case_samples()),
+            case_batches=lambda: (_images(self._batches(samples)) for samples in self._case_samples()),
+            kept=composition.kept_keys,
+            task=self.task,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.guard = PrivacyGuard(
@@ -228,21 +235,24 @@ class SiteTrainer(ClientAlgo):
         for part in self.parts.values():
             part.start_round()
         seed = derive_seed(self.config.seed, self.name, round_)
-        # Forked, so that training leaves the random numbers of the process that it runs in alone.
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with self._own_random_numbers():
             torch.manual_seed(seed)
             losses = self._train_epochs(seed, extra.get("should_stop"))
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
+        self._collected = {}
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+            if part.every_round is not None:
+                self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_metrics.update(self.guard.metrics())
+        # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
     def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
-        loader, optimiser = self._loader(seed), self._optimiser()
+        loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
         for _ in range(self.config.local_epochs):
@@ -252,23 +262,19 @@ class SiteTrainer(ClientAlgo):
                     raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
-                outputs = self._forward(inputs)
-                step = Step(self.network, inputs, targets, outputs)
-                loss = self.task.loss(outputs, targets)
-                for part in self.parts.values():
-                    term = part.loss(step)
-                    if term is not None:
-                        loss = loss + term
-                losses.append(float(loss.detach()))
-                if not math.isfinite(losses[-1]):
-                    raise MedFedAugError(
-                        f"site {self.name}: the training loss is {losses[-1]}; lower the learning rate or "
-                        "look for odd intensities"
-                    )
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                mixed: Targets = [(1.0, targets)]
+                for part in parts:
+                    inputs, mixed = part.mix(inputs, mixed)
+                drawn = self._random_state()
+                step, loss = self._backward(inputs, targets, mixed)
+                losses.append(loss)
+                again = partial(self._backward_again, inputs, targets, mixed, drawn)
+                for part in parts:
+                    part.gradients(step, again)
+                for part in parts:
+                    part.before_step(step)
                 optimiser.step()
-                for part in self.parts.values():
+                for part in parts:
                     part.after_step(step)
         return losses
 
@@ -286,18 +292,55 @@ class SiteTrainer(ClientAlgo):
                 'for instance --network-args \'{"norm": "layer"}\'.',
             ) from error
 
+    def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, float]:
+        """The gradients of the whole loss, in place of those of before."""
+        outputs = self._forward(inputs)
+        loss = torch.stack([weight * self.task.loss(outputs, labels) for weight, labels in mixed]).sum()
+        step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
+        for part in self.parts.values():
+            term = part.loss(step)
+            if term is not None:
+                loss = loss + term
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise MedFedAugError(
+                f"site {self.name}: the training loss is {value}; lower the learning rate or "
+                "look for odd intensities"
+            )
+        self.network.zero_grad(set_to_none=True)
+        loss.backward()
+        return step, value
+
+    def _backward_again(
+        self, inputs: Tensor, targets: Tensor, mixed: Targets, drawn: tuple[Tensor, ...]
+    ) -> None:
+        """The same at other weights: with the random numbers of the first pass, and without its traces."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        with self._own_random_numbers():
+            torch.set_rng_state(drawn[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(drawn[1], self.device)
+            self._backward(inputs, targets, mixed)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    def _own_random_numbers(self) -> AbstractContextManager[None]:
+        """Within it, what is drawn leaves the random numbers outside alone."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def _random_state(self) -> tuple[Tensor, ...]:
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return (torch.get_rng_state(), *on_device)
+
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
-        """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
+        """The local model's shared entries and the methods' exchange after `train`, float32 on the CPU."""
         state = self.network.state_dict()
-        payload: Payload = {}
-        for name, part in self.parts.items():
-            if part.every_round is not None:
-                payload.update(namespaced(self.guard.collect(name, part.every_round), name))
         return ExchangeObject(
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
             metrics=dict(self.last_metrics),
-            statistics={"payload": {key: _portable(value) for key, value in payload.items()}},
+            statistics={"payload": {key: _portable(value) for key, value in self._collected.items()}},
         )
 
     def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:
@@ -314,7 +357,7 @@ class SiteTrainer(ClientAlgo):
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
         latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest:
+        if self.kept_keys and not latest and not self._complete_network():
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
@@ -394,6 +437,15 @@ class SiteTrainer(ClientAlgo):
                 part.restore(kept.methods[name])
         self._present = round_
 
+    def _complete_network(self) -> bool:
+        """Put in what the methods know of the entries that sites keep; whether that is all of them."""
+        state, known = self.network.state_dict(), {}
+        for part in self.parts.values():
+            known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})
+        self.network.load_state_dict(known, strict=False)
+        # Integers count batches: no number in evaluation depends on them.
+        return all(key in known for key in self.kept_keys if state[key].is_floating_point())
+
     def _state_file(self) -> Path | None:
         return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None
 
@@ -431,13 +483,11 @@ class SiteTrainer(ClientAlgo):
     def _training_samples(self) -> list[Sample]:
         return [sample for samples in self._case_samples() for sample in samples]
 
-    def _training_images(self) -> Iterator[Tensor]:
-        yield from self._batches(self._training_samples())
-
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
         dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
-            yield batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            yield inputs, batch[LABEL].to(self.device)
 
     def _loader(self, seed: int) -> DataLoader:
         transform = self._transform(training=True)
@@ -465,6 +515,10 @@ def _portable(value: Tensor) -> Tensor:
     """A float32 copy on the CPU, laid out as any engine expects it."""
     plain = convert_to_tensor(value.detach(), track_meta=False)
     return plain.to("cpu", torch.float32).clone(memory_format=torch.contiguous_format)
+
+
+def _images(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+    return (inputs for inputs, _ in batches)
 
 
 def _copy(value: Tensor) -> Tensor:

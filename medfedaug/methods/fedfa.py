@@ -229,7 +229,7 @@ class FedFAServer(ServerExchange):
         self.sites = 0
         self.mean, self.squares = zeros(self.shapes), zeros(self.shapes)
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Add one site to the running mean and sum of squared deviations."""
         self.sites += 1
         for key, value in payload.items():

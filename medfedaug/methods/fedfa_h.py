@@ -212,7 +212,7 @@ class FedFAhServer(ServerExchange):
         if bool((histogram < 0).any()) or bool(((histogram.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("not histograms: counts are negative or do not add up to one")
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Add a site's."""
         self.sites += 1
         self.total += payload["histogram"].double()

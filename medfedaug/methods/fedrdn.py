@@ -122,7 +122,7 @@ class FedRDNServer(ServerExchange):
         """Nothing that could not divide an image."""
         _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Keep a site's pair; one that joins later is added to the list."""
         self.pairs[site] = payload
 
