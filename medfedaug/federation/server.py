@@ -364,7 +364,10 @@ class FederationServer:
             shared = part.update({key: self.state[key] for key in self.shared}, shared, self._accepted)
         self.state = {**self.state, **shared}
         self._payload = _results(self._every_round)
-        halves = [*self._every_round.items(), *self._server_parts.items()]
+        halves: list[tuple[str, ServerExchange | ServerPart]] = [
+            *self._every_round.items(),
+            *self._server_parts.items(),
+        ]
         for name, half in halves:
             entry["methods"].setdefault(name, {}).update(half.summary())
         entry["seconds"] = time.perf_counter() - self._started

@@ -32,12 +32,11 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step, Targets
 from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
+from medfedaug.settings import DATA_VARIABLE
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
-__all__ = ["DATA_VARIABLE", "Site", "SiteTrainer", "resolve_data_folder"]
-
-DATA_VARIABLE = "MEDFEDAUG_DATA"
+__all__ = ["Site", "SiteTrainer", "resolve_data_folder"]
 
 _SPLITS = ("validation", "test")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from monai.transforms import Transform
@@ -450,6 +450,8 @@ def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict
     return shared
 
 
-def zeros(shapes: Mapping[str, tuple[int, ...]]) -> Payload:
-    """Float64 accumulators of the given shapes."""
-    return {key: torch.zeros(shape, dtype=torch.float64) for key, shape in shapes.items()}
+def zeros(shapes: Shapes) -> Payload:
+    """Float64 accumulators of the given shapes, in which every length is known."""
+    return {
+        key: torch.zeros(cast(tuple[int, ...], shape), dtype=torch.float64) for key, shape in shapes.items()
+    }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from monai.transforms import ResizeWithPadOrCrop
+from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import derive_seed
@@ -194,7 +195,7 @@ def _fit(image: Tensor, size: Sequence[int]) -> Tensor:
     """Pad or crop (C, *spatial) about its centre; what has no spatial extent is left alone."""
     if image.ndim == 1 or tuple(image.shape[1:]) == tuple(size):
         return image
-    return ResizeWithPadOrCrop(spatial_size=size)(image).as_tensor()  # type: ignore[union-attr]
+    return convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
 
 
 def _sum(total: Tensor, image: Tensor) -> Tensor:
