@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -688,3 +689,24 @@ def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_
     server = run_in_process(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
     own = [server.sites[name] for name in SITES]
     assert sizes == [sum(own), *own]
+
+
+# ---------------------------------------------------------------- on NVFlare
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "methods", ["scaffold,fedmix,fedavgm", "feddyn,fedsam,moex", "fednova,fedbn,mixstyle"]
+)
+def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
+    phantom_dir, tiny_config, tmp_path, methods
+):
+    from medfedaug.nvflare_jobs.simulator import run_in_simulator
+
+    config = tiny_config(methods, rounds=3)
+    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)
+    assert same(torch.load(output / "global_model.pt", weights_only=True), server.selected_state)
+    results = json.loads((output / "results.json").read_text())
+    assert results["test"] == json.loads(json.dumps(server.results()["test"]))
