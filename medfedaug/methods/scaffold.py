@@ -45,7 +45,8 @@ class Scaffold(Method):
         pᵢ is 1/N in the paper, where every site weighs the same; here the weight that the site has in the
         average, so that c is the mean of the cᵢ in the same sense as the model is the mean of the models.
         The global step size is 1, as in the paper's experiments. Gradients are corrected before the
-        optimiser sees them. Kept in float32, as they travel.
+        optimiser sees them. Kept in float32, as they travel. A site does not learn whether its update was
+        used: after one that came too late, c lacks the change that the site has made to its cᵢ.
     """
 
     name = "scaffold"
