@@ -14,23 +14,11 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.output import RESULTS
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.site import SiteTrainer
 
-__all__ = ["evaluate_model", "load_run_config"]
-
-
-def load_run_config(path: str | Path) -> RunConfig:
-    """The configuration that a run's ``results.json`` records.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    path = Path(path)
-    try:
-        return RunConfig.from_dict(json.loads(path.read_text())["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: no configuration of a run ({error})") from error
+__all__ = ["evaluate_model"]
 
 
 def evaluate_model(
@@ -41,16 +29,20 @@ def evaluate_model(
     split: str = "test",
     limit: int | None = None,
     device: str = "auto",
+    state: str | Path | None = None,
 ) -> dict[str, Any]:
     """Score a global model on the images of sites, each normalised as at the site that they come from.
 
     Args:
-        model: ``global_model.pt`` of a run.
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``; by default the one beside the model.
         split: ``"test"`` or ``"validation"``.
         limit: at most so many cases a site.
         device: where to compute.
+        state: where the sites keep what is theirs, for a run that leaves layers at the sites: the folder
+            ``state`` beside the model by default, ``MEDFEDAUG_STATE`` at a hospital.
 
     Returns:
         ``{"sites": {name: {metric: value, "cases": {...}}}, "mean": {metric: value}}``.
@@ -59,22 +51,30 @@ def evaluate_model(
         MedFedAugError: one line that says what is wrong and where.
     """
     model, data = Path(model), Path(data)
-    run = load_run_config(config or model.parent / RESULTS)
-    weights = _load_weights(model)
+    record = _load_record(config or model.parent / RESULTS)
+    run = RunConfig.from_dict(record["config"])
+    state = Path(state or model.parent / STATE)
+    weights, beside = _load_weights(model), exchange_file(model)
+    payload = _load_weights(beside) if beside.exists() else {}
     folders = [data] if data.is_dir() and is_site(data) else [site.path for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
+    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
+        raise ConfigError(
+            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
+        )
     sites: dict[str, Any] = {}
     for folder in folders:
         name = folder.resolve().name
-        trainer = SiteTrainer(run, folder, device)
+        trainer = SiteTrainer(run, folder, device, state / name)
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
-        if trainer.kept_keys:
-            raise ConfigError(
-                f"{model}: its run kept layers at the sites, so that the global model is not complete"
-            )
+        trainer.enter_run(record["run"])
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=name, path=folder)
-        sites[name] = trainer.evaluate(ExchangeObject(weights=weights), {"split": split}).metrics
+        last = model.name == FINAL_MODEL
+        round_ = len(record["rounds"]) if last else record["selected_round"]
+        sent = ExchangeObject(weights=weights, statistics={"payload": payload})
+        scores = trainer.evaluate(sent, {"split": split, "round": round_})
+        sites[name] = scores.metrics
     metric = trainer.task.metric
     known = [scores[metric] for scores in sites.values() if scores[metric] is not None]
     return {"split": split, "sites": sites, "mean": {metric: sum(known) / len(known) if known else None}}
@@ -88,3 +88,15 @@ def _load_weights(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(weights, Mapping) or not all(isinstance(v, torch.Tensor) for v in weights.values()):
         raise ConfigError(f"{path}: not a state dict")
     return dict(weights)
+
+
+def _load_record(path: str | Path) -> dict[str, Any]:
+    """What a run's ``results.json`` records."""
+    try:
+        record: dict[str, Any] = json.loads(Path(path).read_text())
+        missing = {"config", "run", "rounds", "selected_round"} - set(record)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
+    if missing:
+        raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
+    return record

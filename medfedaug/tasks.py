@@ -51,8 +51,12 @@ class Task(ABC):
         """
 
     @abstractmethod
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """The training samples of each training case, decoded; a case may have none."""
+
     def training_samples(self, site: SiteFolder) -> list[Sample]:
         """All training samples of a site, decoded."""
+        return [sample for samples in self.case_samples(site) for sample in samples]
 
     @abstractmethod
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
@@ -117,23 +121,27 @@ class SegmentationTask(Task):
                 path=site.path / site.listing,
             )
 
-    def training_samples(self, site: SiteFolder) -> list[Sample]:
-        """All training slices with foreground: image (C, H, W) and label (1, H, W)."""
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """The training slices with foreground of each volume: image (C, H, W) and label (1, H, W).
+
+        Raises:
+            DataError: naming the site, when no volume has any.
+        """
         assert isinstance(site, VolumeFolder)
-        samples: list[Sample] = []
+        found = False
         for case in site.cases["training"]:
             image, label = site.load_case(case, self.intensity)
-            for index in label.flatten(0, 2).any(dim=0).nonzero().flatten().tolist():
-                # Cloned, or one slice would keep its whole volume in memory.
-                samples.append({IMAGE: image[..., index].clone(), LABEL: label[..., index].clone()})
-        if not samples:
+            indices = label.flatten(0, 2).any(dim=0).nonzero().flatten().tolist()
+            found = found or bool(indices)
+            # Cloned, or one slice would keep its whole volume in memory.
+            yield [{IMAGE: image[..., i].clone(), LABEL: label[..., i].clone()} for i in indices]
+        if not found:
             raise DataError(
                 "no training slice has any foreground",
                 site=site.name,
                 path=site.path,
                 hint="Check the label maps.",
             )
-        return samples
 
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
         """The volumes of a split: name, image (C, H, W, D) and label (1, H, W, D), one at a time."""
@@ -224,9 +232,10 @@ class ClassificationTask(Task):
                 path=site.path,
             )
 
-    def training_samples(self, site: SiteFolder) -> list[Sample]:
-        """All training images as uint8 (C, H, W), a quarter of their size as numbers; label ()."""
-        return [{IMAGE: image, LABEL: label} for _, image, label in self.evaluation_cases(site, "training")]
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """Each training image as uint8 (C, H, W), a quarter of its size as numbers; label ()."""
+        for _, image, label in self.evaluation_cases(site, "training"):
+            yield [{IMAGE: image, LABEL: label}]
 
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
         """The images of a split: name, image as uint8 (C, H, W), label ()."""

@@ -216,7 +216,8 @@ class FFALayer(nn.Module):
         if not self.bias_correction or steps == 0:
             return mean, std
         start = self.momentum**steps
-        return mean / (1.0 - start), (std - start) / (1.0 - start)
+        # Where every deviation is zero, what is left of the subtraction can be a negative rounding error.
+        return mean / (1.0 - start), ((std - start) / (1.0 - start)).clamp_min(0.0)
 
     @torch.jit.unused
     def set_gamma(self, gamma_mean: Tensor, gamma_std: Tensor) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -20,6 +18,7 @@ from medfedaug._version import __version__
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.runs import Run, group_runs, load_run
 from medfedaug.analysis.tables import summary_table
+from medfedaug.files import write_atomic
 
 __all__ = ["write_report"]
 
@@ -69,15 +68,13 @@ def write_report(run_dirs: Sequence[str | Path], out_html: str | Path) -> Path:
     Raises:
         DataError: for a ``results.json`` that is missing or malformed.
         ConfigError: for runs that cannot be compared.
+        StorageError: when the page cannot be written.
     """
     runs = [load_run(folder) for folder in run_dirs]
     page = _page(runs).encode("utf-8", "replace")
     out = Path(out_html)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
-        whole = Path(folder) / out.name
-        whole.write_bytes(page)
-        os.replace(whole, out)
+    write_atomic(out, lambda file: file.write(page))
     return out
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from medfedaug.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["SPLITS", "Case", "SiteFolder"]
 
@@ -51,6 +54,34 @@ class SiteFolder(ABC):
     task: ClassVar[str]
     listing: ClassVar[str]
     """What names the cases, for messages."""
+
+    @classmethod
+    def open(cls, path: str | Path, name: str | None = None, limit: int | None = None) -> Self:
+        """List the cases of a folder.
+
+        Args:
+            path: the site's folder.
+            name: the site's name; by default the folder's.
+            limit: at most so many cases of each split, evenly from the whole list.
+
+        Raises:
+            DataError: naming site and file, where the lists cannot be used.
+        """
+        path = Path(path)
+        name = name or path.resolve().name
+        classes, cases = cls.list_cases(path, name)
+        site = cls(name, path, classes, {split: _spread(cases.get(split, ()), limit) for split in SPLITS})
+        site.check_splits()
+        return site
+
+    @classmethod
+    @abstractmethod
+    def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
+        """The names of the classes, and the cases of each of `SPLITS`.
+
+        Raises:
+            DataError: naming site and file, where the lists cannot be used.
+        """
 
     @property
     def trains(self) -> bool:
@@ -98,16 +129,33 @@ class SiteFolder(ABC):
                 path=where,
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
-        seen: set[Path] = set()
+        files: set[Path] = set()
+        names: dict[str, Path] = {}
         for case in (case for split in SPLITS for case in self.cases[split]):
-            if case.image in seen:
+            file = case.image.resolve()
+            if file in files:
                 raise DataError(
                     "listed more than once",
                     site=self.name,
                     path=case.image,
                     hint="A patient belongs to one split only, or the test is not one.",
                 )
-            seen.add(case.image)
+            if case.name in names:
+                raise DataError(
+                    f"another case, {names[case.name]}, has the same name {case.name!r}",
+                    site=self.name,
+                    path=case.image,
+                    hint="Results are told apart by name: rename one of the files.",
+                )
+            files.add(file)
+            names[case.name] = case.image
+
+
+def _spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
+    """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
+    if limit is None or limit >= len(cases):
+        return tuple(cases)
+    return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
 
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:

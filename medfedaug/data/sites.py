@@ -50,8 +50,16 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
     path = Path(path)
     if not path.is_dir():
         raise DataError("no such folder", site=name, path=path)
-    kind = ImageFolder if not (path / "dataset.json").exists() and _has_images(path) else VolumeFolder
-    return kind.open(path, name=name, limit=limit)
+    if (path / "dataset.json").exists():
+        return VolumeFolder.open(path, name=name, limit=limit)
+    if _has_images(path):
+        return ImageFolder.open(path, name=name, limit=limit)
+    raise DataError(
+        "holds neither a dataset.json nor images in a folder a class",
+        site=name or path.resolve().name,
+        path=path,
+        hint="An empty site takes no part: remove the folder or fill it.",
+    )
 
 
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:
@@ -118,6 +126,13 @@ def check_federation(
                 site=repr(site.name),
                 path=site.path,
                 hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
+            )
+        if names.count(site.name) > 1:
+            raise DataError(
+                "two sites have this name",
+                site=site.name,
+                path=site.path,
+                hint="Rename the folder of one of them.",
             )
     for name in holdout:
         if name not in names:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
+from medfedaug.privacy import PrivacyGuard, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
@@ -85,6 +86,9 @@ class SiteTrainer(ClientAlgo):
         data_dir: see `resolve_data_folder`.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
         state_dir: a folder for what the site keeps; ``None`` keeps it in memory alone.
+        policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass: a
+            simulation, in which nothing leaves the machine.
+        ledger: the file in which the site keeps what of its privacy budget is spent, over all jobs.
     """
 
     def __init__(
@@ -93,19 +97,23 @@ class SiteTrainer(ClientAlgo):
         data_dir: str | Path | None = None,
         device: str = "auto",
         state_dir: str | Path | None = None,
+        policy: PrivacyPolicy | None = None,
+        ledger: str | Path | None = None,
     ) -> None:
         self.config, self.data_dir = config, data_dir
         self.state_dir = Path(state_dir) if state_dir is not None else None
+        self.policy, self.ledger = policy or PrivacyPolicy(min_images=1), ledger
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
         self.name = ""
         self.last_metrics: dict[str, Any] = {}
         self._aborted = False
-        self._samples: list[Sample] | None = None
+        self._cases: list[list[Sample]] | None = None
         self._validation: list[tuple[str, Tensor, Tensor]] | None = None
         self._statistics: ChannelStatistics | None = None
         self._run = ""
+        self._sent: Payload | None = None
         self._once: Payload = {}
         self._kept: dict[int, _Kept] = {}
         self._present = 0  # the round whose kept state is in the network and in the methods right now
@@ -146,8 +154,18 @@ class SiteTrainer(ClientAlgo):
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
             training_images=self._training_images,
+            case_images=lambda: self.folder.images("training", self.config.intensity),
+            case_batches=lambda: map(self._batches, self._case_samples()),
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
+        self.guard = PrivacyGuard(
+            self.name,
+            self.policy,
+            cases=len(self.folder.cases["training"]),
+            ledger=self.ledger,
+            unsent_state=bool(composition.kept_keys)
+            or any(part.uses_unsent_statistics for part in self.parts.values()),
+        )
         self.kept_keys = composition.kept_keys
         self.shared = composition.shared
         self._present = 0
@@ -165,10 +183,20 @@ class SiteTrainer(ClientAlgo):
         An unseen site contributes nothing: what it has is for testing.
         """
         payload: Payload = {}
-        if self.trains:
-            for name, part in self.parts.items():
-                if part.before_training is not None:
-                    payload.update(namespaced(part.before_training.collect(), name))
+        if self.trains and self._sent is not None:
+            payload = self._sent  # asked again after a restart: the same, and no second look at the images
+        elif self.trains:
+            exchanges = [(name, part.before_training, part.every_round) for name, part in self.parts.items()]
+            for name, *both in exchanges:
+                for exchange in both:
+                    if exchange is not None:
+                        self.guard.check(name, exchange)
+            for name, exchange, _ in exchanges:
+                if exchange is not None:
+                    self.guard.observe(name, exchange)
+                    payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self._sent = payload
+            self._save()
         return ExchangeObject(
             statistics={
                 "payload": payload,
@@ -191,6 +219,9 @@ class SiteTrainer(ClientAlgo):
         round_ = int(extra.get("round", 1))
         self._recall(self._latest(round_ - 1))
         self.receive(data)
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                self.guard.observe(name, part.every_round)
         self._present = -1  # until this training is over, what is in the network belongs to no round
         for part in self.parts.values():
             part.start_round()
@@ -205,6 +236,7 @@ class SiteTrainer(ClientAlgo):
         }
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+        self.last_metrics.update(self.guard.metrics())
         self._remember(round_)
 
     def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
@@ -218,7 +250,7 @@ class SiteTrainer(ClientAlgo):
                     raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
-                outputs = self.network(inputs)
+                outputs = self._forward(inputs)
                 loss = self.task.loss(outputs, targets)
                 step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
                 for part in self.parts.values():
@@ -238,13 +270,27 @@ class SiteTrainer(ClientAlgo):
                     part.after_step(step)
         return losses
 
+    def _forward(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.network(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise DataError(
+                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
+                site=self.name,
+                path=self.folder.path,
+                hint="Batch norm needs two values a channel: add training images, or take another norm, "
+                'for instance --network-args \'{"norm": "instance"}\'.',
+            ) from error
+
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
         """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
         state = self.network.state_dict()
         payload: Payload = {}
         for name, part in self.parts.items():
             if part.every_round is not None:
-                payload.update(namespaced(part.every_round.collect(), name))
+                payload.update(namespaced(self.guard.collect(name, part.every_round), name))
         return ExchangeObject(
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
@@ -298,12 +344,12 @@ class SiteTrainer(ClientAlgo):
             return
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
             raise MedFedAugError(f"site {self.name}: {run[:40]!r} is not the identity of a run")
-        self._run, self._once, self._kept, self._present = run, {}, {}, 0
+        self._run, self._sent, self._once, self._kept, self._present = run, None, {}, {}, 0
         path = self._state_file()
         if path is None or not path.exists():
             return
         saved = load_checkpoint(path)
-        self._once = saved["once"]
+        self._sent, self._once = saved["sent"], saved["once"]
         self._kept = {r: _Kept(**kept) for r, kept in saved["rounds"].items()}
         self._apply_once(self._once)
 
@@ -326,10 +372,14 @@ class SiteTrainer(ClientAlgo):
             },
         )
         self._kept[round_], self._present = kept, round_
+        self._save()
+
+    def _save(self) -> None:
         path = self._state_file()
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._kept.items()}
-            save_checkpoint(path, {"run": self._run, "once": self._once, "rounds": rounds})
+            content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
+            save_checkpoint(path, content)
 
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""
@@ -380,13 +430,19 @@ class SiteTrainer(ClientAlgo):
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
         return Compose([*self.task.transforms(), *methods])
 
+    def _case_samples(self) -> list[list[Sample]]:
+        if self._cases is None:
+            self._cases = list(self.task.case_samples(self.folder))
+        return self._cases
+
     def _training_samples(self) -> list[Sample]:
-        if self._samples is None:
-            self._samples = self.task.training_samples(self.folder)
-        return self._samples
+        return [sample for samples in self._case_samples() for sample in samples]
 
     def _training_images(self) -> Iterator[Tensor]:
-        dataset = Dataset(self._training_samples(), self._transform(training=False))
+        yield from self._batches(self._training_samples())
+
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
             yield batch[IMAGE].to(self.device, memory_format=torch.channels_last)
 
@@ -398,6 +454,8 @@ class SiteTrainer(ClientAlgo):
             dataset,
             batch_size=self.config.batch_size,
             shuffle=True,
+            # One image left over makes no batch: batch norm over feature vectors has no variance then.
+            drop_last=len(dataset) > self.config.batch_size and len(dataset) % self.config.batch_size == 1,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=self.task.collate,
             num_workers=0,

@@ -13,7 +13,7 @@ A method is a small object that describes itself (`Method`) and makes the part o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,11 +21,19 @@ import torch
 from monai.transforms import Transform
 from torch import Tensor, nn
 
+from medfedaug.errors import ConfigError
 from medfedaug.statistics import ChannelStatistics
 
 __all__ = [
+    "FEATURE_MEAN",
+    "FEATURE_STD",
+    "HISTOGRAM",
     "IMAGE",
+    "INTENSITY_MEAN",
+    "INTENSITY_STD",
     "LABEL",
+    "Bounds",
+    "Contributions",
     "Method",
     "Payload",
     "ServerContext",
@@ -41,6 +49,13 @@ Payload = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 IMAGE, LABEL = "image", "label"
+
+# Kinds of exchanged values: a site that adds noise has public bounds for the first four.
+INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"
+FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
+HISTOGRAM = "histogram"
+
+Bounds = Callable[[str], tuple[float, float]]
 
 
 def _nothing() -> Any:
@@ -62,6 +77,9 @@ class SiteContext:
         num_samples: the number of training samples.
         training_images: batches of all training images, as the network sees them in evaluation: normalised,
             not augmented, on the network's device.
+        case_images: the training images as the statistics see them, (C, *spatial), one a case.
+        case_batches: for each training case, the batches of `training_images` that are its own; a case
+            without training samples has none.
     """
 
     name: str
@@ -69,6 +87,8 @@ class SiteContext:
     statistics: Callable[[], ChannelStatistics] = _nothing
     num_samples: Callable[[], int] = _nothing
     training_images: Callable[[], Iterable[Tensor]] = _nothing
+    case_images: Callable[[], Iterable[Tensor]] = _nothing
+    case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
 
 
 @dataclass(frozen=True)
@@ -105,8 +125,35 @@ class Step:
     task_loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
+@dataclass(frozen=True)
+class Contributions:
+    """An exchange as a mean over a site's training cases, for a site that adds noise to what it sends.
+
+    What the site's guard needs is what one case can change. So each element of ``values`` must follow from
+    that case alone, and from what the server has sent: a network in training mode, normalisation with
+    statistics that were never sent or a range taken over all cases would let one case move the others'.
+
+    Args:
+        kinds: for each key one of ``intensity_mean``, ``intensity_std``, ``feature_mean``, ``feature_std``
+            (numbers between the site's bounds for that kind) and ``histogram`` (rows of the last axis that
+            are not negative and add up to 1).
+        values: one payload for each training case, made when it is asked for. NaN stands for a case that has
+            nothing to add; it counts as the middle of what is allowed.
+        through_network: whether the values are features of the site's network.
+    """
+
+    kinds: Mapping[str, str]
+    values: Iterable[Payload]
+    through_network: bool = False
+
+
 class SiteExchange(ABC):
-    """The site's half of an exchange. Keys are the method's own: the federation puts its name before them."""
+    """The site's half of an exchange. Keys are the method's own: the federation puts its name before them.
+
+    `collect` gives the payload as the paper has it. At a site that adds noise (`medfedaug.privacy`) the
+    guard takes `contributions` in its place, before the round's training and with the network as it was
+    received, and `privatised` makes the payload of their noisy mean.
+    """
 
     @abstractmethod
     def collect(self) -> Payload:
@@ -115,6 +162,26 @@ class SiteExchange(ABC):
     @abstractmethod
     def apply(self, payload: Payload) -> None:
         """Take in what the server made of all sites' payloads."""
+
+    def contributions(self, bounds: Bounds) -> Contributions:
+        """What each training case adds to the payload.
+
+        Args:
+            bounds: from a kind to the site's public bounds, for a method that needs them beforehand.
+
+        Raises:
+            ConfigError: when noise cannot be added to this exchange.
+        """
+        raise ConfigError("there is no form of this exchange to which noise could be added")
+
+    def privatised(self, means: Payload, cases: int) -> Payload:
+        """The payload, from the noisy means of the contributions and nothing else of the site's images.
+
+        Args:
+            means: by the keys of `Contributions.kinds`, within the bounds.
+            cases: how many training cases there are.
+        """
+        return means
 
 
 class ServerExchange(ABC):
@@ -171,6 +238,8 @@ class SitePart:
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
+    uses_unsent_statistics: bool = False
+    """Whether `transforms` uses something computed from this site's images that was never sent."""
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         """Dictionary transforms for the key ``"image"``, after loading and before batching."""
