@@ -102,10 +102,10 @@ def statistics(
     intensity: Intensity = "raw",
 ) -> None:
     """Channel statistics of a site's training images, in one streaming pass."""
-    from medfedaug.data.sites import find_sites, is_site, open_site, site_statistics
+    from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
-    single = data.is_dir() and is_site(data)
+    single = data.is_dir() and is_site(data) and not is_federation(data)
     sites = [open_site(data, limit=limit)] if single else find_sites(data, limit=limit)
     found = {}
     table = Table("site", "images", "channel", "mean", "std")

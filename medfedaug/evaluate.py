@@ -12,7 +12,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig
-from medfedaug.data.sites import find_sites, is_site
+from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
@@ -56,20 +56,20 @@ def evaluate_model(
     state = Path(state or model.parent / STATE)
     weights, beside = _load_weights(model), exchange_file(model)
     payload = _load_weights(beside) if beside.exists() else {}
-    folders = [data] if data.is_dir() and is_site(data) else [site.path for site in find_sites(data)]
+    single = data.is_dir() and is_site(data) and not is_federation(data)
+    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
     if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
             f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
         )
     sites: dict[str, Any] = {}
-    for folder in folders:
-        name = folder.resolve().name
-        trainer = SiteTrainer(run, folder, device, state / name)
+    for name in names:
+        trainer = SiteTrainer(run, data, device, state / name)
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
         trainer.enter_run(record["run"])
         if not trainer.folder.cases.get(split):
-            raise DataError(f"no case in the split {split!r}", site=name, path=folder)
+            raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
         last = model.name == FINAL_MODEL
         round_ = len(record["rounds"]) if last else record["selected_round"]
         sent = ExchangeObject(weights=weights, statistics={"payload": payload})

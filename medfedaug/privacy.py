@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, PrivacyRefused
+from medfedaug.files import parse_json, write_atomic
 from medfedaug.methods.base import (
     FEATURE_MEAN,
     FEATURE_STD,
@@ -228,7 +229,7 @@ class PrivacyLedger:
         if not self.path.exists():
             return []
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
+            content = parse_json(self.path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT or content["version"] != _VERSION:
                 raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
             releases = [(float(e["noise_multiplier"]), e["releases"]) for e in content["spent"]]
@@ -266,11 +267,9 @@ class PrivacyLedger:
         if self.path is None:
             self._memory = releases
             return
-        # Imported here: the federation imports this module.
-        from medfedaug.federation.output import write_json
-
         spent = [{"noise_multiplier": noise, "releases": count} for noise, count in releases]
-        write_json(self.path, {"format": _FORMAT, "version": _VERSION, "spent": spent})
+        content = json.dumps({"format": _FORMAT, "version": _VERSION, "spent": spent}, indent=1) + "\n"
+        write_atomic(self.path, lambda file: file.write(content.encode()))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -302,7 +301,7 @@ class PrivacyGuard:
         site: its name, for messages.
         policy: its policy.
         cases: n, the number of its training cases. Replacing a patient does not change it: it is public.
-        ledger: see `PrivacyLedger`.
+        ledger: the account of the site's releases; by default one that lasts as long as this guard.
         unsent_state: whether the network or the transforms hold what was made from the site's images and
             never sent: normalisation layers that stay, statistics of one's own.
         generator: of the noise; the operating system's by default, since noise that follows from the seed of
@@ -317,12 +316,12 @@ class PrivacyGuard:
         site: str,
         policy: PrivacyPolicy,
         cases: int,
-        ledger: str | Path | None = None,
+        ledger: PrivacyLedger | None = None,
         unsent_state: bool = False,
         generator: random.Random | None = None,
     ) -> None:
         self.site, self.policy, self.cases, self.unsent_state = site, policy, cases, unsent_state
-        self.ledger = PrivacyLedger(ledger)
+        self.ledger = ledger or PrivacyLedger()
         self.generator = generator or random.SystemRandom()
         self._means: dict[str, Payload] = {}
         self._epsilon: float | None = None
@@ -460,7 +459,8 @@ def _onto_simplex(values: Tensor) -> Tensor:
     finite = values.isfinite().all(dim=-1, keepdim=True)
     values = torch.where(finite, values, torch.ones_like(values) / bins)
     # The projection takes the same amount off every bin and cuts at zero; which amount, the largest bins
-    # that stay positive decide.
+    # that stay positive decide. The same shift of all bins changes nothing, and keeps rounding small.
+    values = values - values.amax(dim=-1, keepdim=True)
     largest = values.sort(dim=-1, descending=True).values
     excess = (largest.cumsum(dim=-1) - 1.0) / torch.arange(1, bins + 1, dtype=values.dtype)
     last = (largest > excess).sum(dim=-1, keepdim=True) - 1

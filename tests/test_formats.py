@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import locale
+from contextlib import contextmanager
 from pathlib import Path
 
 import nibabel
@@ -53,6 +55,17 @@ def itk_image(voxels: np.ndarray, affine: np.ndarray = AFFINE) -> sitk.Image:
     return image
 
 
+@contextmanager
+def same_locale():
+    """GDCM's writer (its reader does not) leaves the whole process in the locale "C", where text is ASCII."""
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+
+
+@same_locale()
 def write_dicom(folder: Path, image: sitk.Image, series: str = "1.2.3", leave_out: int | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     writer = sitk.ImageFileWriter()
@@ -162,7 +175,7 @@ def test_dicom_is_rescaled_slice_by_slice(tmp_path):
     """As in PET: stored integers, and a slope of each slice's own."""
     stored = np.arange(18, dtype=np.int16).reshape(2, 3, 3)
     folder = write_dicom(tmp_path / "pet", itk_image(stored, np.eye(4)))
-    slopes = (0.5, 1.0, 0.25)
+    slopes = (1.0, 0.5, 0.25)  # the first alone could do with whole numbers
     for path, slope in zip(sorted(folder.iterdir(), reverse=True), slopes, strict=True):
         raw, value = path.read_bytes(), f"{slope:<4}".encode()
         assert raw.count(SLOPE_OF_ONE) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,13 +26,15 @@ class Case:
 
     Args:
         name: unique within the site.
-        image: path of the image.
+        image: path of the image, or of the file that holds it among others.
         label: path of the label map, or the name of the class.
+        index: its place in a file that holds many.
     """
 
     name: str
     image: Path
     label: Path | str
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class SiteFolder(ABC):
         path = Path(path)
         name = name or path.resolve().name
         classes, cases = cls.list_cases(path, name)
-        site = cls(name, path, classes, {split: _spread(cases.get(split, ()), limit) for split in SPLITS})
+        site = cls(name, path, classes, {split: tuple(cases.get(split, ())) for split in SPLITS})
         site.check_splits()
-        return site
+        return site.limited(limit)
 
     @classmethod
     @abstractmethod
@@ -111,6 +113,10 @@ class SiteFolder(ABC):
         """The images of a split, one in memory at a time."""
         return (self.load_image(case, intensity) for case in self.cases[split])
 
+    def limited(self, limit: int | None) -> Self:
+        """The site with at most so many cases of each split, evenly from the whole list."""
+        return replace(self, cases={split: spread(cases, limit) for split, cases in self.cases.items()})
+
     def check_splits(self) -> None:
         """Check that the splits make a site that trains, or one that is tested only.
 
@@ -129,11 +135,12 @@ class SiteFolder(ABC):
                 path=where,
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
-        files: set[Path] = set()
+        files = {case.image: case.image.resolve() for split in SPLITS for case in self.cases[split]}
+        places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
         for case in (case for split in SPLITS for case in self.cases[split]):
-            file = case.image.resolve()
-            if file in files:
+            place = (files[case.image], case.index)
+            if place in places:
                 raise DataError(
                     "listed more than once",
                     site=self.name,
@@ -147,11 +154,11 @@ class SiteFolder(ABC):
                     path=case.image,
                     hint="Results are told apart by name: rename one of the files.",
                 )
-            files.add(file)
+            places.add(place)
             names[case.name] = case.image
 
 
-def _spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
+def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
     """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)

@@ -11,18 +11,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.config import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError
 
-__all__ = ["IMAGE_SUFFIXES", "ImageFolder"]
+__all__ = ["IMAGE_SUFFIXES", "ImageFolder", "class_cases", "published_split"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 
 # Of the published training lists: the first part trains, the rest validates (FedBN's and FedFA's protocol).
 _TRAINING_SHARE = 0.6
-# Where nothing is published: by class and seeded by the site's name alone, so that all runs share one split.
-_SHARES = (0.6, 0.2)
 
 
 class ImageFolder(SiteFolder):
@@ -95,18 +93,20 @@ def _published(
                 path=file,
                 hint=f"The folders are {', '.join(classes)}.",
             )
-    train, test = lists
+    return published_split(*lists)
+
+
+def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Sequence[Case]]:
+    """The first 60 % of a published training list train, the rest validates."""
     boundary = int(_TRAINING_SHARE * len(train))
     return {"training": train[:boundary], "validation": train[boundary:], "test": test}
 
 
 def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, Sequence[Case]]:
-    split: dict[str, list[Case]] = {key: [] for key in SPLITS}
-    for label in classes:
-        files = sorted(p for p in (path / label).iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-        order = np.random.default_rng(derive_seed("split", site, label)).permutation(len(files))
-        cases = [Case(f"{label}/{files[i].name}", files[i], label) for i in order]
-        first, second = (round(sum(_SHARES[: k + 1]) * len(cases)) for k in range(2))
-        for key, part in zip(SPLITS, (cases[:first], cases[first:second], cases[second:]), strict=True):
-            split[key] += part
-    return dict(split)
+    return split_by_class(site, [case for label in classes for case in class_cases(path / label, label)])
+
+
+def class_cases(folder: Path, label: str) -> list[Case]:
+    """The images of a folder as cases of one class, sorted by name."""
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+    return [Case(f"{label}/{file.name}", file, label) for file in files]

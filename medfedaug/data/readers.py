@@ -21,7 +21,6 @@ import SimpleITK as sitk
 from monai.data import ImageReader, MetaTensor
 from monai.transforms import EnsureChannelFirst, LoadImage
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
-from nibabel.spatialimages import SpatialImage
 
 __all__ = ["VOLUME_SUFFIXES", "Header", "SimpleITKReader", "load_volume", "read_header"]
 
@@ -149,7 +148,7 @@ def read_header(path: Path) -> Header:
 
 
 def _nifti_header(path: Path) -> Header:
-    image = cast(SpatialImage, nibabel.load(path))
+    image = cast(nibabel.Nifti1Image, nibabel.load(path))
     voxels = cast(Any, image.dataobj)
     promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
     if _stored_bytes(path) != promised % 2**32:

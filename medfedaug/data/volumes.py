@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from monai.data import load_decathlon_datalist
@@ -32,6 +32,8 @@ class VolumeFolder(SiteFolder):
 
     task = "segmentation"
     listing = "dataset.json"
+    compares_axes: ClassVar[bool] = True
+    """Whether headers say where the axes point; some published label maps come with the header of nothing."""
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
@@ -63,30 +65,31 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file.
         """
         channels: dict[int, Path] = {}
-        for split in SPLITS:
-            for case in self.cases[split]:
-                image, label = _header(self.name, case.image), _header(self.name, _label(case))
-                if image.shape != label.shape:
-                    raise DataError(
-                        f"the label map is {_by(label.shape)}, its image {_by(image.shape)}",
-                        site=self.name,
-                        path=_label(case),
-                        hint="Resample the label map onto the image.",
-                    )
-                if label.channels != 1:
-                    raise DataError(
-                        f"the label map has {label.channels} channels, expected one",
-                        site=self.name,
-                        path=_label(case),
-                    )
-                if image.axes and label.axes and image.axes != label.axes:
-                    raise DataError(
-                        f"the label map's axes point to {label.axes}, its image's to {image.axes}",
-                        site=self.name,
-                        path=_label(case),
-                        hint="Resample the label map onto the image.",
-                    )
-                channels.setdefault(image.channels, case.image)
+        # Several cases may be slices of one volume.
+        volumes = {case.image: _label(case) for split in SPLITS for case in self.cases[split]}
+        for image_path, label_path in volumes.items():
+            image, label = _header(self.name, image_path), _header(self.name, label_path)
+            if image.shape != label.shape:
+                raise DataError(
+                    f"the label map is {_by(label.shape)}, its image {_by(image.shape)}",
+                    site=self.name,
+                    path=label_path,
+                    hint="Resample the label map onto the image.",
+                )
+            if label.channels != 1:
+                raise DataError(
+                    f"the label map has {label.channels} channels, expected one",
+                    site=self.name,
+                    path=label_path,
+                )
+            if self.compares_axes and image.axes and label.axes and image.axes != label.axes:
+                raise DataError(
+                    f"the label map's axes point to {label.axes}, its image's to {image.axes}",
+                    site=self.name,
+                    path=label_path,
+                    hint="Resample the label map onto the image.",
+                )
+            channels.setdefault(image.channels, image_path)
         if len(channels) > 1:
             (a, first), (b, other) = list(channels.items())[:2]
             raise DataError(
@@ -97,6 +100,14 @@ class VolumeFolder(SiteFolder):
             )
         return next(iter(channels))
 
+    def read_image(self, case: Case) -> torch.Tensor:
+        """The image's voxels as they are stored, float32 of shape (C, H, W, D)."""
+        return _load(self.name, case.image)
+
+    def read_label(self, case: Case) -> torch.Tensor:
+        """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
+        return _load(self.name, _label(case))
+
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
 
@@ -104,7 +115,7 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file, when it cannot be read, holds NaN or infinite voxels, or
                 is constant.
         """
-        image = _load(self.name, case.image)
+        image = self.read_image(case)
         # The range sees every NaN and infinity, without an array of booleans as large as the volume.
         low, high = torch.aminmax(image)
         if not torch.isfinite(low) or not torch.isfinite(high):
@@ -124,7 +135,7 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
         """
-        image, label = self.load_image(case, intensity), _load(self.name, _label(case))
+        image, label = self.load_image(case, intensity), self.read_label(case)
         if image.shape[1:] != label.shape[1:]:
             raise DataError(
                 f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",

@@ -22,13 +22,13 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.data.sites import is_site, open_site, site_statistics
+from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
 from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
-from medfedaug.privacy import PrivacyGuard, PrivacyPolicy
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
@@ -46,8 +46,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
     Args:
         site: the site's name.
-        data_dir: the site's folder, or one that holds a folder of the site's name; by default the
-            environment variable ``MEDFEDAUG_DATA``.
+        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when neither is there.
@@ -57,6 +57,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
+    if is_federation(Path(root)):
+        return Path(root)
     # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
@@ -102,7 +104,8 @@ class SiteTrainer(ClientAlgo):
     ) -> None:
         self.config, self.data_dir = config, data_dir
         self.state_dir = Path(state_dir) if state_dir is not None else None
-        self.policy, self.ledger = policy or PrivacyPolicy(min_images=1), ledger
+        self.policy = policy or PrivacyPolicy(min_images=1)
+        self.ledger = PrivacyLedger(ledger)
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
@@ -281,7 +284,7 @@ class SiteTrainer(ClientAlgo):
                 site=self.name,
                 path=self.folder.path,
                 hint="Batch norm needs two values a channel: add training images, or take another norm, "
-                'for instance --network-args \'{"norm": "instance"}\'.',
+                'for instance --network-args \'{"norm": "layer"}\'.',
             ) from error
 
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
