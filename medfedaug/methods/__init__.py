@@ -9,11 +9,13 @@ from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.fraug import FRAug
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
 from medfedaug.methods.silobn import SiloBN
 
 __all__ = [
+    "FRAug",
     "FedAvg",
     "FedBN",
     "FedFA",

@@ -16,13 +16,14 @@ from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.fraug import FRAug
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.silobn import SiloBN
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
 _METHODS: dict[str, type[Method]] = {
-    m.name: m for m in (FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA)
+    m.name: m for m in (FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FRAug)
 }
 
 # Published names of a combination, or of a method with an argument.
