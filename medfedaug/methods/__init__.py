@@ -7,6 +7,7 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
+from medfedaug.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fraug import FRAug
@@ -22,6 +23,7 @@ __all__ = [
     "FedFAh",
     "FedFD",
     "FedFDA",
+    "FedFDPrompt",
     "FedProx",
     "FedRDN",
     "Method",

@@ -14,6 +14,7 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
+from medfedaug.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fraug import FRAug
@@ -23,7 +24,8 @@ from medfedaug.methods.silobn import SiloBN
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
 _METHODS: dict[str, type[Method]] = {
-    m.name: m for m in (FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FRAug)
+    m.name: m
+    for m in (FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug)
 }
 
 # Published names of a combination, or of a method with an argument.
@@ -75,8 +77,8 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     """The methods of a specification, checked to go together; those that run the network again come last.
 
     Raises:
-        ConfigError: for unknown names or arguments, a method named twice, and two that both normalise the
-            input.
+        ConfigError: for unknown names or arguments, a method named twice, one that another contains, and two
+            that both normalise the input.
     """
     methods = [_build(spec) for spec in specs]
     names = [method.name for method in methods]
@@ -84,6 +86,10 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
         # The name is also the prefix of a method's keys on the wire.
         if names.count(name) > 1:
             raise ConfigError(f"{name} is named more than once")
+    for method in methods:
+        for name in method.contains:
+            if name in names:
+                raise ConfigError(f"{method.name} contains {name}; leave {name} out")
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
