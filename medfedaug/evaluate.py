@@ -15,7 +15,7 @@ from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.site import SiteTrainer
 
 __all__ = ["evaluate_model"]
@@ -34,7 +34,8 @@ def evaluate_model(
     """Score a global model on the images of sites, each normalised as at the site that they come from.
 
     Args:
-        model: ``global_model.pt`` of a run.
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``; by default the one beside the model.
         split: ``"test"`` or ``"validation"``.
@@ -53,11 +54,12 @@ def evaluate_model(
     record = _load_record(config or model.parent / RESULTS)
     run = RunConfig.from_dict(record["config"])
     state = Path(state or model.parent / STATE)
-    weights = _load_weights(model)
+    weights, beside = _load_weights(model), exchange_file(model)
+    payload = _load_weights(beside) if beside.exists() else {}
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
+    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
             f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
         )
@@ -70,7 +72,8 @@ def evaluate_model(
             raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
         last = model.name == FINAL_MODEL
         round_ = len(record["rounds"]) if last else record["selected_round"]
-        scores = trainer.evaluate(ExchangeObject(weights=weights), {"split": split, "round": round_})
+        sent = ExchangeObject(weights=weights, statistics={"payload": payload})
+        scores = trainer.evaluate(sent, {"split": split, "round": round_})
         sites[name] = scores.metrics
     metric = trainer.task.metric
     known = [scores[metric] for scores in sites.values() if scores[metric] is not None]
