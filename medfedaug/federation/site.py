@@ -22,6 +22,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from monai.transforms import Compose
 from monai.utils import convert_to_tensor
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
@@ -164,6 +165,7 @@ class SiteTrainer(ClientAlgo):
             case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
+            momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.guard = PrivacyGuard(
@@ -236,12 +238,14 @@ class SiteTrainer(ClientAlgo):
         seed = derive_seed(self.config.seed, self.name, round_)
         with self._own_random_numbers():
             torch.manual_seed(seed)
-            losses = self._train_epochs(seed, extra.get("should_stop"))
+            losses = self._train_epochs(seed, extra.get("should_stop"), self.config.local_epochs)
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
         self._collected = {}
+        for part in self.parts.values():
+            part.end_round()
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
             if part.every_round is not None:
@@ -250,11 +254,11 @@ class SiteTrainer(ClientAlgo):
         # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
-    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
+    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None, epochs: int) -> list[float]:
         loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
-        for _ in range(self.config.local_epochs):
+        for _ in range(epochs):
             for batch in loader:
                 if self._aborted or (should_stop is not None and should_stop()):
                     # Half a round is nobody's update: it is neither sent nor kept.
@@ -361,6 +365,8 @@ class SiteTrainer(ClientAlgo):
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
         self._recall(latest)
+        if split == "test":
+            self._fine_tune()
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -370,6 +376,19 @@ class SiteTrainer(ClientAlgo):
             cases = self.task.evaluation_cases(self.folder, split)
         scores = self.task.evaluate(self.network, cases, transform, self.device, self.config.batch_size)
         return ExchangeObject(metrics=scores)
+
+    def _fine_tune(self) -> None:
+        """Train the model that is to be tested further, where a method asks for it."""
+        epochs = max((part.epochs_before_test for part in self.parts.values()), default=0)
+        if not epochs or not self.trains:
+            return
+        self._present = -1  # what is in the network from here on belongs to no round
+        for part in self.parts.values():
+            part.start_round()
+        seed = derive_seed(self.config.seed, self.name, "fine-tuning")
+        with self._own_random_numbers():
+            torch.manual_seed(seed)
+            self._train_epochs(seed, None, epochs)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
         """Stop training after the current step; nothing of the round is kept."""
@@ -491,10 +510,13 @@ class SiteTrainer(ClientAlgo):
             inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
             yield inputs, batch[LABEL].to(self.device)
 
-    def _loader(self, seed: int) -> DataLoader:
+    def _training_dataset(self, seed: int) -> TorchDataset:
         transform = self._transform(training=True)
         transform.set_random_state(seed=seed)
-        dataset = Dataset(self._training_samples(), transform)
+        return Dataset(self._training_samples(), transform)
+
+    def _loader(self, seed: int) -> DataLoader:
+        dataset: Any = self._training_dataset(seed)
         return DataLoader(
             dataset,
             batch_size=self.config.batch_size,

@@ -85,14 +85,14 @@ class ScaffoldSite(SitePart, SiteExchange):
             self.total[key] += parameter.grad
             parameter.grad += self.common[key] - self.own[key]
 
+    def end_round(self) -> None:
+        """cᵢ⁺ in the place of cᵢ."""
+        before, self.own = self.own, {key: total / self.steps for key, total in self.total.items()}
+        self.change = {key: self.own[key] - before[key] for key in before}
+
     def collect(self) -> Payload:
         """cᵢ⁺ − cᵢ."""
-        if not self.steps:
-            return self._zeros()
-        new = {key: total / self.steps for key, total in self.total.items()}
-        change = {key: new[key] - self.own[key] for key in new}
-        self.own = new
-        return change
+        return self.change
 
     def apply(self, payload: Payload) -> None:
         """Take in c."""
