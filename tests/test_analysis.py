@@ -1,11 +1,15 @@
 import base64
 import csv
 import io
+import itertools
 import json
 import math
+import random
 import re
 from html.parser import HTMLParser
+from statistics import NormalDist, fmean, stdev
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,10 +20,19 @@ from medfedaug.analysis import (
     load_run,
     metric_by_bytes,
     paired_t_test,
+    significance,
     summary_table,
     write_report,
 )
-from medfedaug.analysis.significance import t_quantile, t_two_sided
+from medfedaug.analysis.significance import (
+    _power,
+    bootstrap_interval,
+    compare_patients,
+    detectable_difference,
+    t_quantile,
+    t_two_sided,
+    wilcoxon_signed_rank,
+)
 from medfedaug.errors import ConfigError, DataError
 
 
@@ -136,6 +149,129 @@ def test_paired_t_test_at_its_edges():
         paired_t_test([1.0, 2.0], [2.0])
     with pytest.raises(ValueError, match="df"):
         t_two_sided(1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("noncentrality", "df", "power"),
+    [
+        (1 / math.sqrt(2 / 20), 38, 0.8689528),  # R: power.t.test(n = 20, delta = 1, sd = 1)
+        (
+            1 / math.sqrt(2 / 22.02110),
+            42,
+            0.90,
+        ),  # R: power.t.test(delta = 1, power = .90), df to the next whole
+        (0.0, 7, 0.05),
+    ],
+)
+def test_power_against_printed_values(noncentrality, df, power):
+    assert _power(noncentrality, t_quantile(0.95, df), df) == pytest.approx(power, abs=2e-4)
+
+
+def test_detectable_difference_is_found_four_times_in_five():
+    rng = np.random.default_rng(0)
+    n, spread = 6, 0.07
+    shift = detectable_difference(spread, n)
+    samples = rng.normal(shift, spread, (200_000, n))
+    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / math.sqrt(n))
+    found = np.mean(np.abs(t) > t_quantile(0.95, n - 1))
+    assert found == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / len(t)))
+    assert detectable_difference(2 * spread, n) == pytest.approx(2 * shift, rel=1e-8)
+    assert detectable_difference(spread, n, power=0.9) > shift > detectable_difference(spread, n + 1)
+    assert detectable_difference(1, 100_000) * math.sqrt(100_000) == pytest.approx(2.8016, rel=1e-4)  # z + z
+    assert detectable_difference(0.0, n) == 0
+    for bad in ({"pairs": 1}, {"pairs": 5, "power": 1.0}, {"pairs": 5, "power": 0.01}):
+        with pytest.raises(ValueError, match="pairs"):
+            detectable_difference(1.0, **bad)
+
+
+def test_wilcoxon_against_all_assignments_of_signs():
+    differences = [0.3, -0.1, 0.2, 0.2, -0.2, 0.0, 0.7, 0.3 + 1e-15, -0.05]
+    known = [d for d in differences if d]
+    sizes = sorted(round(abs(d), 9) for d in known)
+    ranks = [
+        sum(i for i, s in enumerate(sizes, 1) if s == round(abs(d), 9)) / sizes.count(round(abs(d), 9))
+        for d in known
+    ]
+    observed = sum(r for r, d in zip(ranks, known, strict=True) if d > 0)
+    sums = [
+        sum(r for r, sign in zip(ranks, signs, strict=True) if sign)
+        for signs in itertools.product((0, 1), repeat=len(ranks))
+    ]
+    tails = sum(s >= observed for s in sums), sum(s <= observed for s in sums)
+    assert wilcoxon_signed_rank(differences) == pytest.approx(2 * min(tails) / len(sums), abs=1e-15)
+    assert wilcoxon_signed_rank([-d for d in differences]) == wilcoxon_signed_rank(differences)
+
+
+@pytest.mark.parametrize(("n", "smaller"), [(6, 0), (8, 3), (10, 8), (20, 52), (25, 89)])
+def test_wilcoxon_against_the_printed_critical_values(n, smaller):
+    """Two-sided 5% points: the given rank sum is significant, the next is not."""
+
+    def p(rank_sum):
+        negative, left = set(), rank_sum
+        for rank in range(n, 0, -1):
+            if rank <= left:
+                negative.add(rank)
+                left -= rank
+        return wilcoxon_signed_rank([-r if r in negative else r for r in range(1, n + 1)])
+
+    assert p(smaller) <= 0.05 < p(smaller + 1)
+
+
+def test_wilcoxon_of_many_differences_joins_its_exact_values(monkeypatch):
+    rng = np.random.default_rng(3)
+    differences = np.round(rng.normal(0.1, 1, 250), 1)  # with ties
+    exact = wilcoxon_signed_rank(differences)
+    monkeypatch.setattr(significance, "_EXACT_RANKS", 10)
+    assert wilcoxon_signed_rank(differences) == pytest.approx(exact, rel=0.02)
+    assert wilcoxon_signed_rank([0.0, 0.0]) == 1
+
+
+def test_bootstrap_interval_is_bca(monkeypatch):
+    monkeypatch.setattr(significance, "_RESAMPLES", 200_000)
+    # Reference: the definition with loops, the acceleration by the jackknife, on resamples of its own.
+    values = [0.0123, 0.1071, 0.1219, 0.2347, 0.3113, 0.9297, 1.5441, 0.0519, 0.4177, 0.3831]
+    n, mean, normal = len(values), fmean(values), NormalDist()
+    rng = random.Random(4)
+    means = sorted(fmean(rng.choices(values, k=n)) for _ in range(100_000))
+    bias = normal.inv_cdf(sum(m < mean for m in means) / len(means))
+    leaving_out = [fmean(values[:i] + values[i + 1 :]) for i in range(n)]
+    centre = fmean(leaving_out)
+    cubes, squares = (sum((centre - m) ** k for m in leaving_out) for k in (3, 2))
+    acceleration = cubes / (6 * squares**1.5)
+    expected = []
+    for z in (-1.959964, 1.959964):
+        share = normal.cdf(bias + (bias + z) / (1 - acceleration * (bias + z)))
+        expected.append(means[int(share * len(means))])
+    low, high = bootstrap_interval(values)
+    assert (low, high) == pytest.approx(expected, abs=0.01)
+    assert high > means[int(0.975 * len(means))] + 0.03  # which the plain percentiles are not
+    assert high - mean > mean - low  # the long tail of the sample is above
+    assert bootstrap_interval(values) == (low, high)
+    assert bootstrap_interval([-v for v in values]) == pytest.approx((-high, -low), abs=0.01)
+
+
+def test_bootstrap_interval_at_its_edges():
+    assert bootstrap_interval([0.1, 0.1, 0.1]) == pytest.approx((0.1, 0.1), abs=1e-15)
+    values = np.random.default_rng(0).normal(0, 1, 4000)
+    half = 1.96 * values.std() / math.sqrt(4000)
+    expected = (values.mean() - half, values.mean() + half)
+    assert bootstrap_interval(values) == pytest.approx(expected, abs=0.002)
+    with pytest.raises(ValueError, match="two or more"):
+        bootstrap_interval([1.0])
+
+
+def test_compare_patients_puts_the_numbers_together():
+    ours, theirs = [0.7, 0.8, 0.6, 0.9, 0.5], [0.6, 0.5, 0.7, 0.5, 0.5]
+    test = compare_patients(ours, theirs)
+    assert test.difference == pytest.approx(0.14)
+    assert (test.patients, test.better, test.worse) == (5, 3, 1)
+    # Ranks 1.5 (+), 3 (+), 1.5 (-), 4 (+): of 16 assignments 3 have a negative sum of 1.5 or less.
+    assert test.p == 6 / 16
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    assert (test.low, test.high) == bootstrap_interval(differences)
+    assert test.detectable == pytest.approx(detectable_difference(stdev(differences), 5))
+    with pytest.raises(ValueError, match="two or more pairs"):
+        compare_patients([1.0], [1.0])
 
 
 # ------------------------------------------------------------------ reading
