@@ -20,6 +20,7 @@ from medfedaug.analysis import (
     load_run,
     metric_by_bytes,
     paired_t_test,
+    patient_table,
     significance,
     summary_table,
     write_report,
@@ -325,6 +326,10 @@ def _with(value, *path):
         (_without("rounds", 1, "sites"), r"rounds\[1\].sites is missing"),
         (_with(3, "rounds", 0, "sites", "DU"), r"rounds\[0\].sites.DU is not an object"),
         (_with("NaN", "rounds", 0, "refused"), r"rounds\[0\].refused is not a list"),
+        (_with(["DU"], "rounds", 0, "missing"), r"an entry of rounds\[0\].missing is not an object"),
+        (_with(["DU"], "left_out"), "left_out is not an object"),
+        (_with(["DU"], "test", "missing"), "test.missing is not an object"),
+        (_with("x", "test", "sites", "DU", "cases", "p1"), "test.sites.DU.cases.p1 is not a number"),
         (_with({}, "test", "mean"), "test.mean names no metric"),
         (_with({}, "test", "sites"), "test.sites names no site"),
         (_with("high", "test", "sites", "DU", "dice"), "test.sites.DU.dice is not a number"),
@@ -374,15 +379,19 @@ def test_table_against_numbers_by_hand(seeds):
     # t = 0.02 / (0.01 / sqrt(3)) = 2 sqrt(3); for two degrees of freedom p = 1 - t / sqrt(2 + t^2).
     assert fedrdn.test.p == pytest.approx(1 - math.sqrt(12 / 14))
     assert fedrdn.test.difference == pytest.approx(0.02)
+    # 3.264 standard errors: R, power.t.test(n = 3, power = .8, type = "paired").
+    assert fedrdn.test.detectable == pytest.approx(3.26404 * 0.01, rel=1e-4)
     assert fedrdn.test.high - 0.02 == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
 
 
 def test_markdown(seeds):
     lines = summary_table(seeds).markdown().splitlines()
-    assert lines[0] == "| method | DU | HT | EZ † | mean | runs | Δ to fedavg [95% CI] | p |"
-    assert lines[1] == "| --- |" + " ---: |" * 7
-    assert lines[2] == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |"
-    assert lines[3].endswith("| 0.540 ± 0.030 | 3 | +0.020 [-0.005, +0.045] | 0.074 |")
+    assert lines[0] == "| method | DU | HT | EZ † | mean | seeds | Δ to fedavg [95% CI] | p | resolution |"
+    assert lines[1] == "| --- |" + " ---: |" * 8
+    assert (
+        lines[2] == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |  |"
+    )
+    assert lines[3].endswith("| 0.540 ± 0.030 | 3 | +0.020 [-0.005, +0.045] | 0.074 | 0.033 |")
 
 
 def test_csv_has_full_precision(seeds):
@@ -395,7 +404,7 @@ def test_csv_has_full_precision(seeds):
 
 def test_latex_is_escaped(write):
     text = summary_table([load_run(write(scores={"site_A & 50%": 0.5}))]).latex()
-    assert r"method & site\_A \& 50\% & mean & runs \\" in text
+    assert r"method & site\_A \& 50\% & mean & seeds \\" in text
     assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 1
 
 
@@ -463,6 +472,139 @@ def test_runs_that_do_not_belong_together_are_refused(write):
         summary_table([load_run(one), load_run(other)])
     with pytest.raises(ConfigError, match="no run"):
         summary_table([])
+
+
+# ------------------------------------------------------------------ folds and patients
+
+
+def patients(site_scores):
+    """`test.sites` or `test.unseen` with the given score of each case, and their mean."""
+    known = {s: [v for v in cases.values() if v is not None] for s, cases in site_scores.items()}
+    return {s: {"dice": sum(known[s]) / len(known[s]), "cases": cases} for s, cases in site_scores.items()}
+
+
+@pytest.fixture
+def fold(write):
+    """Write a run of one fold: scores of its patients by site."""
+
+    def make(site_scores, number, named_by="config", unseen=None, **arguments):
+        data = content(**arguments)
+        data["test"]["sites"], data["test"]["unseen"] = patients(site_scores), patients(unseen or {})
+        data["test"]["mean"] = {"dice": fmean(v["dice"] for v in data["test"]["sites"].values())}
+        if named_by == "config":
+            data["config"]["fold"] = number
+        else:
+            data["data"] = f"lgg_fold{number}"
+        return load_run(write(data))
+
+    return make
+
+
+@pytest.mark.parametrize("named_by", ["config", "data"])
+def test_folds_of_a_seed_are_pooled_so_that_every_patient_counts_once(fold, named_by):
+    first = fold({"DU": {"a": 0.2, "b": 0.4}, "HT": {"x": 0.9}}, 0, named_by, unseen={"EZ": {"e": 0.3}})
+    second = fold({"DU": {"c": 0.9}, "HT": {"y": 0.5, "z": None}}, 1, named_by, unseen={"EZ": {"e": 0.5}})
+    (row,) = summary_table([second, first]).rows
+    assert (row.label, row.seeds, row.folds) == ("fedavg", (0,), 2)
+    assert row.sites["DU"].values == pytest.approx((0.5,))  # not 0.6, the mean of the folds' means
+    assert row.sites["HT"].values == pytest.approx((0.7,))
+    assert row.sites["EZ"].values == pytest.approx((0.4,))
+    assert row.mean.values == pytest.approx((0.6,))
+    table = summary_table([first, second])
+    assert table.body[0][-1] == "1 × 2 folds"
+    assert "DU 3, EZ 1, HT 3" in table.notes[1]
+    assert table.records()[0]["folds"] == 2
+    assert "$\\times$" in table.latex()
+
+
+def test_a_patient_that_two_folds_test_is_refused(fold):
+    runs = [fold({"DU": {"a": 0.2}}, 0), fold({"DU": {"a": 0.3}}, 1)]
+    with pytest.raises(ConfigError, match="both test case a of site DU"):
+        summary_table(runs)
+    with pytest.raises(ConfigError, match="same seed 0, fold 0"):
+        summary_table([runs[0], fold({"DU": {"b": 0.3}}, 0)])
+
+
+def test_a_seed_that_lacks_folds_is_left_out_and_named(fold):
+    runs = [fold({"DU": {str(k): 0.5 + 0.1 * k}}, k) for k in range(2)] + [
+        fold({"DU": {"0": 0.9}}, 0, seed=1)
+    ]
+    table = summary_table(runs)
+    assert table.rows[0].seeds == (0,)
+    assert table.rows[0].mean.values == pytest.approx((0.55,))
+    assert "seed 1, has 1 of 2 folds" in table.notes[-1]
+
+
+def test_patients_are_paired_over_folds_and_seeds(fold):
+    """Two seeds, two folds: a patient is one pair, its score the mean over the common seeds."""
+    runs, expected = [], []
+    gains = [0.05, 0.10, -0.02, 0.04, 0.03, 0.06, 0.01, 0.02]
+    for seed, fold_ in itertools.product(range(2), range(2)):
+        mine = range(4 * fold_, 4 * fold_ + 4)
+        plain = {f"p{i}": 0.4 + 0.02 * i + 0.1 * seed for i in mine}
+        better = {f"p{i}": plain[f"p{i}"] + gains[i] * (1 + seed) for i in mine}
+        runs.append(fold({"DU": plain}, fold_, seed=seed, unseen={"EZ": {"e": 0.5}}))
+        runs.append(fold({"DU": better}, fold_, seed=seed, methods=("fedrdn",), unseen={"EZ": {"e": 0.6}}))
+    # A third seed of FedRDN has no partner, and one patient more that FedAvg could not score.
+    runs.append(fold({"DU": {"p0": 0.0}}, 0, seed=2, methods=("fedrdn",)))
+    expected = [1.5 * gain for gain in gains]
+    table = patient_table(runs)
+    (row,) = table.rows
+    assert (row.label, row.where, row.seeds, row.test.patients) == ("fedrdn", "training sites", 2, 8)
+    assert row.test.difference == pytest.approx(fmean(expected))
+    assert row.test.p == wilcoxon_signed_rank(expected)
+    assert (row.test.low, row.test.high) == pytest.approx(bootstrap_interval(expected), abs=1e-12)
+    assert row.test.detectable == pytest.approx(detectable_difference(stdev(expected), 8))
+    assert "unseen sites: 1 patients" in table.notes[-1]
+    assert "7 / 1" in table.markdown()
+    (record,) = csv.DictReader(io.StringIO(table.csv()))
+    assert float(record["difference"]) == pytest.approx(fmean(expected), abs=1e-15)
+    assert table.latex().count(r"\\") == 2
+
+
+def test_patients_are_not_paired_across_other_settings_or_sites_without_names(fold, write):
+    scores = {f"p{i}": 0.1 * i for i in range(7)}
+    plain = fold({"DU": scores}, 0)
+    assert not patient_table([plain]).rows
+    assert not patient_table([plain, fold({"DU": scores}, 0, methods=("fedrdn",), batch_size=2)]).rows
+    assert not patient_table([plain, fold({"HT": scores}, 0, methods=("fedrdn",))]).rows
+    counted = content(methods=("fedrdn",))
+    counted["test"]["sites"]["DU"]["cases"] = 7
+    assert not patient_table([load_run(write()), load_run(write(counted))]).rows
+
+
+def test_unseen_patients_are_compared_apart(fold):
+    plain, better = ({f"e{i}": 0.1 * i + gain for i in range(6)} for gain in (0.0, 0.2))
+    runs = [
+        fold({"DU": {"a": 0.5}}, 0, unseen={"EZ": plain}),
+        fold({"DU": {"a": 0.1}}, 0, unseen={"EZ": better}, methods=("fedbn",)),
+    ]
+    (row,) = patient_table(runs).rows
+    assert (row.where, row.test.patients) == ("unseen sites", 6)
+    assert row.test.difference == pytest.approx(0.2)
+
+
+def test_a_site_that_could_not_be_tested_is_named_and_its_run_not_compared(write):
+    runs = []
+    for seed in range(3):
+        runs.append(load_run(write(seed=seed, scores={"DU": 0.5, "HT": 0.7 + 0.01 * seed})))
+        data = content(methods=("fedfa",), seed=seed, scores={"DU": 0.6, "HT": 0.8})
+        if seed == 1:
+            del data["test"]["sites"]["HT"]
+            data["test"]["mean"]["dice"] = 0.6
+            data["test"]["missing"] = {"HT": "site HT: no answer in time", "EZ": "gone"}
+            data["sites"] = {"DU": 5, "HT": 5}
+            data["left_out"] = {"CS": "site CS: no data"}
+        runs.append(load_run(write(data)))
+    assert runs[3].sites == {"DU": 0.6, "HT": None}
+    assert runs[3].untested["EZ"] == "gone"
+    table = summary_table(runs)
+    fedfa = table.rows[1]
+    assert fedfa.mean.values == (0.7, 0.7)
+    assert fedfa.sites["DU"].values == (0.6, 0.6, 0.6)
+    assert fedfa.test is None  # two seeds are left
+    assert "fedfa, seed 1, trained without CS." in table.notes
+    assert "fedfa, seed 1: HT could not be tested; it does not enter the mean." in table.notes
 
 
 # ------------------------------------------------------------------ figures

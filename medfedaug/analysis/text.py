@@ -1,0 +1,117 @@
+"""`TextTable`: one table as Markdown, CSV, LaTeX or on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as RichTable
+from rich.text import Text
+
+__all__ = ["TextTable"]
+
+
+class TextTable(ABC):
+    """A table of text, its first column names and the others numbers; and what is needed to read it."""
+
+    notes: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+
+    @property
+    @abstractmethod
+    def body(self) -> list[list[str]]:
+        """The cells as text."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """The rows in full precision, by the columns of `csv`; ``None`` for no value."""
+
+    def markdown(self) -> str:
+        """A Markdown table with its notes."""
+        header, *lines = ([_markdown(cell) for cell in line] for line in (self.header, *self.body))
+        rule = ["---"] + ["---:"] * (len(header) - 1)
+        text = "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
+        return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes) + "\n"
+
+    def csv(self) -> str:
+        """Full precision, every number in a column of its own; an empty cell for no value."""
+        records = self.records()
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return stream.getvalue()
+
+    def latex(self) -> str:
+        """A ``tabular`` for the ``booktabs`` package."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
+
+        columns = "l" + "r" * (len(self.header) - 1)
+        return "\n".join(
+            [
+                *(f"% {note}" for note in self.notes),
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"  \toprule",
+                line(self.header),
+                r"  \midrule",
+                *(line(cells) for cells in self.body),
+                r"  \bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+    def rich(self) -> RichTable:
+        """For ``rich.print``; a `Table` can also be printed by Rich as it is."""
+        # `Text`, since a site's name in brackets would otherwise be read as markup.
+        lines = [[cell.replace("± ", "±") for cell in line] for line in (self.header, *self.body)]
+        columns = list(zip(*lines, strict=True))
+        table = RichTable(
+            caption=Text("\n".join(self.notes)),
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
+        )
+        for index, cells in enumerate(columns):
+            # Cells may wrap between words in a narrow terminal; a number is never cut.
+            widest = max(len(word) for cell in cells for word in cell.split() or [""])
+            table.add_column(Text(cells[0]), justify="right" if index else "left", min_width=widest)
+        for line in lines[1:]:
+            table.add_row(*(Text(cell) for cell in line))
+        return table
+
+    def __rich__(self) -> RichTable:
+        return self.rich()
+
+
+def _markdown(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _latex(text: str) -> str:
+    escapes = {
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "Δ": r"$\Delta$",
+        "<": r"$<$",
+        ">": r"$>$",
+        "–": "--",
+        "†": r"$\dagger$",
+        "\n": " ",
+    }
+    return "".join(escapes.get(character, character) for character in text)
