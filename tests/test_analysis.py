@@ -386,7 +386,7 @@ def test_table_against_numbers_by_hand(seeds):
 
 def test_markdown(seeds):
     lines = summary_table(seeds).markdown().splitlines()
-    assert lines[0] == "| method | DU | HT | EZ † | mean | seeds | Δ to fedavg [95% CI] | p | resolution |"
+    assert lines[0] == "| method | DU | HT | EZ † | mean | seeds | Δ to fedavg [95% CI] | p | could see |"
     assert lines[1] == "| --- |" + " ---: |" * 8
     assert (
         lines[2] == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |  |"
@@ -732,6 +732,56 @@ def test_report_of_a_run_without_validation_scores(write, tmp_path):
     text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
     assert "No round has a validation score." in text
     assert "did not record what was sent" in text
+
+
+def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path):
+    data = content(methods=("fedfa",), rounds=6)
+    for entry in data["rounds"]:
+        entry["missing"] = []
+        if entry["round"] != 4:
+            entry["missing"] = [{"site": "CS", "task": "train", "reason": "site CS is not connected"}]
+        del entry["refused"]  # older files lack either
+    data["left_out"] = {"FG": "site FG: no such folder"}
+    data["sites"] = {"DU": 5, "HT": 5}
+    del data["test"]["sites"]["HT"]
+    data["test"]["missing"] = {"HT": "site HT: no answer in time"}
+    text = Page(write_report([write(), write(data)], tmp_path / "r.html").read_text()).text
+    assert text.count("site CS is not connected") == 1
+    assert "no answer to train1–3, 5–6site CS" in text
+    assert "left outsite FG: no such folder" in text
+    assert "not testedsite HT: no answer in time" in text
+    assert "fedfa, seed 0: HT could not be tested" in text
+    nothing = Page(write_report([write()], tmp_path / "n.html").read_text()).text
+    assert "refused updatesNone." in nothing
+
+
+def test_report_states_the_comparison_by_patient_and_what_it_could_see(fold, tmp_path):
+    plain = {f"p{i}": 0.1 * i for i in range(8)}
+    gains = [0.02, 0.05, 0.01, -0.01, 0.04, 0.03, 0.02, 0.065]
+    better = {name: score + gain for (name, score), gain in zip(plain.items(), gains, strict=True)}
+    runs = [fold({"DU": plain}, 0), fold({"DU": better}, 0, methods=("fedrdn",))]
+    page = write_report([run.path.parent for run in runs], tmp_path / "r.html").read_text()
+    (row,) = patient_table(runs).rows
+    text = Page(page).text
+    assert f"fedrdn, training sites: {fmean(gains):+.3f} Dice against fedavg on the same 8 patients" in text
+    assert f"A true difference of {row.test.detectable:.3f} or more would have been seen" in text
+    assert "more than the choice of patients explains" in text
+    # The tables are there as text, to be copied.
+    assert patient_table(runs).csv() in text
+    assert summary_table(runs).latex() in text
+    alone = Page(write_report([runs[0].path.parent], tmp_path / "a.html").read_text()).text
+    assert "Nothing to compare" in alone
+
+
+def test_tables_are_saved_in_three_forms(seeds, tmp_path):
+    table = summary_table(seeds)
+    table.save(tmp_path / "new" / "scores.1")
+    files = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert files == {
+        "scores.1.md": table.markdown(),
+        "scores.1.csv": table.csv(),
+        "scores.1.tex": table.latex(),
+    }
 
 
 def test_a_bad_run_leaves_an_earlier_report_alone(write, tmp_path):

@@ -17,7 +17,7 @@ MIN_SEEDS = 3  # two pairs leave one degree of freedom, and an interval that say
 MIN_PATIENTS = 6  # with five, no outcome of Wilcoxon's test is below 0.05
 
 _DELTA = f"Δ to {BASELINE} [95% CI]"
-_RESOLUTION = "resolution"
+_RESOLUTION = "could see"
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,17 @@ class PatientRow:
     where: str
     seeds: int
     test: PatientTest
+
+    def sentence(self, metric: str) -> str:
+        """The result and the experiment's resolution, in words."""
+        t = self.test
+        cases = _cases(metric)
+        sure = "may be chance" if t.low <= 0 <= t.high else f"more than the choice of {cases} explains"
+        return (
+            f"{self.label}, {self.where}: {t.difference:+.3f} {metric.capitalize()} against {BASELINE} on "
+            f"the same {t.patients} {cases} (95% interval {t.low:+.3f} to {t.high:+.3f}): {sure}. "
+            f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
+        )
 
 
 @dataclass(frozen=True)
@@ -283,8 +294,8 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
             "whatever its site."
         )
         notes.append(
-            f"Resolution: the smallest true difference that so many {cases}, as far apart as "
-            "these, would have shown four times in five. Something smaller may be there, unseen."
+            f"Could see: the smallest true difference that so many {cases}, whose differences vary as these "
+            "do, would have shown four times in five. Something smaller may be there, unseen."
         )
         notes.append(
             f"This covers the choice of the {cases} and not the training's randomness"
@@ -369,8 +380,8 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> t
             "corrected for the number of rows. It covers the training's randomness, not the patients' choice."
         )
         notes.append(
-            "Resolution: the smallest true difference that so many seeds, as far apart as these, would have "
-            "shown four times in five."
+            "Could see: the smallest true difference that so many seeds, whose differences vary as these "
+            "do, would have shown four times in five."
         )
     elif len(rows) > 1:
         notes.append(

@@ -6,6 +6,7 @@ import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -70,6 +71,13 @@ class TextTable(ABC):
                 "",
             ]
         )
+
+    def save(self, stem: str | Path) -> None:
+        """Write ``stem.md``, ``stem.csv`` and ``stem.tex``; the folder is made where it is missing."""
+        stem = Path(stem)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, text in ((".md", self.markdown()), (".csv", self.csv()), (".tex", self.latex())):
+            stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
 
     def rich(self) -> RichTable:
         """For ``rich.print``; a `Table` can also be printed by Rich as it is."""

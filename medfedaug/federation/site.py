@@ -367,6 +367,10 @@ class SiteTrainer(ClientAlgo):
             if part.before_training is not None and entries:
                 part.before_training.apply(entries)
 
+    def evaluation_transform(self) -> Compose:
+        """What an image passes before the network sees it, in evaluation."""
+        return self._transform(training=False)
+
     def _transform(self, *, training: bool) -> Compose:
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
         return Compose([*self.task.transforms(), *methods])
