@@ -83,11 +83,25 @@ def test_histograms_are_those_of_the_pairs():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
 
 
-def test_a_site_without_a_pair_is_not_drawn_in_training():
+def test_an_unseen_site_is_not_drawn_in_training_and_its_pair_not_mixed_in():
     samples = {"A": np.linspace(0, 1, 50)[:, None], "EZ": np.linspace(5, 9, 50)[:, None]}
-    _, test, training = intensity_histograms(samples, {"A": ChannelStatistics([0.5], [0.3], 4)}, width=4).axes
+    pairs = {"A": ChannelStatistics([0.5], [0.3], 4), "EZ": ChannelStatistics([7.0], [1.2], 1)}
+    _, test, training = intensity_histograms(samples, pairs, unseen=["EZ"], width=4).axes
     assert len(test.patches) == 4  # filled and outlined
     assert len(training.patches) == 2
+    own, mixed = (panel.patches[1].get_data().values for panel in (test, training))
+    assert np.array_equal(own, mixed)
+    with pytest.raises(ValueError, match="no pair of site EZ"):
+        intensity_histograms(samples, {"A": pairs["A"]})
+
+
+def test_a_spike_of_saturated_pixels_is_cut():
+    spread = np.linspace(0, 255, 3000)[:, None]
+    pairs = {"A": ChannelStatistics([128.0], [60.0], 4)}
+    saturated = {"A": np.concatenate([spread, np.full((3000, 1), 255.0)])}
+    for samples, cut in ((saturated, True), ({"A": spread}, False)):
+        for panel in intensity_histograms(samples, pairs).axes:
+            assert (panel.patches[1].get_data().values.max() > panel.get_ylim()[1]) == cut
 
 
 def test_channels_are_drawn_apart_and_must_fit():
@@ -121,7 +135,7 @@ def test_worst_and_best_are_those_of_the_results(trained, phantom_dir):
         scores = results["test"][group][trainer.name]["cases"]
         views = extreme_cases(trainer, scores)
         recomputed = extreme_cases(trainer)
-        ranks = ["worst", "best"][: len(scores)]
+        ranks = ["worst", "best"] if len(scores) > 1 else ["only"]
         assert [view.rank for view in views] == [view.rank for view in recomputed] == ranks
         assert views[0].score == min(scores.values()) == scores[views[0].case]
         assert views[-1].score == (max(scores.values()) if len(scores) > 1 else views[0].score)
@@ -129,17 +143,17 @@ def test_worst_and_best_are_those_of_the_results(trained, phantom_dir):
             assert (view.case, view.score) == (again.case, pytest.approx(again.score, abs=1e-6))
 
 
-def test_the_slice_is_the_one_with_most_truth_and_prediction(trained, phantom_dir):
+def test_the_slice_is_the_one_with_most_truth(trained, phantom_dir):
     trainer = next(iter(open_model(trained / "global_model.pt", phantom_dir, device="cpu")))
     case = trainer.folder.cases["test"][0]
     view = extreme_cases(trainer, {case.name: 0.5})[0]
     image, truth = trainer.folder.load_case(case)
     normalised = trainer.evaluation_transform()({"image": image})["image"]
     predicted = trainer.task.predict(trainer.network, normalised, torch.device("cpu"))
-    sizes = ((truth[0] > 0) | (predicted[0] > 0)).sum(dim=(0, 1))
-    matching = [z for z in range(truth.shape[-1]) if np.array_equal(view.truth, truth[0, :, :, z].numpy())]
-    assert int(sizes.argmax()) in matching
-    assert np.array_equal(view.prediction, predicted[0, :, :, int(sizes.argmax())].numpy())
+    sizes = [int(truth[..., z].count_nonzero()) for z in range(truth.shape[-1])]
+    largest = sizes.index(max(sizes))
+    assert np.array_equal(view.truth, truth[0, :, :, largest].numpy())
+    assert np.array_equal(view.prediction, predicted[0, :, :, largest].numpy())
     assert view.image.shape == view.truth.shape
     assert (view.image.min(), view.image.max()) == (0, 1)
 
@@ -171,6 +185,18 @@ def test_case_picture_outlines_truth_and_prediction():
         assert path.vertices[0].tolist() == path.vertices[-1].tolist()
     with pytest.raises(ValueError, match="no case"):
         case_picture([])
+
+
+def test_a_site_with_one_case_does_not_shift_the_others():
+    plane = np.zeros((6, 6), np.uint8)
+    cases = [("A", "worst"), ("A", "best"), ("B", "only"), ("C", "worst"), ("C", "best")]
+    views = [CaseView(site, "p", rank, 0.5, plane, plane, plane) for site, rank in cases]
+    for width, rows in ((9.0, [0, 0, 1, 2, 2]), (4.0, [0, 1, 2, 3, 4])):
+        panels = case_picture(views, width=width).axes[::2]
+        assert [panel.get_subplotspec().rowspan.start for panel in panels] == rows
+    labels = [CaseView(site, "p", rank, 0.5, np.zeros((6, 6, 3)), "a", "b") for site, rank in cases]
+    starts = [panel.get_subplotspec().num1 for panel in case_picture(labels).axes]
+    assert starts == [0, 1, 2, 4, 5]
 
 
 def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, tmp_path):

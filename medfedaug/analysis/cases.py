@@ -32,7 +32,7 @@ class CaseView:
     Attributes:
         site: the site's name.
         case: the case's name.
-        rank: ``"worst"`` or ``"best"``.
+        rank: ``"worst"``, ``"best"`` or ``"only"``.
         score: Dice of the volume, or probability of the true class.
         image: slice (H, W), or photograph (H, W, 3), from 0 to 1.
         truth: label map (H, W), or the name of the class.
@@ -51,15 +51,15 @@ class CaseView:
 def extreme_cases(trainer: SiteTrainer, scores: Mapping[str, float | None] | None = None) -> list[CaseView]:
     """The worst and the best test case of a site.
 
-    Of a volume the slice is taken where truth and prediction together are largest.
+    Of a volume the slice is taken where the truth is largest: the choice does not depend on the prediction.
 
     Args:
         trainer: a site with the model in its network (`medfedaug.evaluate.open_model`).
         scores: Dice by case, where it is known already.
 
     Returns:
-        The worst and the best, by Dice or by the probability of the true class; one where there is only one,
-        none where no case can be scored.
+        The worst and the best, by Dice or by the probability of the true class; the only one where there is
+        one, none where no case can be scored.
     """
     trainer.network.eval()
     if isinstance(trainer.task, SegmentationTask):
@@ -81,14 +81,13 @@ def _volumes(
         folder = replace(trainer.folder, cases={**trainer.folder.cases, "test": (cases[name],)})
         ((_, image, truth),) = task.evaluation_cases(folder, "test")
         predicted = task.predict(trainer.network, transform({IMAGE: image})[IMAGE], trainer.device, size)
-        truth, predicted = truth[0].cpu(), torch.as_tensor(predicted[0]).cpu()
-        index = int(((truth > 0) | (predicted > 0)).sum(dim=(0, 1)).argmax())
+        index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
         shown = _windowed(image[0, :, :, index].numpy())
         views.append(
             CaseView(
                 *(trainer.name, name, rank, score, shown),
-                truth=truth[:, :, index].numpy(),
-                prediction=predicted[:, :, index].numpy(),
+                truth=truth[0, :, :, index].numpy(),
+                prediction=predicted[0, :, :, index].cpu().numpy(),
             )
         )
     return views
@@ -114,8 +113,9 @@ def _photographs(trainer: SiteTrainer) -> list[CaseView]:
 
 
 def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
-    ends = [("worst", ranked[0])] if ranked else []
-    return [*ends, ("best", ranked[-1])] if len(ranked) > 1 else ends
+    if len(ranked) < 2:
+        return [("only", found) for found in ranked]
+    return [("worst", ranked[0]), ("best", ranked[-1])]
 
 
 def _windowed(plane: np.ndarray) -> np.ndarray:
@@ -160,13 +160,20 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
         raise ValueError("there is no case to show")
     each = 1 if isinstance(views[0].truth, str) else 2  # panels a case
     columns = 2 if width < 5 else 4
-    rows = math.ceil(len(views) * each / columns)
+    beside = min(2, columns // each)  # worst and best of a site share a row where there is room
+    places: list[int] = []
+    for index, view in enumerate(views):
+        place = places[-1] + 1 if places else 0
+        other_site = index > 0 and view.site != views[index - 1].site
+        places.append(math.ceil(place / beside) * beside if other_site else place)
+    rows = math.ceil((places[-1] + 1) * each / columns)
     # Slices are drawn with their first axis to the right, photographs with their second.
     tallest = max(v.image.shape[each - 1] / v.image.shape[2 - each] for v in views)
     height = rows * (width / columns * min(tallest, 1.5) + 0.3) + 0.35
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=_PAPER)
-    for index, view in enumerate(views):
-        panels = [figure.add_subplot(rows, columns, index * each + k + 1) for k in range(each)]
+    figure.get_layout_engine().set(h_pad=0.08)
+    for view, place in zip(views, places, strict=True):
+        panels = [figure.add_subplot(rows, columns, place * each + k + 1) for k in range(each)]
         for panel in panels:
             panel.axis("off")
         score = f"Dice {view.score:.3f}" if each == 2 else f"p = {view.score:.2f}"

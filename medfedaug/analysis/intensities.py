@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -51,22 +51,26 @@ def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, se
 
 
 def intensity_histograms(
-    samples: Mapping[str, np.ndarray], statistics: Mapping[str, ChannelStatistics], *, width: float = 9.0
+    samples: Mapping[str, np.ndarray],
+    statistics: Mapping[str, ChannelStatistics],
+    *,
+    unseen: Collection[str] = (),
+    width: float = 9.0,
 ) -> Figure:
     """Histograms of the sites' intensities: as stored, and as FedRDN makes them at test and in training.
 
     At test a site's images are normalised with its own pair (FedRDN Eq. 8), in training with the pair of a
-    random site (Eq. 7): drawn is the mixture over all pairs, in equal parts.
+    random site (Eq. 7): drawn is the mixture over all pairs, in equal parts. A spike of single values, as of
+    saturated pixels, is cut where it would press everything else to the ground.
 
     Args:
         samples: intensities by site, (N, C) each, as `sample_intensities` takes them.
-        statistics: the pairs of the sites that exchanged them. A site without one was never seen: it is
-            drawn with mean and deviation of its sample, since its own are computed at test, and not in
-            training.
+        statistics: the pair of every site.
+        unseen: sites that exchange no pair and do not train: they are drawn as stored and at test.
         width: of the figure, inches.
 
     Raises:
-        ValueError: when there is no sample, or their channels do not fit.
+        ValueError: when there is no sample, a site has no pair, or the channels do not fit.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -80,14 +84,17 @@ def intensity_histograms(
     }
     if not samples or len(channels) != 1:
         raise ValueError(f"expected samples and statistics of one number of channels, got {sorted(channels)}")
+    lacking = sorted(samples.keys() - statistics.keys())
+    if lacking:
+        raise ValueError(f"there is no pair of site {lacking[0]}")
     pairs = {site: (s.mean.double().numpy(), s.std.double().numpy()) for site, s in statistics.items()}
+    exchanged = [pair for site, pair in pairs.items() if site not in unseen]
     views: tuple[dict[str, np.ndarray], ...] = ({}, {}, {})
     for site, values in samples.items():
-        own = pairs.get(site, (values.mean(axis=0), np.maximum(values.std(axis=0), _MIN_SPAN)))
         views[0][site] = values
-        views[1][site] = (values - own[0]) / own[1]
-        if site in pairs:
-            views[2][site] = np.concatenate([(values - mean) / std for mean, std in pairs.values()])
+        views[1][site] = (values - pairs[site][0]) / pairs[site][1]
+        if site not in unseen:
+            views[2][site] = np.concatenate([(values - mean) / std for mean, std in exchanged])
 
     number = channels.pop()
     narrow = width < 5
@@ -106,11 +113,15 @@ def intensity_histograms(
             everything = np.concatenate([values[:, channel] for part in shown for values in part.values()])
             low, high = np.percentile(everything, _MIDDLE)
             edges = np.linspace(low, max(high, low + _MIN_SPAN), _BINS + 1)
+            tallest, top = 0.0, 0.0
             for site, values in view.items():
                 heights, _ = np.histogram(values[:, channel], edges, density=True)
                 panel.stairs(heights, edges, color=colours[site], fill=True, alpha=0.12)
                 panel.stairs(heights, edges, color=colours[site], linewidth=1.4)
-            panel.set_ylim(bottom=0)
+                spikes = 2 * (len(exchanged) if index == 2 else 1)  # bins that one value can fill
+                tallest = max(tallest, heights.max())
+                top = max(top, np.partition(heights, -spikes - 1)[-spikes - 1])
+            panel.set_ylim(0, 1.05 * (tallest if tallest < 3 * top or not top else 1.5 * top))
             panel.set_xlabel("intensity" if index == 0 else "normalised intensity", fontsize=9)
     figure.legend(
         handles=[

@@ -28,7 +28,7 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
 p { margin: .5rem 0 } .soft, figcaption { color: var(--soft); font-size: .875rem }
 .wide { overflow-x: auto; margin: .6rem 0 }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums }
+table { border-collapse: separate; border-spacing: 0; font-size: .875rem; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
   overflow-wrap: normal }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page) }

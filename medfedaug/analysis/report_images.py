@@ -76,6 +76,7 @@ def image_sections(
 def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
     page.add(section, "h2", "Intensities by site, before and after FedRDN")
     intensity = str(runs[0].config.get("intensity", "raw"))
+    unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
     statistics = _statistics(runs, folders, intensity)
     samples = {}
     for folder in folders:
@@ -84,7 +85,7 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
         samples[folder.name] = sample_intensities(images, foreground=folder.task == "segmentation")
     page.figure(
         section,
-        lambda width: intensity_histograms(samples, statistics, width=width),
+        lambda width: intensity_histograms(samples, statistics, unseen=unseen, width=width),
         "Histograms of the sites' intensities as stored, and as FedRDN makes them at test and in training",
         "What the scanners give; normalised with the site's own mean and deviation, as at test; and with "
         "those of every site in equal parts, from which training draws. Of a volume the voxels brighter than "
@@ -96,13 +97,11 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
 def _statistics(
     runs: Sequence[Run], folders: Sequence[SiteFolder], intensity: str
 ) -> dict[str, ChannelStatistics]:
-    for run in sorted(runs, key=lambda run: not any(name.startswith("fedrdn") for name in run.methods)):
-        file = run.path.parent / STATISTICS
-        if file.exists():
-            saved = load_statistics(file)
-            return {site: saved[site] for site in saved if site in run.sites}
-    training = [f for f in folders if f.trains and any(f.name in run.sites for run in runs)]
-    return {folder.name: site_statistics(folder, intensity) for folder in training}
+    """The pairs that were exchanged, of all training sites; those of other sites are computed."""
+    files = [run.path.parent / STATISTICS for run in runs]
+    saved = next((load_statistics(file) for file in files if file.exists()), {})
+    known = {site: saved[site] for site in saved if any(site in run.sites for run in runs)}
+    return known | {f.name: site_statistics(f, intensity) for f in folders if f.name not in known}
 
 
 def _look(run: Run, data: str | Path, device: str) -> _Seen:
@@ -165,7 +164,7 @@ def _cases(section: ET.Element, seen: Mapping[str, _Seen], metric: str) -> None:
     page.add(
         section,
         "p",
-        "By Dice of the volume. Shown is the slice where truth and prediction together are largest."
+        "By Dice of the volume. Shown is the slice where the truth is largest."
         if metric == "dice"
         else "By p, the probability that the model gives to the true class.",
         **{"class": "soft"},
