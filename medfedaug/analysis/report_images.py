@@ -79,18 +79,23 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
     unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
     statistics = _statistics(runs, folders, intensity)
     samples = {}
+    volumes = folders[0].task == "segmentation"
     for folder in folders:
         cases = folder.cases["training"] or folder.cases["test"]
         images = (folder.load_image(c, intensity) for c in _evenly(cases, _CASES[folder.task]))
-        samples[folder.name] = sample_intensities(images, foreground=folder.task == "segmentation")
+        samples[folder.name] = sample_intensities(images, foreground=volumes)
+    drawn = (
+        "Drawn are the voxels brighter than the mean of their volume, without the air around the patient."
+        if volumes
+        else "Spikes of saturated pixels are cut."
+    )
     page.figure(
         section,
         lambda width: intensity_histograms(samples, statistics, unseen=unseen, width=width),
         "Histograms of the sites' intensities as stored, and as FedRDN makes them at test and in training",
-        "What the scanners give; normalised with the site's own mean and deviation, as at test; and with "
-        "those of every site in equal parts, from which training draws. Of a volume the voxels brighter than "
-        "its mean, without the air around the patient. "
-        "The more the sites' curves lie over each other, the less their scanners tell them apart.",
+        "What the site's devices give; normalised with the site's own mean and deviation, as at test; and "
+        f"with those of every site in equal parts, from which training draws. {drawn} The more the sites' "
+        "curves lie over each other, the less their devices tell them apart.",
     )
 
 
