@@ -420,6 +420,15 @@ def test_rich_cuts_no_number_in_a_terminal_of_80_columns(seeds):
     assert all(part in text for part in ("0.540", "±0.030", "+0.020", "0.074", "fedrdn"))
 
 
+def test_rich_leaves_out_sites_where_the_terminal_has_no_room_for_all(seeds):
+    for width, complete in ((60, False), (120, True)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(summary_table(seeds))
+        text = console.file.getvalue()
+        assert ("DU" in text.splitlines()[1]) == complete
+        assert all(part in text for part in ("0.540", "+0.020", "0.074", "0.033"))
+
+
 def test_rich_reads_no_markup_in_names(write):
     console = Console(file=io.StringIO(), width=80)
     console.print(summary_table([load_run(write(scores={"[red]": 0.5}))]))
@@ -555,7 +564,7 @@ def test_patients_are_paired_over_folds_and_seeds(fold):
     assert row.test.p == wilcoxon_signed_rank(expected)
     assert (row.test.low, row.test.high) == pytest.approx(bootstrap_interval(expected), abs=1e-12)
     assert row.test.detectable == pytest.approx(detectable_difference(stdev(expected), 8))
-    assert "unseen sites: 1 patients" in table.notes[-1]
+    assert "1 of the unseen sites' patients in common with fedavg (fedrdn)" in table.notes[-1]
     assert "7 / 1" in table.markdown()
     (record,) = csv.DictReader(io.StringIO(table.csv()))
     assert float(record["difference"]) == pytest.approx(fmean(expected), abs=1e-15)

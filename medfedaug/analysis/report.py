@@ -25,6 +25,7 @@ from medfedaug.analysis.text import TextTable
 __all__ = ["write_report"]
 
 _MOST_TROUBLES = 100
+_MOST_SENTENCES = 3
 
 
 def write_report(
@@ -108,11 +109,10 @@ def _scores(section: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 def _patients(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     pairs = patient_table([run for members in groups.values() for run in members])
-    what = pairs.header[2]
+    what = pairs.cases
     add(section, "h2", f"Paired by {what.removesuffix('s')}")
     if pairs.rows:
-        # In words first: on a phone the columns that matter are beyond the edge.
-        for row in pairs.rows:
+        for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
             add(section, "p", row.sentence(pairs.metric))
         _text_table(section, pairs)
         return

@@ -82,6 +82,11 @@ class Table(TextTable):
     notes: tuple[str, ...] = ()
 
     @property
+    def optional(self) -> frozenset[str]:
+        """The sites: their mean says most, and the report has them all."""
+        return frozenset(self.header[1 : 1 + len(self.sites) + len(self.unseen)])
+
+    @property
     def header(self) -> list[str]:
         """Headings of the columns."""
         compared = [_DELTA, "p", _RESOLUTION] if self._compared else []
@@ -165,9 +170,14 @@ class PatientTable(TextTable):
     notes: tuple[str, ...] = ()
 
     @property
+    def cases(self) -> str:
+        """What a pair is: ``"patients"`` or ``"images"``."""
+        return _cases(self.metric)
+
+    @property
     def header(self) -> list[str]:
         """Headings of the columns."""
-        return ["method", "tested at", _cases(self.metric), _DELTA, "p", _RESOLUTION, "better / worse"]
+        return ["method", _DELTA, "p", _RESOLUTION, "better / worse", self.cases, "tested at"]
 
     @property
     def body(self) -> list[list[str]]:
@@ -175,10 +185,10 @@ class PatientTable(TextTable):
         return [
             [
                 row.label,
-                row.where,
-                str(row.test.patients),
                 *_difference(row.test),
                 f"{row.test.better} / {row.test.worse}",
+                str(row.test.patients),
+                row.where,
             ]
             for row in self.rows
         ]
@@ -269,7 +279,8 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
     """
     groups = group_runs(runs)
     cases = _cases(runs[0].metric)
-    rows, few = [], []
+    rows: list[PatientRow] = []
+    few: dict[str, list[str]] = {}
     for label, members in groups.items():
         partner = _baseline(groups, label)
         if not partner:
@@ -282,7 +293,8 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
                 test = compare_patients(*zip(*scores, strict=True))
                 rows.append(PatientRow(label, where, len({run.seed for run, _ in pairs}), test))
             elif scores:
-                few.append(f"{label}, {where}: {len(scores)} {cases} in common with {BASELINE} are too few.")
+                count = f"{len(scores)} of the {where}' {cases}"
+                few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(label)
     notes = []
     if rows:
         seeds = max(row.seeds for row in rows)
@@ -301,7 +313,8 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
             f"This covers the choice of the {cases} and not the training's randomness"
             + (", of which one seed says nothing." if seeds == 1 else " beyond its mean over the seeds.")
         )
-    return PatientTable(runs[0].metric, tuple(rows), (*notes, *few))
+    notes += [f"{what} ({', '.join(labels)})." for what, labels in few.items()]
+    return PatientTable(runs[0].metric, tuple(rows), tuple(notes))
 
 
 def _known(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,6 +22,11 @@ class TextTable(ABC):
     """A table of text, its first column names and the others numbers; and what is needed to read it."""
 
     notes: tuple[str, ...]
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Headings of columns that a narrow terminal does without."""
+        return frozenset()
 
     @property
     @abstractmethod
@@ -79,10 +86,16 @@ class TextTable(ABC):
         for suffix, text in ((".md", self.markdown()), (".csv", self.csv()), (".tex", self.latex())):
             stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
 
-    def rich(self) -> RichTable:
-        """For ``rich.print``; a `Table` can also be printed by Rich as it is."""
+    def rich(self, without: Collection[str] = ()) -> RichTable:
+        """For ``rich.print``; a table can also be printed by Rich as it is.
+
+        Args:
+            without: headings of columns to leave out.
+        """
         # `Text`, since a site's name in brackets would otherwise be read as markup.
         lines = [[cell.replace("± ", "±") for cell in line] for line in (self.header, *self.body)]
+        kept = [index for index, cell in enumerate(self.header) if cell not in without]
+        lines = [[line[index] for index in kept] for line in lines]
         columns = list(zip(*lines, strict=True))
         table = RichTable(
             caption=Text("\n".join(self.notes)),
@@ -99,8 +112,10 @@ class TextTable(ABC):
             table.add_row(*(Text(cell) for cell in line))
         return table
 
-    def __rich__(self) -> RichTable:
-        return self.rich()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole, unlimited = self.rich(), options.update(max_width=10_000)
+        fits = Measurement.get(console, unlimited, whole).minimum <= options.max_width
+        yield whole if fits else self.rich(without=self.optional)
 
 
 def _markdown(text: str) -> str:
