@@ -28,8 +28,10 @@ h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
 p { margin: .5rem 0 } .soft, figcaption { color: var(--soft); font-size: .875rem }
 .wide { overflow-x: auto; margin: .6rem 0 }
-table { border-collapse: separate; border-spacing: 0; font-size: .875rem; font-variant-numeric: tabular-nums }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
+/* Whole pixels: a column that stays in place is rounded apart from the others. */
+table { border-collapse: separate; border-spacing: 0; font-size: .875rem; line-height: 20px;
+  font-variant-numeric: tabular-nums }
+th, td { padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--line);
   overflow-wrap: normal }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page) }
 thead th { background: var(--band); vertical-align: bottom; font-weight: 600 }
@@ -41,7 +43,7 @@ details { margin: .4rem 0; font-size: .875rem } summary { cursor: pointer; color
 pre { overflow-x: auto; background: var(--band); padding: .6rem; font-size: .8rem; line-height: 1.35 }
 img { width: 100%; height: auto; display: block } figure.small img { max-width: 38rem }
 @media (max-width: 600px) {
-  th, td { padding: .3rem .45rem } th:first-child, td:first-child { max-width: 7.5rem }
+  th, td { padding: 5px 7px } th:first-child, td:first-child { max-width: 7.5rem }
 }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
