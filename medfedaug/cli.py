@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from medfedaug._version import __version__
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -101,10 +102,10 @@ def statistics(
     intensity: Intensity = "raw",
 ) -> None:
     """Channel statistics of a site's training images, in one streaming pass."""
-    from medfedaug.data.sites import find_sites, is_site, open_site, site_statistics
+    from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
-    single = data.is_dir() and is_site(data)
+    single = data.is_dir() and is_site(data) and not is_federation(data)
     sites = [open_site(data, limit=limit)] if single else find_sites(data, limit=limit)
     found = {}
     table = Table("site", "images", "channel", "mean", "std")
@@ -144,6 +145,10 @@ ImageSize = Annotated[int | None, typer.Option(min=16, help="Photographs are res
 Participation = Annotated[float, typer.Option(help="Share of the sites that each round asks.")]
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
+Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: the sites' metrics by round.")]
+Holdout = Annotated[
+    list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
 RoundTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for ever.")
@@ -182,7 +187,10 @@ def simulate(
     intensity: Intensity = "raw",
     limit: Limit = None,
     holdout: Annotated[
-        list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="A site that does not train and is tested as unseen; repeatable. all: each site in turn."
+        ),
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="nvflare: every site a process; inprocess: one after another.")
@@ -192,6 +200,7 @@ def simulate(
     min_sites: MinSites = 0,
     round_timeout: RoundTimeout = 0,
     grace: Grace = None,
+    tracking: Tracking = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
     ] = False,
@@ -201,9 +210,11 @@ def simulate(
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
     from medfedaug.data.sites import find_sites
+    from medfedaug.holdout import leave_one_site_out
     from medfedaug.simulate import configure
     from medfedaug.simulate import simulate as run
 
+    in_turn = holdout == ["all"]
     specs = _specification(methods, set_)
     config = configure(
         find_sites(data, limit=limit),
@@ -224,13 +235,13 @@ def simulate(
         seed=seed,
         limit=limit,
         threads=threads,
-        holdout=tuple(holdout or ()),
+        holdout=() if in_turn else tuple(holdout or ()),
         min_sites=min_sites,
         round_timeout=round_timeout,
         grace=grace,
     )
     with _RoundProgress(rounds) as progress:
-        results = run(
+        results = (leave_one_site_out if in_turn else run)(
             data,
             out,
             config,
@@ -239,7 +250,12 @@ def simulate(
             overwrite=overwrite,
             resume=resume,
             on_event=progress.show,
+            tracking=tracking,
         )
+    if in_turn:
+        _print_holdout(results, methods)
+        out_console.print(f"{out}/holdout.json", highlight=False)
+        return
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
 
@@ -272,7 +288,7 @@ def export(
         int,
         typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
     ] = 2,
-    round_timeout: RoundTimeout = 0,
+    round_timeout: RoundTimeout = 7200,
     grace: Grace = None,
     resume: Annotated[
         bool,
@@ -280,6 +296,8 @@ def export(
             "--resume", help="A job that continues the run of this name from the server's checkpoint."
         ),
     ] = False,
+    holdout: Holdout = None,
+    tracking: Tracking = None,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
     from medfedaug.config import RunConfig, task_defaults
@@ -315,9 +333,10 @@ def export(
             "min_sites": min_sites,
             "round_timeout": round_timeout,
             "grace": grace,
+            "holdout": holdout or (),
         }
     )
-    recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume)
+    recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume, tracking=tracking)
     recipe.export(job_dir=str(out.parent))
     out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
 
@@ -333,13 +352,19 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="JSON file for the scores, case by case.")] = None,
     limit: Limit = None,
     device: Device = "auto",
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Where sites keep their own layers; by default the folder state beside the model."),
+    ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several."""
     from medfedaug.evaluate import evaluate_model
     from medfedaug.federation.output import write_json
 
     with err_console.status("evaluating"):
-        scores = evaluate_model(model, data, config=config, split=split.value, limit=limit, device=device)
+        scores = evaluate_model(
+            model, data, config=config, split=split.value, limit=limit, device=device, state=state
+        )
     _print_scores(scores, split.value)
     if out is not None:
         write_json(out, scores)
@@ -375,6 +400,70 @@ def report(
     out_console.print(f"{out}", highlight=False)
 
 
+Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
+
+
+@app.command("site-config")
+def site_config(
+    kit: Kit,
+    data: Annotated[Path | None, typer.Option(help="Folder with the site's images.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or auto.")] = None,
+    min_images: Annotated[
+        int | None,
+        typer.Option(min=1, help="Statistics leave the site only if they summarise so many images; 10."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
+    ] = None,
+    forbid_code: Annotated[bool, typer.Option("--forbid-code", help="Refuse jobs that carry code.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what is missing and exit with 1; write nothing.")
+    ] = False,
+) -> None:
+    """Prepare a kit of NVFlare: allow-list, launcher, data folder, limits."""
+    from medfedaug.nvflare_jobs.kit import open_kit
+
+    opened = open_kit(kit)
+    files = opened.plan(data=data, device=device, state=state, min_images=min_images, forbid=forbid_code)
+    if not check:
+        opened.write(files)
+    changed = [(file.path, change) for file in files for change in file.changes]
+    for path, change in changed:
+        mark = "missing" if check else "written"
+        out_console.print(f"{path.relative_to(kit)}: {mark}: {change}", highlight=False, soft_wrap=True)
+    if not changed:
+        out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
+    elif not check:
+        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
+        out_console.print(note, highlight=False, soft_wrap=True)
+    if check and changed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    kit: Annotated[Path | None, typer.Option(help="An NVFlare kit, the server's or a site's.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The data, in place of what the kit names.")] = None,
+) -> None:
+    """Say whether a site is ready: software, device, data, kit, disk. Exit code 1 where it is not."""
+    from medfedaug.doctor import examine
+
+    with err_console.status("looking"):
+        checks = examine(kit, data)
+    table = Table("check", "verdict")
+    for title in ("found", "what to do"):
+        table.add_column(title, overflow="fold")  # paths and commands are whole, or of no use
+    for check in checks:
+        verdict = {True: "ok", None: "note", False: "NOT READY"}[check.ok]
+        style = {True: "green", None: "yellow", False: "red"}[check.ok]
+        table.add_row(check.name, Text(verdict, style=style), Text(check.found), Text(check.advice))
+    out_console.print(table)
+    wrong = [check.name for check in checks if check.ok is False]
+    out_console.print(f"not ready: {', '.join(wrong)}" if wrong else "ready", highlight=False)
+    if wrong:
+        raise typer.Exit(1)
+
+
 class _RoundProgress:
     """A bar over the rounds, and a line a round with the sites' losses and validation scores."""
 
@@ -400,7 +489,10 @@ class _RoundProgress:
 
     def show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
-        if kind in ("prepared", "unseen"):
+        if kind == "holdout":
+            self._line(f"without {event['site']}")
+            self.bar.update(self.task, completed=0)
+        elif kind in ("prepared", "unseen"):
             text = f"{event['samples']} training samples" if kind == "prepared" else "unseen, tested only"
             self._line(f"{event['site']}: {text}")
         elif kind == "round_started":
@@ -439,6 +531,15 @@ def _print_scores(scores: dict[str, Any], title: str) -> None:
         for site, entry in sorted(scores.get(group, {}).items()):
             table.add_row(site + mark, _number(entry[metric]), str(len(entry.get("cases", {}))))
     table.add_row("mean", _number(scores["mean"][metric]), "")
+    out_console.print(table)
+
+
+def _print_holdout(results: dict[str, Any], methods: str) -> None:
+    metric = results["metric"]
+    table = Table("left out", f"{metric} there", f"{metric} at the others", title=f"{methods}, unseen sites")
+    for site, score in results["unseen"].items():
+        table.add_row(site, _number(score), _number(results["seen"][site]))
+    table.add_row("mean", _number(results["mean"]), "")
     out_console.print(table)
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ConfigError", "DataError", "MedFedAugError", "RunFailed", "UpdateRefused", "first_line"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "MedFedAugError",
+    "PrivacyRefused",
+    "RunFailed",
+    "StorageError",
+    "UpdateRefused",
+    "first_line",
+]
 
 
 class MedFedAugError(Exception):
@@ -35,6 +44,21 @@ class DataError(MedFedAugError):
         super().__init__(" ".join(f"{text}. {hint}".split()).rstrip())
 
 
+class StorageError(MedFedAugError):
+    """A file could not be written; the one that was there before is as it was.
+
+    Args:
+        path: the file.
+        cause: what the operating system said.
+        full: whether for want of space.
+    """
+
+    def __init__(self, path: str | Path, cause: OSError, *, full: bool = False) -> None:
+        what = "the disk is full" if full else cause.strerror or str(cause)
+        text = f"{path}: cannot be written: {what}. An earlier file of this name is unharmed."
+        super().__init__(" ".join(text.split()) + (" Free some space and start again." if full else ""))
+
+
 class UpdateRefused(MedFedAugError):
     """What a site sent is not used: it would damage the global model.
 
@@ -48,6 +72,19 @@ class UpdateRefused(MedFedAugError):
     def __init__(self, site: str, key: str, *, expected: str, got: str) -> None:
         self.site, self.key = site, key
         super().__init__(f"site {site}, {key}: expected {expected}, got {got}")
+
+
+class PrivacyRefused(MedFedAugError):
+    """A site keeps back what it was asked for, because its own privacy policy says so.
+
+    Args:
+        site: the site.
+        reason: what the policy does not allow, without a full stop.
+    """
+
+    def __init__(self, site: str, reason: str) -> None:
+        self.site = site
+        super().__init__(f"site {site}: {reason}")
 
 
 class RunFailed(MedFedAugError):

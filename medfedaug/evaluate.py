@@ -12,25 +12,13 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig
-from medfedaug.data.sites import find_sites, is_site
+from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.output import RESULTS
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE
 from medfedaug.federation.site import SiteTrainer
 
-__all__ = ["evaluate_model", "load_run_config", "open_model"]
-
-
-def load_run_config(path: str | Path) -> RunConfig:
-    """The configuration that a run's ``results.json`` records.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    path = Path(path)
-    try:
-        return RunConfig.from_dict(json.loads(path.read_text())["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: no configuration of a run ({error})") from error
+__all__ = ["evaluate_model", "open_model"]
 
 
 def open_model(
@@ -40,8 +28,9 @@ def open_model(
     config: str | Path | None = None,
     limit: int | None = None,
     device: str = "auto",
-) -> Iterator[SiteTrainer]:
-    """A global model at one site after the other, with what the site needs to use it.
+    state: str | Path | None = None,
+) -> Iterator[tuple[SiteTrainer, int]]:
+    """A global model at one site after the other.
 
     Args:
         model: ``global_model.pt`` of a run.
@@ -49,27 +38,35 @@ def open_model(
         config: the run's ``results.json``; by default the one beside the model.
         limit: at most so many cases a site.
         device: where to compute.
+        state: where the sites keep what is theirs, for a run that leaves layers at the sites: the folder
+            ``state`` beside the model by default, ``MEDFEDAUG_STATE`` at a hospital.
 
     Yields:
-        The site's trainer, the model in its network; one at a time, since it holds the site's images.
+        The site's trainer with the global model in its network, and the round that the model is of, for
+        `SiteTrainer.recall_round`. One site at a time, since a trainer holds the site's images.
 
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
     model, data = Path(model), Path(data)
-    run = load_run_config(config or model.parent / RESULTS)
+    record = _load_record(config or model.parent / RESULTS)
+    run = RunConfig.from_dict(record["config"])
+    state = Path(state or model.parent / STATE)
     weights = _load_weights(model)
-    folders = [data] if data.is_dir() and is_site(data) else [site.path for site in find_sites(data)]
+    single = data.is_dir() and is_site(data) and not is_federation(data)
+    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    for folder in folders:
-        trainer = SiteTrainer(run, folder, device)
-        trainer.initialize({ExtraItems.CLIENT_NAME: folder.resolve().name})
-        if trainer.kept_keys:
-            raise ConfigError(
-                f"{model}: its run kept layers at the sites, so that the global model is not complete"
-            )
+    if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
+        raise ConfigError(
+            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
+        )
+    round_ = len(record["rounds"]) if model.name == FINAL_MODEL else record["selected_round"]
+    for name in names:
+        trainer = SiteTrainer(run, data, device, state / name)
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.enter_run(record["run"])
         trainer.receive(ExchangeObject(weights=weights))
-        yield trainer
+        yield trainer, round_
 
 
 def evaluate_model(
@@ -80,6 +77,7 @@ def evaluate_model(
     split: str = "test",
     limit: int | None = None,
     device: str = "auto",
+    state: str | Path | None = None,
 ) -> dict[str, Any]:
     """Score a global model on the images of sites, each normalised as at the site that they come from.
 
@@ -90,6 +88,7 @@ def evaluate_model(
         split: ``"test"`` or ``"validation"``.
         limit: at most so many cases a site.
         device: where to compute.
+        state: see `open_model`.
 
     Returns:
         ``{"sites": {name: {metric: value, "cases": {...}}}, "mean": {metric: value}}``.
@@ -98,10 +97,12 @@ def evaluate_model(
         MedFedAugError: one line that says what is wrong and where.
     """
     sites: dict[str, Any] = {}
-    for trainer in open_model(model, data, config=config, limit=limit, device=device):
+    opened = open_model(model, data, config=config, limit=limit, device=device, state=state)
+    for trainer, round_ in opened:
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=trainer.name, path=trainer.folder.path)
-        sites[trainer.name] = trainer.evaluate(ExchangeObject(), {"split": split}).metrics
+        scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_})
+        sites[trainer.name] = scores.metrics
     metric = trainer.task.metric
     known = [scores[metric] for scores in sites.values() if scores[metric] is not None]
     return {"split": split, "sites": sites, "mean": {metric: sum(known) / len(known) if known else None}}
@@ -115,3 +116,15 @@ def _load_weights(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(weights, Mapping) or not all(isinstance(v, torch.Tensor) for v in weights.values()):
         raise ConfigError(f"{path}: not a state dict")
     return dict(weights)
+
+
+def _load_record(path: str | Path) -> dict[str, Any]:
+    """What a run's ``results.json`` records."""
+    try:
+        record: dict[str, Any] = json.loads(Path(path).read_text())
+        missing = {"config", "run", "rounds", "selected_round"} - set(record)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
+    if missing:
+        raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
+    return record

@@ -11,7 +11,9 @@ image has exactly that.
 Sources:
     * FedFA, FedFA+: Zhou et al., "Federated Feature Augmentation and Alignment"; equation numbers are those
       of that article.
-    * FedFD: Eq. 2 of "Feature Diversification and Adaptation for Federated Domain Generalization".
+    * FedFD: "Feature Diversification and Adaptation for Federated Domain Generalization".
+    * FRAug: Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
+      Augmentation".
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ __all__ = [
     "augment_features",
     "augmentation_spread",
     "feature_statistics",
+    "gaussian_mmd",
     "mix_statistics",
+    "normalise_features",
     "perturb_features",
+    "ramp_up",
     "soft_histogram",
     "student_t_modulation",
     "symmetric_kl",
@@ -526,3 +531,105 @@ def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
     work = _working_precision(local)
     weight = u.to(work.dtype)
     return (weight * work + (1.0 - weight) * global_.to(work.dtype)).to(local.dtype)
+
+
+def normalise_features(
+    x: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    r"""Normalise every image with statistics of its own (FedFD section 3.1, with those of Eq. 2 or 6).
+
+    .. math:: \gamma\frac{a - \mu}{\sigma} + \beta
+
+    Args:
+        x: features, (B, C, *spatial).
+        mean: (B, C).
+        std: (B, C), positive.
+        weight: :math:`\gamma`, (C,); 1 where ``None``.
+        bias: :math:`\beta`, (C,); 0 where ``None``.
+
+    Returns:
+        The normalised features, shape and dtype of `x`.
+
+    Raises:
+        ValueError: when a shape does not fit, naming the argument.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0]]])
+        >>> normalise_features(x, torch.tensor([[2.0]]), torch.tensor([[0.5]]))
+        tensor([[[-2.,  2.]]])
+    """
+    for name, value in (("mean", mean), ("std", std)):
+        if list(value.shape) != list(x.shape[:2]):
+            raise ValueError(f"expected {name} of shape {list(x.shape[:2])}, got {list(value.shape)}")
+    work = _working_precision(x)
+    scale = std.to(work.dtype).reciprocal()
+    if weight is not None:
+        scale = weight.to(work.dtype) * scale
+    shift = -mean.to(work.dtype) * scale
+    if bias is not None:
+        shift = bias.to(work.dtype) + shift
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        return _affine(work, scale, shift).to(x.dtype)
+    return _Affine.apply(work, scale, shift).to(x.dtype)
+
+
+def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float | None = None) -> Tensor:
+    r"""Squared maximum mean discrepancy of two samples (Gretton et al., JMLR 2012; FRAug Eq. 5 and 6).
+
+    .. math:: \mathbb{E}[k(x, x')] + \mathbb{E}[k(y, y')] - 2\mathbb{E}[k(x, y)], \qquad
+              k(a, b) = \exp\left(-\frac{\lVert a - b\rVert^2}{2 s^2}\right)
+
+    The means are over all pairs, an element with itself among them, so that the value is never negative and
+    a sample of one is allowed: prototypes come one a class. (MONAI's `MMDMetric` is the unbiased estimate
+    with a linear kernel; it needs two of each, and no mapping of finite width makes it Gaussian.)
+
+    Args:
+        x: one sample, (N, D).
+        y: the other, (M, D).
+        bandwidth: s, in units of `x`; ``None`` takes the root of half the mean squared distance between the
+            elements of the two samples, as a constant.
+
+    Returns:
+        A scalar in [0, 2].
+
+    Raises:
+        ValueError: when the shapes do not fit.
+
+    Deviations:
+        The paper names the distance and not the kernel or its width.
+
+    Example:
+        >>> a = torch.tensor([[0.0], [1.0]])
+        >>> float(gaussian_mmd(a, a)), float(gaussian_mmd(a, a + 100.0, bandwidth=1.0)) > 1.5
+        (0.0, True)
+    """
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
+        raise ValueError(f"expected samples (N, D) and (M, D), got {list(x.shape)} and {list(y.shape)}")
+    both = torch.cat([_working_precision(x), _working_precision(y)])
+    squares = (both[:, None] - both[None]).square().sum(dim=2)
+    if bandwidth is None:
+        count = both.shape[0]
+        twice = (squares.detach().sum() / max(count * (count - 1), 1)).clamp_min(1e-12)
+    else:
+        twice = torch.as_tensor(2.0 * bandwidth**2, dtype=squares.dtype, device=squares.device)
+    kernel = torch.exp(-squares / twice)
+    n = x.shape[0]
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2.0 * kernel[:n, n:].mean()
+
+
+def ramp_up(step: int, length: int) -> float:
+    r"""The exponential ramp-up :math:`\exp(-5(1 - t)^2)`, t = step / length, at most 1.
+
+    Laine and Aila, "Temporal ensembling for semi-supervised learning", 2017, to which FRAug refers.
+
+    Args:
+        step: how many steps have been made.
+        length: after how many it reaches 1; 0 for a weight of 1 throughout.
+
+    Example:
+        >>> [round(ramp_up(step, 100), 3) for step in (0, 50, 100, 150)]
+        [0.007, 0.287, 1.0, 1.0]
+    """
+    if length <= 0 or step >= length:
+        return 1.0
+    return math.exp(-5.0 * (1.0 - step / length) ** 2)

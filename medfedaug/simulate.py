@@ -19,14 +19,12 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATISTICS, write_json, write_run
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_json, write_run
 from medfedaug.statistics import save_statistics
 
 __all__ = ["ENGINES", "configure", "simulate"]
 
 ENGINES = ("nvflare", "inprocess")
-
-STATE = "state"
 
 
 def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
@@ -61,16 +59,18 @@ def simulate(
     overwrite: bool = False,
     resume: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    tracking: str | None = None,
 ) -> dict[str, Any]:
     """Run a federation over the sites below ``data_dir``.
 
     Everything is checked before anything is written; ``out`` receives its files when the run is over, and
-    until then holds ``state/``, what server and sites keep after every round.
+    until then holds ``state/``, what server and sites keep after every round. Where layers stay at the sites,
+    the sites' part of it remains: without it the model is not complete.
 
     Args:
         data_dir: the folder that holds the sites' folders.
         out: receives ``results.json``, ``global_model.pt`` (the selected round), ``final_model.pt``,
-            ``statistics.json``, ``report.html`` and, with NVFlare, ``nvflare.log``.
+            ``statistics.json``, ``report.html`` and, with NVFlare, ``nvflare.log`` and ``tracking``.
         config: the run; channels and classes are taken from the data.
         engine: ``"nvflare"`` or ``"inprocess"``.
         device: the sites' device.
@@ -78,6 +78,7 @@ def simulate(
         resume: continue an interrupted run after its last finished round; a finished one is not run again,
             and where nothing is there yet, the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
+        tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
 
     Returns:
         The content of ``results.json``.
@@ -87,6 +88,8 @@ def simulate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; choose from {', '.join(ENGINES)}")
+    if tracking and engine != "nvflare":
+        raise ConfigError("tracking is NVFlare's: choose --engine nvflare")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder")
@@ -98,7 +101,7 @@ def simulate(
     if engine == "nvflare" and not config.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
-    Composition(config)  # whether methods and network go together
+    composition = Composition(config)  # whether methods and network go together
     state = out / STATE
     if (out / RESULTS).exists() and not overwrite:
         if resume:
@@ -106,6 +109,7 @@ def simulate(
         raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
     if overwrite:
         shutil.rmtree(state, ignore_errors=True)
+        (out / RESULTS).unlink(missing_ok=True)  # or a run that breaks off would pass for the finished one
     interrupted = server_checkpoint(state).exists()
     if interrupted and not resume:
         raise ConfigError(f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew")
@@ -118,8 +122,19 @@ def simulate(
     # Beside `out`, so that the files can be moved into it without a copy.
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
     try:
-        run = _run_nvflare if engine == "nvflare" else _run_in_process
-        run(config, data_dir, names, work, device, on_event, state, interrupted)
+        run: dict[str, Any] = {
+            "config": config,
+            "data_dir": data_dir,
+            "sites": names,
+            "device": device,
+            "on_event": on_event,
+            "state_dir": state,
+            "resume": interrupted,
+        }
+        if engine == "nvflare":
+            _run_nvflare(work, tracking=tracking, **run)
+        else:
+            write_run(work, run_in_process(**run))
         results = _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
     except RunFailed as error:
         last = work / FINAL_MODEL
@@ -134,7 +149,8 @@ def simulate(
             shutil.rmtree(state, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty
                 out.rmdir()
-    shutil.rmtree(state)
+    # The sites' own layers are part of the trained model; what else is there served to continue.
+    shutil.rmtree(server_checkpoint(state).parent if composition.kept_keys else state)
     return results
 
 
@@ -145,36 +161,14 @@ def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     return results
 
 
-def _run_in_process(
-    config: RunConfig,
-    data_dir: str | Path,
-    names: list[str],
-    work: Path,
-    device: str,
-    on_event: Callable[[dict[str, Any]], None] | None,
-    state: Path,
-    resume: bool,
-) -> None:
-    write_run(work, run_in_process(config, data_dir, names, device, on_event, state, resume))
-
-
-def _run_nvflare(
-    config: RunConfig,
-    data_dir: str | Path,
-    names: list[str],
-    work: Path,
-    device: str,
-    on_event: Callable[[dict[str, Any]], None] | None,
-    state: Path,
-    resume: bool,
-) -> None:
+def _run_nvflare(work: Path, **run: Any) -> None:
     # Imported here: the in-process engine works without NVFlare, and its import takes seconds.
     from medfedaug.nvflare_jobs.simulator import LOG_FILE, output_folder, run_in_simulator
 
     # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
     with tempfile.TemporaryDirectory(prefix="medfedaug-") as simulator:
         try:
-            run_in_simulator(config, data_dir, names, simulator, device, on_event, state, resume)
+            run_in_simulator(work_dir=simulator, **run)
         except RunFailed as error:
             kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
             shutil.copyfile(Path(simulator) / LOG_FILE, kept)
@@ -206,6 +200,8 @@ def _finish(
     for file in sorted(
         work.iterdir(), key=lambda f: f.name == RESULTS
     ):  # last, since it marks a finished run
+        if (out / file.name).is_dir():
+            shutil.rmtree(out / file.name)
         os.replace(file, out / file.name)
     # Imported here: matplotlib takes a second, and is needed only now.
     from medfedaug.analysis import write_report

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from medfedaug.files import parse_json, write_atomic
 
 __all__ = ["ChannelStatistics", "channel_statistics", "load_statistics", "save_statistics"]
 
@@ -261,7 +262,7 @@ def _moments(voxels: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
 def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, ChannelStatistics]) -> None:
     """Write the statistics of a federation as JSON.
 
-    The file is complete or absent: it is written beside its destination and then moved there.
+    The file is complete or absent (`medfedaug.files.write_atomic`).
 
     Args:
         path: the file; an existing one is replaced.
@@ -270,6 +271,7 @@ def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, Chann
     Raises:
         ValueError: when there is no site, a site's statistics make no sense, or channel counts differ; names
             the site.
+        StorageError: when the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -285,17 +287,7 @@ def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, Chann
         "sites": {site: values.to_dict() for site, values in statistics.items()},
     }
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    path = Path(path)
-    # Not `tempfile`, whose files only their owner may read.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, lambda file: file.write(text.encode()))
 
 
 def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics]:
@@ -314,7 +306,7 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
     """
     path = Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_reject_duplicates)
+        content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f'not a statistics file: expected "format": "{_FORMAT}"')
         version = content.get("version")
@@ -327,18 +319,9 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
             site: ChannelStatistics.from_dict(values, site=site or "''") for site, values in sites.items()
         }
         _check_sites(statistics)
-    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
+    except ValueError as error:  # JSON and Unicode errors are ValueErrors
         raise ValueError(f"{path}: {error}") from error
     return statistics
-
-
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"'{twice}' occurs twice")
-    return result
 
 
 def _check_sites(statistics: Mapping[str, ChannelStatistics]) -> None:

@@ -41,6 +41,9 @@ class Task(ABC):
     """Samples, loss, inference and metric; the trainer is the same for all tasks."""
 
     metric: ClassVar[str]
+    dense: ClassVar[bool]
+    """Whether every pixel has a target of its own."""
+    num_classes: int
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
@@ -51,8 +54,12 @@ class Task(ABC):
         """
 
     @abstractmethod
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """The training samples of each training case, decoded; a case may have none."""
+
     def training_samples(self, site: SiteFolder) -> list[Sample]:
         """All training samples of a site, decoded."""
+        return [sample for samples in self.case_samples(site) for sample in samples]
 
     @abstractmethod
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
@@ -67,8 +74,12 @@ class Task(ABC):
         """A batch."""
 
     @abstractmethod
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """Targets as probabilities of the classes, (B, K, ...), which can be averaged and given to `loss`."""
+
+    @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The scalar that training minimises."""
+        """The scalar that training minimises, with targets as labels or as `probabilities`."""
 
     @abstractmethod
     def evaluate(
@@ -101,10 +112,12 @@ class SegmentationTask(Task):
     """
 
     metric = "dice"
+    dense = True
 
     def __init__(self, num_classes: int, intensity: str = "raw", divisor: int = 16) -> None:
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
         self.criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+        self.soft_criterion = DiceCELoss(include_background=False, softmax=True, batch=True)
 
     def check_site(self, site: SiteFolder) -> None:
         """As many classes as the federation has; what a site calls them is its own affair."""
@@ -117,23 +130,27 @@ class SegmentationTask(Task):
                 path=site.path / site.listing,
             )
 
-    def training_samples(self, site: SiteFolder) -> list[Sample]:
-        """All training slices with foreground: image (C, H, W) and label (1, H, W)."""
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """The training slices with foreground of each volume: image (C, H, W) and label (1, H, W).
+
+        Raises:
+            DataError: naming the site, when no volume has any.
+        """
         assert isinstance(site, VolumeFolder)
-        samples: list[Sample] = []
+        found = False
         for case in site.cases["training"]:
             image, label = site.load_case(case, self.intensity)
-            for index in label.flatten(0, 2).any(dim=0).nonzero().flatten().tolist():
-                # Cloned, or one slice would keep its whole volume in memory.
-                samples.append({IMAGE: image[..., index].clone(), LABEL: label[..., index].clone()})
-        if not samples:
+            indices = label.flatten(0, 2).any(dim=0).nonzero().flatten().tolist()
+            found = found or bool(indices)
+            # Cloned, or one slice would keep its whole volume in memory.
+            yield [{IMAGE: image[..., i].clone(), LABEL: label[..., i].clone()} for i in indices]
+        if not found:
             raise DataError(
                 "no training slice has any foreground",
                 site=site.name,
                 path=site.path,
                 hint="Check the label maps.",
             )
-        return samples
 
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
         """The volumes of a split: name, image (C, H, W, D) and label (1, H, W, D), one at a time."""
@@ -151,9 +168,14 @@ class SegmentationTask(Task):
             return _plain_batch(pad_list_data_collate(samples))
         return _plain_batch(pad_list_data_collate([pad(sample) for sample in samples]))
 
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """(B, 1, H, W) as one-hot (B, K, H, W)."""
+        return one_hot(targets, self.num_classes)
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Dice plus cross-entropy of logits (B, K, H, W) and labels (B, 1, H, W)."""
-        return self.criterion(outputs, targets)
+        """Dice plus cross-entropy of logits (B, K, H, W) and labels (B, 1, H, W) or probabilities."""
+        soft = targets.shape[1] == self.num_classes
+        return self.soft_criterion(outputs, targets) if soft else self.criterion(outputs, targets)
 
     @torch.no_grad()
     def evaluate(
@@ -207,9 +229,11 @@ class ClassificationTask(Task):
     """
 
     metric = "accuracy"
+    dense = False
 
     def __init__(self, classes: Sequence[str], scale: bool, image_size: int | None = None) -> None:
         self.classes, self.scale, self.image_size = tuple(classes), scale, image_size
+        self.num_classes = len(self.classes)
         self.criterion = nn.CrossEntropyLoss()
 
     def check_site(self, site: SiteFolder) -> None:
@@ -224,9 +248,10 @@ class ClassificationTask(Task):
                 path=site.path,
             )
 
-    def training_samples(self, site: SiteFolder) -> list[Sample]:
-        """All training images as uint8 (C, H, W), a quarter of their size as numbers; label ()."""
-        return [{IMAGE: image, LABEL: label} for _, image, label in self.evaluation_cases(site, "training")]
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """Each training image as uint8 (C, H, W), a quarter of its size as numbers; label ()."""
+        for _, image, label in self.evaluation_cases(site, "training"):
+            yield [{IMAGE: image, LABEL: label}]
 
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
         """The images of a split: name, image as uint8 (C, H, W), label ()."""
@@ -253,8 +278,12 @@ class ClassificationTask(Task):
             raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
         return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
 
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """(B,) as one-hot (B, K)."""
+        return one_hot(targets[:, None], len(self.classes))
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of logits (B, K) and classes (B,)."""
+        """Cross-entropy of logits (B, K) and classes (B,) or probabilities (B, K)."""
         return self.criterion(outputs, targets)
 
     @torch.no_grad()

@@ -1,9 +1,34 @@
 """The federation as an NVFlare job: recipe, controller, executor, persistor and the simulator."""
 
-from medfedaug.nvflare_jobs.controller import FederationController
-from medfedaug.nvflare_jobs.executor import SiteExecutor
-from medfedaug.nvflare_jobs.persistor import ModelPersistor
-from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
-from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from medfedaug.nvflare_jobs.controller import FederationController
+    from medfedaug.nvflare_jobs.executor import SiteExecutor
+    from medfedaug.nvflare_jobs.persistor import ModelPersistor
+    from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+    from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
 __all__ = ["FederationController", "MedFedAugRecipe", "ModelPersistor", "SiteExecutor", "run_in_simulator"]
+
+_MODULES = {
+    "FederationController": "controller",
+    "MedFedAugRecipe": "recipe",
+    "ModelPersistor": "persistor",
+    "SiteExecutor": "executor",
+    "run_in_simulator": "simulator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: a site's parent process needs the launcher alone, and not PyTorch for months.
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

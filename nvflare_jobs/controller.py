@@ -30,7 +30,7 @@ from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE, Reply,
 from medfedaug.federation.output import write_models, write_run
 from medfedaug.federation.server import FederationServer
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
-from medfedaug.nvflare_jobs.state import state_folder
+from medfedaug.settings import SiteSettings
 
 __all__ = ["EVENTS_FILE", "OUTPUT_FOLDER", "TASKS", "FederationController"]
 
@@ -50,7 +50,7 @@ class FederationController(Controller):
     left out of that round with a reason and asked again in the next one; a site that connects later is
     prepared beside the round in progress.
 
-    After every round a checkpoint goes to the state folder (`medfedaug.nvflare_jobs.state`), outside the
+    After every round a checkpoint goes to the state folder (`medfedaug.settings.SiteSettings`), outside the
     folder of the job. NVFlare cannot continue a job whose server was restarted; a new job with ``resume`` and
     the same name continues the run from there.
 
@@ -99,7 +99,9 @@ class FederationController(Controller):
         workspace = self.engine.get_workspace()
         folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / OUTPUT_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        self._checkpoint = server_checkpoint(state_folder(Path(workspace.get_root_dir())), self.run_name)
+        state = SiteSettings.load(workspace.get_root_dir()).state
+        assert state is not None  # a kit always has one
+        self._checkpoint = server_checkpoint(state, self.run_name)
         with (folder / EVENTS_FILE).open("w", buffering=1) as events:
             lock = threading.Lock()  # sites answer in threads of their own
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -16,20 +14,20 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from medfedaug.config import RunConfig
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.messages import Reply
 from medfedaug.federation.site import Site, SiteTrainer
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
-from medfedaug.nvflare_jobs.state import state_folder
+from medfedaug.settings import SiteSettings
 
-__all__ = ["DEVICE_VARIABLE", "SiteExecutor"]
-
-DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
+__all__ = ["SiteExecutor"]
 
 
 class SiteExecutor(Executor):
     """Runs the tasks ``prepare``, ``train``, ``validate`` and ``test`` at a site.
 
-    It is named by its class path, so that a job carries no code. The data folder comes from the site's own
-    environment variable ``MEDFEDAUG_DATA``, the device from ``MEDFEDAUG_DEVICE`` (``auto`` by default).
+    It is named by its class path, so that a job carries no code. Data folder and device are the site's own
+    (`medfedaug.settings.SiteSettings`) and never come from the job.
 
     Args:
         config: `medfedaug.config.RunConfig` as a dictionary.
@@ -56,11 +54,24 @@ class SiteExecutor(Executor):
         """Answer a request; trouble of this site is answered in one line and ends nobody else's work."""
         request = request_from_model(FLModelUtils.from_shareable(shareable))
         if self._site is None:
-            name = fl_ctx.get_identity_name()
-            state = state_folder(Path(fl_ctx.get_workspace().get_root_dir())) / name
-            device = os.environ.get(DEVICE_VARIABLE, "auto")
-            self._site = Site(name, SiteTrainer(self._run_config, device=device, state_dir=state))
+            name, kit = fl_ctx.get_identity_name(), fl_ctx.get_workspace().get_root_dir()
+            try:
+                self._site = _site(name, self._run_config, SiteSettings.load(kit))
+            except MedFedAugError as error:
+                return self._reply(Reply(request.task, request.round, error=f"site {name}: {error}"), fl_ctx)
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
+        return self._reply(reply, fl_ctx)
+
+    def _reply(self, reply: Reply, fl_ctx: FLContext) -> Shareable:
         if reply.error:
             self.log_error(fl_ctx, reply.error)
         return FLModelUtils.to_shareable(reply_to_model(reply))
+
+
+def _site(name: str, config: RunConfig, settings: SiteSettings) -> Site:
+    assert settings.state is not None  # a kit always has one
+    state = settings.state / name
+    trainer = SiteTrainer(
+        config, settings.data, settings.device, state, settings.privacy, state / "privacy_ledger.json"
+    )
+    return Site(name, trainer)

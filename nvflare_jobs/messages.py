@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from medfedaug.federation.messages import Reply, Request
@@ -66,7 +68,7 @@ def reply_from_model(model: FLModel) -> Reply:
     return Reply(
         task=str(meta.get("task", "")),
         round=_int(meta.get("round")),
-        weights=model.params or {},
+        weights=_tensors(model.params),
         payload=_dict(meta.get("payload") if model.params else model.metrics),
         num_samples=_int(meta.get("num_samples")),
         metrics=_dict(meta.get("metrics")),
@@ -86,6 +88,14 @@ def _meta(model: FLModel) -> dict[str, Any]:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _tensors(params: Any) -> dict[str, Any]:
+    """Arrays as tensors again: some of NVFlare's filters give NumPy's for what they were given as torch's."""
+    return {
+        key: torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+        for key, value in _dict(params).items()
+    }
 
 
 def _int(value: Any) -> int:

@@ -13,6 +13,7 @@ from medfedaug.config import RunConfig
 from medfedaug.nvflare_jobs.controller import TASKS, FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.persistor import ModelPersistor
+from medfedaug.nvflare_jobs.tracking import add_tracking
 
 __all__ = ["MedFedAugRecipe"]
 
@@ -31,9 +32,10 @@ class MedFedAugRecipe(Recipe):
         resume: continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again; NVFlare's default of
             2 s is most of what a round of a small model costs.
+        tracking: ``"tensorboard"`` or ``"mlflow"``: where the server puts the sites' metrics of every round.
 
     Raises:
-        ConfigError: when methods, network and options do not go together.
+        ConfigError: when methods, network and options do not go together, or a tracker is missing.
 
     Example:
         >>> from medfedaug.methods import parse_methods
@@ -50,6 +52,7 @@ class MedFedAugRecipe(Recipe):
         min_clients: int | None = None,
         resume: bool = False,
         task_request_interval: float = 0.1,
+        tracking: str | None = None,
     ) -> None:
         run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
         self.name = name
@@ -61,6 +64,8 @@ class MedFedAugRecipe(Recipe):
         _name_classes_only(job)
         super().__init__(job)
         self.add_server_config({"server": {"task_request_interval": task_request_interval}})
+        if tracking:
+            add_tracking(self, tracking)
 
 
 def _name_classes_only(job: FedJob) -> None:

@@ -16,11 +16,10 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medfedaug.config import RunConfig
 from medfedaug.errors import RunFailed
-from medfedaug.federation.site import DATA_VARIABLE
 from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
-from medfedaug.nvflare_jobs.executor import DEVICE_VARIABLE
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
-from medfedaug.nvflare_jobs.state import STATE_VARIABLE
+from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
+from medfedaug.settings import DATA_VARIABLE, DEVICE_VARIABLE, SETTINGS_FILE, STATE_VARIABLE
 
 __all__ = ["LOG_FILE", "output_folder", "run_in_simulator"]
 
@@ -36,6 +35,7 @@ def run_in_simulator(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     state_dir: str | Path | None = None,
     resume: bool = False,
+    tracking: str | None = None,
 ) -> Path:
     """Run the job in NVFlare's simulator.
 
@@ -50,18 +50,21 @@ def run_in_simulator(
         on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for what must survive a restart, of server and sites; by default in ``work_dir``.
         resume: continue from what is in ``state_dir``.
+        tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
 
     Returns:
-        The folder with ``results.json`` and the models.
+        The folder with ``results.json`` and the models, and with what was tracked below ``tracking``.
 
     Raises:
         RunFailed: when the run ended without results, with the reason where one is known.
     """
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
-    recipe = MedFedAugRecipe(config=config, min_clients=config.min_sites or len(sites), resume=resume)
+    recipe = MedFedAugRecipe(
+        config=config, min_clients=config.min_sites or len(sites), resume=resume, tracking=tracking
+    )
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"
-    _allow_components(workspace)
+    _write_site_settings(workspace)
     command = [
         *(
             sys.executable,
@@ -81,6 +84,7 @@ def run_in_simulator(
         **({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
     }
     output = output_folder(work)
+    run = output.parent
     failure = ""
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -98,6 +102,9 @@ def run_in_simulator(
         raise RunFailed(
             f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
         )
+    if (run / MLFLOW_FILE).is_file():
+        (run / TRACKING_FOLDER).mkdir(exist_ok=True)
+        (run / MLFLOW_FILE).rename(run / TRACKING_FOLDER / MLFLOW_FILE)
     return output
 
 
@@ -106,12 +113,15 @@ def output_folder(work_dir: str | Path) -> Path:
     return Path(work_dir) / "workspace" / "server" / "simulate_job" / OUTPUT_FOLDER
 
 
-def _allow_components(workspace: Path) -> None:
-    """A job without code may name only classes that the site allows; ours are under one prefix."""
-    local = workspace / "local"
-    local.mkdir(parents=True)
+def _write_site_settings(workspace: Path) -> None:
+    """What a site decides for itself, as it has to be where all sites are on the user's own machine."""
+    settings = workspace / SETTINGS_FILE
+    settings.parent.mkdir(parents=True)
+    # Nothing leaves the machine, so that a few images are enough.
+    settings.write_text(json.dumps({"privacy": {"min_images": 1}}))
+    # A job without code may name only classes that the site allows; ours are under one prefix.
     policy = {"format_version": 2, "class_allow_list": [*DEFAULT_CLASS_ALLOW_LIST, "medfedaug."]}
-    (local / "resources.json").write_text(json.dumps(policy, indent=1))
+    settings.with_name("resources.json").write_text(json.dumps(policy, indent=1))
 
 
 def _follow(path: Path, process: subprocess.Popen[bytes], period: float = 0.1) -> Iterator[dict[str, Any]]:

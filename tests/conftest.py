@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import resources
 from pathlib import Path
 
 import nibabel
@@ -11,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from medfedaug import cli
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.methods import parse_methods
@@ -26,6 +32,25 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command in this process: exit code, standard output, standard error."""
+
+    def call(*args) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
+        monkeypatch.setattr(cli.err_console, "file", sys.stderr, raising=False)
+        monkeypatch.setattr(cli.out_console, "file", sys.stdout, raising=False)
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture(scope="session")
@@ -106,3 +131,19 @@ def make_site(tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def provisioned(tmp_path_factory) -> Path:
+    """The kits of the four hospitals, as NVFlare makes them from the project file that is shipped."""
+    project = resources.files("medfedaug.nvflare_jobs.provisioning") / "project.yml"
+    work = tmp_path_factory.mktemp("kits")
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(project), "-w", "kits"]
+    # A home of its own: the command leaves files there.
+    subprocess.run(command, check=True, cwd=work, env={**os.environ, "HOME": str(work)}, capture_output=True)
+    return work / "kits" / "medfedaug" / "prod_00"
+
+
+@pytest.fixture
+def kits(provisioned, tmp_path) -> Path:
+    return Path(shutil.copytree(provisioned, tmp_path / "kits"))

@@ -94,6 +94,37 @@ def test_faults(make_photos, make_site, tmp_path):
         ClassificationTask(["a", "b"], scale=True).collate(samples)
 
 
+def test_faults_of_folders_and_lists_name_site_and_file(make_photos):
+    folder = make_photos("A", per_class=1)
+    with pytest.raises(DataError, match=r"site A, .*A/splits: the split 'validation' is empty"):
+        open_site(folder)
+    (folder.parent / "splits").mkdir()
+    lists = {part: folder.parent / f"splits/A_{part}.json" for part in ("train", "test")}
+
+    def opened(train, test):
+        for part, entries in (("train", train), ("test", test)):
+            lists[part].write_text(entries if isinstance(entries, str) else json.dumps(entries))
+        site = open_site(folder)
+        site.check_files()
+
+    cat, dog = ["A/cat/0.png", "cat"], ["A/dog/0.png", "dog"]
+    for train, test, message in (
+        ("{", [cat], r"A_train\.json: not a list of \[path, class\]"),
+        ([cat, dog], [3], r"A_test\.json: not a list of \[path, class\]"),
+        ([cat, dog], [["A/cow/0.png", "cow"]], r"A_test\.json: names the class 'cow'.* cat, dog"),
+        ([cat, dog], [cat], r"A/cat/0\.png: listed more than once"),
+        ([cat, dog], [["A/cat/7.png", "cat"]], r"A/cat/7\.png: a listed image is missing"),
+    ):
+        with pytest.raises(DataError, match="site A, .*" + message):
+            opened(train, test)
+    for file in folder.rglob("*.png"):
+        file.unlink()
+    for file in lists.values():
+        file.unlink()
+    with pytest.raises(DataError, match=r"site A, .*A: holds neither a dataset\.json nor images in a folder"):
+        open_site(folder)
+
+
 def test_configuration_follows_from_the_data(make_photos, make_site, tmp_path):
     for name in "AB":
         make_photos(name, per_class=5)

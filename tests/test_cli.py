@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY_NETWORK, write_volume
 
-from medfedaug import cli
 from medfedaug.config import RunConfig
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import method_names
 from medfedaug.statistics import load_statistics
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the command in this process: exit code, standard output, standard error."""
-
-    def call(*args) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
-        monkeypatch.setattr(cli.err_console, "file", sys.stderr, raising=False)
-        monkeypatch.setattr(cli.out_console, "file", sys.stdout, raising=False)
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def simulate_args(data, out, methods="fedrdn,fedfa", engine="inprocess"):
@@ -100,6 +79,7 @@ def test_statistics_prints_and_saves(run, phantom_dir, tmp_path):
 def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     job = tmp_path / "job"
     options = ["--methods", "fedrdn,fedfa", "--rounds", 3, "--min-sites", 4, "--classes", "background,lesion"]
+    options += ["--holdout", "hospital-d"]
     code, out, err = run("export", *options, "--out", job)
     assert code == 0, err
     assert "nvflare job submit" in out
@@ -111,6 +91,7 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
     config = RunConfig.from_dict(executor["executor"]["args"]["config"])
     assert (config.rounds, config.min_sites, config.classes) == (3, 4, ("background", "lesion"))
+    assert config.holdout == ("hospital-d",)
     assert [method["name"] for method in config.methods] == ["fedrdn", "fedfa"]
     code, _, err = run("export", *options, "--out", job)
     assert code == 2
@@ -215,12 +196,31 @@ def test_wrong_options_say_what_would_be_right(run, phantom_dir, tmp_path, extra
         assert word in err
 
 
+def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again.json"
+    code, _, err = run(*simulate_args(phantom_dir, out, "fedbn"))
+    assert code == 0, err
+    arguments = ("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir, "--out", again)
+    code, _, err = run(*arguments)
+    assert code == 0, err
+    tested = json.loads((out / "results.json").read_text())["test"]
+    evaluated = json.loads(again.read_text())["sites"]
+    for site, entry in tested["sites"].items():
+        assert evaluated[site]["cases"] == pytest.approx(entry["cases"], nan_ok=True)
+    assert "this site has none" in evaluated["site_C"]["note"]
+    code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
+    assert code == 2
+    assert "kept layers at the sites" in err
+
+
 def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     model = tmp_path / "global_model.pt"
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2
     assert "results.json" in err
-    (tmp_path / "results.json").write_text(json.dumps({"config": RunConfig().to_dict()}))
+    (tmp_path / "results.json").write_text(
+        json.dumps({"config": RunConfig().to_dict(), "run": "0" * 32, "rounds": [], "selected_round": 0})
+    )
     model.write_bytes(b"no model")
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2

@@ -10,13 +10,19 @@ import torch
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import method_names
+from medfedaug.methods import build_methods, method_names
 from medfedaug.models import network_names
 from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]
 SEGMENTING = ("basicunet", "unet")
 METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+")]
+CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
+
+
+def small(methods):
+    """Arguments that let a method run on a case or two."""
+    return {"fedmix": {"group": 2}} if "fedmix" in methods else None
 
 
 def check(server):
@@ -26,14 +32,45 @@ def check(server):
     assert all(bool(torch.isfinite(value).all()) for value in server.state.values())
 
 
-@pytest.mark.parametrize("pair", itertools.combinations(METHODS, 2), ids="+".join)
+def excluded(*names: str) -> str:
+    try:
+        build_methods([{"name": name} for name in names])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_which_methods_exclude_each_other():
+    found = {pair for pair in itertools.combinations(sorted(METHODS), 2) if excluded(*pair)}
+    groups = [
+        ("fedrdn", "norm"),  # both normalise
+        ("fedmix", "manifold_mixup", "mixup", "moex"),  # all mix labels
+    ]
+    expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
+    # Labels mixed by the one, needed unmixed by the other.
+    expected |= {tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a"))}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=() if {*pair} <= set(CORE) else pytest.mark.slow)
+        for pair in itertools.combinations(METHODS, 2)
+        if not excluded(*pair)
+    ],
+    ids="+".join,
+)
 def test_every_pair_of_methods(tiny_config, phantom_dir, pair):
-    config = tiny_config(",".join(pair), rounds=1, limit=1)
-    if pair == ("norm", "fedrdn"):
-        with pytest.raises(ConfigError, match="both normalise"):
-            run_in_process(config, phantom_dir, SITES, "cpu")
-    else:
-        check(run_in_process(config, phantom_dir, SITES, "cpu"))
+    config = tiny_config(",".join(pair), rounds=1, limit=1, settings=small(pair))
+    check(run_in_process(config, phantom_dir, SITES, "cpu"))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in CORE])
+def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
+    methods = ("fedrdn", "fedfa", name)
+    config = tiny_config(",".join(methods), rounds=1, limit=1, settings=small(methods))
+    check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
 # Together they name every method; what a method does to a network does not depend on its company.

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHARED, write_volume
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
+from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.site import resolve_data_folder
 
 
 def edit(folder, change):
@@ -69,6 +73,11 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def same_name(folder):
+    write_volume(folder / "images/0.nii", np.zeros((16, 16, 4), np.float32))
+    edit(folder, lambda c: c["test"].append({"image": "images/0.nii", "label": c["training"][0]["label"]}))
+
+
 FAULTS = {
     "missing label": lambda f: (f / "labels/0.nii.gz").unlink(),
     "missing image": lambda f: (f / "images/1.nii.gz").unlink(),
@@ -83,6 +92,19 @@ FAULTS = {
     "no label key": lambda f: edit(f, lambda c: c["training"][0].pop("label")),
     "odd classes": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "5": "b"})),
     "not JSON": lambda f: (f / "dataset.json").write_text("{"),
+    "key twice": lambda f: (f / "dataset.json").write_text('{"test": [], "test": []}'),
+    "class twice": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "1": "a"})),
+    "duplicate by another path": lambda f: edit(
+        f, lambda c: c["test"].append({"image": "images/../images/0.nii.gz", "label": "labels/0.nii.gz"})
+    ),
+    "duplicate name": same_name,
+    "no dataset.json": lambda f: (f / "dataset.json").unlink(),
+    "label of two channels": lambda f: write_volume(
+        f / "labels/0.nii.gz", np.zeros((16, 16, 4, 2), np.uint8)
+    ),
+    "flat": lambda f: write_volume(f / "images/0.nii.gz", np.zeros((16, 16), np.float32)),
+    "truncated": lambda f: truncate(f / "images/0.nii.gz"),
+    "truncated label": lambda f: truncate(f / "labels/0.nii.gz"),
 }
 WORDS = {
     "missing label": ("labels/0.nii.gz", "missing"),
@@ -98,6 +120,15 @@ WORDS = {
     "no label key": ("dataset.json", "'training'"),
     "odd classes": ("dataset.json", "'labels'"),
     "not JSON": ("dataset.json", "not readable as JSON"),
+    "key twice": ("dataset.json", "'test' occurs twice"),
+    "class twice": ("dataset.json", "two classes of one name"),
+    "duplicate by another path": ("images/0.nii.gz", "more than once"),
+    "duplicate name": ("images/0.nii", "images/0.nii.gz, has the same name 'images/0'"),
+    "no dataset.json": ("Basel", "no dataset.json"),
+    "label of two channels": ("labels/0.nii.gz", "2 channels, expected one"),
+    "flat": ("images/0.nii.gz", "2-dimensional"),
+    "truncated": ("images/0.nii.gz", "cannot be read"),
+    "truncated label": ("labels/0.nii.gz", "cannot be read"),
 }
 
 
@@ -114,18 +145,38 @@ def test_faults_name_site_and_file(make_site, fault):
         assert word in message
 
 
+def with_value(value):
+    voxels = np.random.default_rng(0).normal(size=(16, 16, 4)).astype(np.float32)
+    voxels[3:5, 7, 2] = value
+    return lambda folder: write_volume(folder / "images/0.nii.gz", voxels)
+
+
+def both_infinities(folder):
+    voxels = np.zeros((16, 16, 4), np.float32)
+    voxels[0, 0, 0], voxels[0, 0, 1] = np.inf, -np.inf
+    write_volume(folder / "images/0.nii.gz", voxels)
+
+
+def labels_with(value, dtype=np.uint8):
+    return lambda folder: write_volume(folder / "labels/0.nii.gz", np.full((16, 16, 4), value, dtype))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda f: truncate(f / "images/0.nii.gz"), ("images/0.nii.gz", "cannot be read")),
+        (with_value(np.nan), ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (with_value(np.inf), ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (with_value(-np.inf), ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (both_infinities, ("images/0.nii.gz", "has NaN or infinite voxels")),
         (
-            lambda f: write_volume(f / "images/0.nii.gz", np.full((16, 16, 4), np.nan, np.float32)),
-            ("images/0.nii.gz", "NaN"),
+            lambda f: write_volume(f / "images/0.nii.gz", np.full((16, 16, 4), 3, np.float32)),
+            ("images/0.nii.gz", "is constant: every voxel is 3"),
         ),
-        (
-            lambda f: write_volume(f / "labels/0.nii.gz", np.full((16, 16, 4), 7, np.uint8)),
-            ("labels/0.nii.gz", "label values 7,"),
-        ),
+        (labels_with(7), ("labels/0.nii.gz", "label values 7,", "[0, 1]")),
+        (labels_with(0.5, np.float32), ("labels/0.nii.gz", "label values 0.5,")),
+        (labels_with(-1, np.int16), ("labels/0.nii.gz", "label values -1,")),
+        (labels_with(np.nan, np.float32), ("labels/0.nii.gz", "label values nan,")),
     ],
 )
 def test_faults_inside_a_volume_name_site_and_file(make_site, change, words):
@@ -138,11 +189,69 @@ def test_faults_inside_a_volume_name_site_and_file(make_site, change, words):
         assert word in str(caught.value)
 
 
-def test_constant_images_cannot_be_normalised(make_site):
-    folder = make_site("Basel", cases=(1, 1, 1))
-    write_volume(folder / "images/0.nii.gz", np.full((16, 16, 4), 3, np.float32))
-    with pytest.raises(DataError, match=r"Basel.*constant"):
+def test_a_channel_that_is_constant_in_every_image_cannot_be_normalised(make_site):
+    folder = make_site("Basel", channels=2, cases=(1, 1, 1))
+    voxels = np.random.default_rng(0).normal(size=(16, 16, 4, 2)).astype(np.float32)
+    voxels[..., 1] = 3
+    write_volume(folder / "images/0.nii.gz", voxels)
+    with pytest.raises(DataError, match=r"site Basel, .*Basel: .* of channel 1 is 0\.0.*constant"):
         site_statistics(VolumeFolder.open(folder))
+
+
+def test_cases_of_one_file_name_are_told_apart_by_their_folders(make_site):
+    folder = make_site("A", cases=(1, 1, 1))
+    listed = {}
+    for index, split in enumerate(("training", "validation", "test")):
+        (folder / str(index)).mkdir()
+        (folder / f"images/{index}.nii.gz").rename(folder / f"{index}/flair.nii.gz")
+        listed[split] = [{"image": f"{index}/flair.nii.gz", "label": f"labels/{index}.nii.gz"}]
+    edit(folder, lambda c: c.update(listed))
+    site = VolumeFolder.open(folder)
+    assert [case.name for split in site.cases.values() for case in split] == ["0/flair", "1/flair", "2/flair"]
+
+
+def test_an_empty_site_is_none(make_site, tmp_path, monkeypatch):
+    make_site("A")
+    (tmp_path / "data/Basel").mkdir()
+    assert [site.name for site in find_sites(tmp_path / "data")] == ["A"]
+    with pytest.raises(DataError, match=r"site Basel, .*Basel: holds neither a dataset\.json nor images"):
+        open_site(tmp_path / "data/Basel")
+    with pytest.raises(DataError, match=r"site Basel, .*Basel: no data of a site"):
+        resolve_data_folder("Basel", tmp_path / "data/Basel")
+
+
+def test_two_sites_of_one_name(make_site, tmp_path):
+    sites = [open_site(make_site("A", root=tmp_path / folder)) for folder in ("north", "south")]
+    with pytest.raises(DataError, match=r"site A, .*north/A: two sites have this name"):
+        check_federation(sites)
+
+
+def test_a_single_image_trains_or_says_why_not(make_site, tmp_path, tiny_config):
+    """One slice of 32 x 32 leaves batch norm four values a channel, one of 16 x 16 leaves it one."""
+    for name in "AB":
+        make_site(name, shape=(32, 32, 3), cases=(1, 1, 1))
+    config = tiny_config("fedrdn,fedfa", rounds=1)
+    assert run_in_process(config, tmp_path / "data", ["A", "B"], "cpu").results()["selected_round"] == 1
+    for name in "AB":
+        make_site(name, shape=(16, 16, 2), cases=(1, 1, 1))
+    with pytest.raises(DataError, match=r"site A, .*data/A: .* single image .*--network-args"):
+        train_once(tiny_config(rounds=1), tmp_path / "data")
+
+
+def train_once(config, data):
+    trainer = SiteTrainer(config, data, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.train(ExchangeObject(), {"round": 1})
+    return trainer
+
+
+def test_one_image_left_over_makes_no_batch_of_its_own(make_site, tmp_path, tiny_config):
+    for name in "AB":
+        make_site(name, shape=(16, 16, 4), cases=(5, 1, 1))  # two slices with foreground each
+    trainer = train_once(tiny_config(rounds=1, batch_size=3), tmp_path / "data")
+    assert [len(batch["image"]) for batch in trainer._loader(0)] == [3, 3, 3]
+    trainer = train_once(tiny_config(rounds=1, batch_size=4), tmp_path / "data")
+    assert [len(batch["image"]) for batch in trainer._loader(0)] == [4, 4, 2]
 
 
 def test_no_site_and_no_folder(tmp_path):

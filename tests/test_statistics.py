@@ -196,21 +196,6 @@ def test_round_trip_is_exact(tmp_path):
     assert content["sites"]["DU"] == sites["DU"].to_dict()
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "statistics.json"
-    save_statistics(path, {"A": ChannelStatistics([0.0], [1.0], 1)})
-    before = path.read_bytes()
-
-    def full_disk(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(statistics.os, "replace", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        save_statistics(path, {"B": ChannelStatistics([0.0], [2.0], 1)})
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["statistics.json"]
-
-
 @pytest.mark.parametrize(
     ("sites", "message"),
     [

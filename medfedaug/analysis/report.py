@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,6 +19,7 @@ from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves,
 from medfedaug.analysis.runs import BASELINE, Run, group_runs, load_run
 from medfedaug.analysis.tables import MIN_PATIENTS, patient_table, summary_table
 from medfedaug.analysis.text import TextTable
+from medfedaug.files import write_atomic
 
 __all__ = ["write_report"]
 
@@ -50,15 +49,13 @@ def write_report(
     Raises:
         DataError: for a ``results.json`` that is missing or malformed, and for data that cannot be used.
         ConfigError: for runs that cannot be compared.
+        StorageError: when the page cannot be written.
     """
     runs = [load_run(folder) for folder in run_dirs]
     page = _page(runs, data, device).encode("utf-8", "replace")
     out = Path(out_html)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
-        whole = Path(folder) / out.name
-        whole.write_bytes(page)
-        os.replace(whole, out)
+    write_atomic(out, lambda file: file.write(page))
     return out
 
 

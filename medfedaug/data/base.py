@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from medfedaug.errors import DataError, first_line
 
-__all__ = ["SPLITS", "Case", "SiteFolder"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SPLITS", "Case", "SiteFolder", "base_folder", "spread", "unreadable"]
 
 SPLITS = ("training", "validation", "test")
 
@@ -23,13 +26,15 @@ class Case:
 
     Args:
         name: unique within the site.
-        image: path of the image.
+        image: path of the image, or of the file that holds it among others.
         label: path of the label map, or the name of the class.
+        index: its place in a file that holds many.
     """
 
     name: str
     image: Path
     label: Path | str
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,34 @@ class SiteFolder(ABC):
     task: ClassVar[str]
     listing: ClassVar[str]
     """What names the cases, for messages."""
+
+    @classmethod
+    def open(cls, path: str | Path, name: str | None = None, limit: int | None = None) -> Self:
+        """List the cases of a folder.
+
+        Args:
+            path: the site's folder.
+            name: the site's name; by default the folder's.
+            limit: at most so many cases of each split, evenly from the whole list.
+
+        Raises:
+            DataError: naming site and file, where the lists cannot be used.
+        """
+        path = Path(path)
+        name = name or path.resolve().name
+        classes, cases = cls.list_cases(path, name)
+        site = cls(name, path, classes, {split: tuple(cases.get(split, ())) for split in SPLITS})
+        site.check_splits()
+        return site.limited(limit)
+
+    @classmethod
+    @abstractmethod
+    def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
+        """The names of the classes, and the cases of each of `SPLITS`.
+
+        Raises:
+            DataError: naming site and file, where the lists cannot be used.
+        """
 
     @property
     def trains(self) -> bool:
@@ -80,6 +113,10 @@ class SiteFolder(ABC):
         """The images of a split, one in memory at a time."""
         return (self.load_image(case, intensity) for case in self.cases[split])
 
+    def limited(self, limit: int | None) -> Self:
+        """The site with at most so many cases of each split, evenly from the whole list."""
+        return replace(self, cases={split: spread(cases, limit) for split, cases in self.cases.items()})
+
     def check_splits(self) -> None:
         """Check that the splits make a site that trains, or one that is tested only.
 
@@ -98,16 +135,34 @@ class SiteFolder(ABC):
                 path=where,
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
-        seen: set[Path] = set()
+        files = {case.image: case.image.resolve() for split in SPLITS for case in self.cases[split]}
+        places: set[tuple[Path, int | None]] = set()
+        names: dict[str, Path] = {}
         for case in (case for split in SPLITS for case in self.cases[split]):
-            if case.image in seen:
+            place = (files[case.image], case.index)
+            if place in places:
                 raise DataError(
                     "listed more than once",
                     site=self.name,
                     path=case.image,
                     hint="A patient belongs to one split only, or the test is not one.",
                 )
-            seen.add(case.image)
+            if case.name in names:
+                raise DataError(
+                    f"another case, {names[case.name]}, has the same name {case.name!r}",
+                    site=self.name,
+                    path=case.image,
+                    hint="Results are told apart by name: rename one of the files.",
+                )
+            places.add(place)
+            names[case.name] = case.image
+
+
+def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
+    """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
+    if limit is None or limit >= len(cases):
+        return tuple(cases)
+    return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
 
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:
@@ -118,3 +173,8 @@ def unreadable(site: str, path: Path, error: Exception) -> DataError:
         path=path,
         hint="Replace the file or take the case out of the list.",
     )
+
+
+def base_folder(root: Path, *names: str) -> Path:
+    """The folder below ``root`` that an archive unpacks into, or ``root`` where there is none."""
+    return next((root / name for name in names if (root / name).is_dir()), root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.config import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError
 
-__all__ = ["IMAGE_SUFFIXES", "ImageFolder"]
+__all__ = ["IMAGE_SUFFIXES", "ImageFolder", "class_cases", "published_split"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 
 # Of the published training lists: the first part trains, the rest validates (FedBN's and FedFA's protocol).
 _TRAINING_SHARE = 0.6
-# Where nothing is published: by class and seeded by the site's name alone, so that all runs share one split.
-_SHARES = (0.6, 0.2)
 
 
 class ImageFolder(SiteFolder):
@@ -36,28 +35,15 @@ class ImageFolder(SiteFolder):
     listing = "splits"
 
     @classmethod
-    def open(cls, path: str | Path, name: str | None = None, limit: int | None = None) -> ImageFolder:
-        """List the images of ``path``.
-
-        Args:
-            path: the site's folder.
-            name: the site's name; by default the folder's.
-            limit: at most so many images of each split.
-
-        Raises:
-            DataError: naming site and file, where the lists cannot be used.
-        """
-        path = Path(path)
-        name = name or path.resolve().name
+    def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
+        """The folders of classes, and the images of the published lists or of a seeded split."""
         classes = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
         if not classes:
             raise DataError("no folder of a class", site=name, path=path)
         published = path.resolve().parent / "splits" / f"{name}_train.json"
-        split = _published(name, path, published) if published.exists() else _seeded(name, path, classes)
-        cases = {key: _spread(split[key], limit) for key in SPLITS}
-        site = cls(name=name, path=path, classes=classes, cases=cases)
-        site.check_splits()
-        return site
+        if published.exists():
+            return classes, _published(name, path, published, classes)
+        return classes, _seeded(name, path, classes)
 
     def check_files(self) -> int:
         """Check that every listed image is there; images become RGB whatever they are.
@@ -88,7 +74,9 @@ class ImageFolder(SiteFolder):
         return image / 255 if intensity == "scale" else image
 
 
-def _published(site: str, path: Path, train_list: Path) -> dict[str, list[Case]]:
+def _published(
+    site: str, path: Path, train_list: Path, classes: tuple[str, ...]
+) -> dict[str, Sequence[Case]]:
     root = path.resolve().parent
     lists = []
     for file in (train_list, train_list.with_name(f"{site}_test.json")):
@@ -97,25 +85,28 @@ def _published(site: str, path: Path, train_list: Path) -> dict[str, list[Case]]
             lists.append([Case(str(image), root / image, str(label)) for image, label in entries])
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"not a list of [path, class] ({error})", site=site, path=file) from error
-    train, test = lists
+        unknown = sorted({str(case.label) for case in lists[-1]} - set(classes))
+        if unknown:
+            raise DataError(
+                f"names the class {unknown[0]!r}, and there is no such folder",
+                site=site,
+                path=file,
+                hint=f"The folders are {', '.join(classes)}.",
+            )
+    return published_split(*lists)
+
+
+def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Sequence[Case]]:
+    """The first 60 % of a published training list train, the rest validates."""
     boundary = int(_TRAINING_SHARE * len(train))
     return {"training": train[:boundary], "validation": train[boundary:], "test": test}
 
 
-def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, list[Case]]:
-    split: dict[str, list[Case]] = {key: [] for key in SPLITS}
-    for label in classes:
-        files = sorted(p for p in (path / label).iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-        order = np.random.default_rng(derive_seed("split", site, label)).permutation(len(files))
-        cases = [Case(f"{label}/{files[i].name}", files[i], label) for i in order]
-        first, second = (round(sum(_SHARES[: k + 1]) * len(cases)) for k in range(2))
-        for key, part in zip(SPLITS, (cases[:first], cases[first:second], cases[second:]), strict=True):
-            split[key] += part
-    return split
+def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, Sequence[Case]]:
+    return split_by_class(site, [case for label in classes for case in class_cases(path / label, label)])
 
 
-def _spread(cases: list[Case], limit: int | None) -> tuple[Case, ...]:
-    """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
-    if limit is None or limit >= len(cases):
-        return tuple(cases)
-    return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
+def class_cases(folder: Path, label: str) -> list[Case]:
+    """The images of a folder as cases of one class, sorted by name."""
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+    return [Case(f"{label}/{file.name}", file, label) for file in files]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
+from medfedaug.data.benchmarks import MARKER, is_federation, open_federation
 from medfedaug.data.images import IMAGE_SUFFIXES, ImageFolder
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
@@ -20,6 +21,7 @@ __all__ = [
     "VolumeFolder",
     "check_federation",
     "find_sites",
+    "is_federation",
     "is_site",
     "open_site",
     "site_statistics",
@@ -40,7 +42,7 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
     """Open a site's folder as what it is: volumes with label maps, or images in a folder a class.
 
     Args:
-        path: the folder.
+        path: the folder, or that of a benchmark (`medfedaug.data.benchmarks`), from which ``name`` is opened.
         name: the site's name; by default the folder's.
         limit: at most so many cases of each split.
 
@@ -50,12 +52,26 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
     path = Path(path)
     if not path.is_dir():
         raise DataError("no such folder", site=name, path=path)
-    kind = ImageFolder if not (path / "dataset.json").exists() and _has_images(path) else VolumeFolder
-    return kind.open(path, name=name, limit=limit)
+    if is_federation(path):
+        sites = open_federation(path, limit)
+        if name not in sites:
+            some = ", ".join(list(sites)[:6]) + (", ..." if len(sites) > 6 else "")
+            raise DataError(f"no such site; there are {some}", site=name, path=path / MARKER)
+        return sites[name]
+    if (path / "dataset.json").exists():
+        return VolumeFolder.open(path, name=name, limit=limit)
+    if _has_images(path):
+        return ImageFolder.open(path, name=name, limit=limit)
+    raise DataError(
+        "holds neither a dataset.json nor images in a folder a class",
+        site=name or path.resolve().name,
+        path=path,
+        hint="An empty site takes no part: remove the folder or fill it.",
+    )
 
 
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:
-    """The sites below ``data_dir``, sorted by name.
+    """The sites below ``data_dir``, sorted by name, or those of the benchmark that its marker names.
 
     Raises:
         DataError: when there is none, or one cannot be used.
@@ -63,6 +79,8 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
     root = Path(data_dir)
     if not root.is_dir():
         raise DataError("no such folder", path=root)
+    if is_federation(root):
+        return list(open_federation(root, limit).values())
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     found = [p for p in folders if is_site(p)]
     if not found:
@@ -70,7 +88,7 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
             "no site found",
             path=root,
             hint="Each site is a folder with a dataset.json, or with a folder of images a class; "
-            "`medfedaug phantom --out DIR` makes an example.",
+            f"a benchmark is named in {MARKER}; `medfedaug phantom --out DIR` makes an example.",
         )
     return [open_site(p, limit=limit) for p in found]
 
@@ -118,6 +136,13 @@ def check_federation(
                 site=repr(site.name),
                 path=site.path,
                 hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
+            )
+        if names.count(site.name) > 1:
+            raise DataError(
+                "two sites have this name",
+                site=site.name,
+                path=site.path,
+                hint="Rename the folder of one of them.",
             )
     for name in holdout:
         if name not in names:

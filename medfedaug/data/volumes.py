@@ -6,43 +6,38 @@ is ``{"image": path, "label": path}`` relative to that file.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar
 
-import nibabel
-import numpy as np
 import torch
-from monai.data import MetaTensor, load_decathlon_datalist
-from monai.transforms import EnsureChannelFirst, LoadImage, ScaleIntensity
+from monai.data import load_decathlon_datalist
+from monai.transforms import ScaleIntensity
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.readers import VOLUME_SUFFIXES, Header, load_volume, read_header
 from medfedaug.errors import DataError
+from medfedaug.files import parse_json
 
 __all__ = ["VolumeFolder"]
 
 
 class VolumeFolder(SiteFolder):
-    """A site's volumes as listed in its ``dataset.json``; `Case.label` is a path."""
+    """A site's volumes as listed in its ``dataset.json``; `Case.label` is a path.
+
+    A volume is a NIfTI, MHA or NRRD file, or a folder that holds one DICOM series.
+    """
 
     task = "segmentation"
     listing = "dataset.json"
+    compares_axes: ClassVar[bool] = True
+    """Whether headers say where the axes point; some published label maps come with the header of nothing."""
 
     @classmethod
-    def open(cls, path: str | Path, name: str | None = None, limit: int | None = None) -> VolumeFolder:
-        """Read ``path/dataset.json``.
-
-        Args:
-            path: the site's folder.
-            name: the site's name; by default the folder's.
-            limit: at most so many cases of each split.
-
-        Raises:
-            DataError: naming site and file, where the list cannot be used.
-        """
-        path = Path(path)
-        name = name or path.resolve().name
+    def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
+        """The classes and cases that ``path/dataset.json`` names."""
         listing = path / "dataset.json"
         if not listing.is_file():
             raise DataError(
@@ -52,15 +47,13 @@ class VolumeFolder(SiteFolder):
                 hint="It lists the cases in MONAI's decathlon style.",
             )
         try:
-            content = json.loads(listing.read_text())
+            content = parse_json(listing.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"not readable as JSON ({error})", site=name, path=listing) from error
         if not isinstance(content, dict):
             raise DataError("not a JSON object", site=name, path=listing)
-        cases = {split: _read_split(listing, name, content, split)[:limit] for split in SPLITS}
-        site = cls(name=name, path=path, classes=_read_labels(listing, name, content), cases=cases)
-        site.check_splits()
-        return site
+        cases = {split: _read_split(listing, name, content, split) for split in SPLITS}
+        return _read_labels(listing, name, content), _told_apart(path, cases)
 
     def check_files(self) -> int:
         """Check that every listed file can be opened and fits its label map, by the headers alone.
@@ -72,17 +65,31 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file.
         """
         channels: dict[int, Path] = {}
-        for split in SPLITS:
-            for case in self.cases[split]:
-                image, label = _header_shape(self.name, case.image), _header_shape(self.name, _label(case))
-                if image[:3] != label[:3]:
-                    raise DataError(
-                        f"the label map is {_by(label[:3])}, its image {_by(image[:3])}",
-                        site=self.name,
-                        path=_label(case),
-                        hint="Resample the label map onto the image.",
-                    )
-                channels.setdefault(image[3] if len(image) > 3 else 1, case.image)
+        # Several cases may be slices of one volume.
+        volumes = {case.image: _label(case) for split in SPLITS for case in self.cases[split]}
+        for image_path, label_path in volumes.items():
+            image, label = _header(self.name, image_path), _header(self.name, label_path)
+            if image.shape != label.shape:
+                raise DataError(
+                    f"the label map is {_by(label.shape)}, its image {_by(image.shape)}",
+                    site=self.name,
+                    path=label_path,
+                    hint="Resample the label map onto the image.",
+                )
+            if label.channels != 1:
+                raise DataError(
+                    f"the label map has {label.channels} channels, expected one",
+                    site=self.name,
+                    path=label_path,
+                )
+            if self.compares_axes and image.axes and label.axes and image.axes != label.axes:
+                raise DataError(
+                    f"the label map's axes point to {label.axes}, its image's to {image.axes}",
+                    site=self.name,
+                    path=label_path,
+                    hint="Resample the label map onto the image.",
+                )
+            channels.setdefault(image.channels, image_path)
         if len(channels) > 1:
             (a, first), (b, other) = list(channels.items())[:2]
             raise DataError(
@@ -93,16 +100,33 @@ class VolumeFolder(SiteFolder):
             )
         return next(iter(channels))
 
+    def read_image(self, case: Case) -> torch.Tensor:
+        """The image's voxels as they are stored, float32 of shape (C, H, W, D)."""
+        return _load(self.name, case.image)
+
+    def read_label(self, case: Case) -> torch.Tensor:
+        """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
+        return _load(self.name, _label(case))
+
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
 
         Raises:
-            DataError: naming site and file, when it cannot be read or holds NaN or infinite voxels.
+            DataError: naming site and file, when it cannot be read, holds NaN or infinite voxels, or
+                is constant.
         """
-        image = _load(self.name, case.image)
-        # One sum sees every NaN and infinity, without an array of booleans as large as the volume.
-        if not torch.isfinite(image.sum(dtype=torch.float64)):
+        image = self.read_image(case)
+        # The range sees every NaN and infinity, without an array of booleans as large as the volume.
+        low, high = torch.aminmax(image)
+        if not torch.isfinite(low) or not torch.isfinite(high):
             raise DataError("has NaN or infinite voxels", site=self.name, path=case.image)
+        if low == high:
+            raise DataError(
+                f"is constant: every voxel is {float(low):g}",
+                site=self.name,
+                path=case.image,
+                hint="Export it again or take the case out of the list.",
+            )
         return torch.as_tensor(ScaleIntensity()(image)) if intensity == "scale" else image
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +135,7 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
         """
-        image, label = self.load_image(case, intensity), _load(self.name, _label(case))
+        image, label = self.load_image(case, intensity), self.read_label(case)
         if image.shape[1:] != label.shape[1:]:
             raise DataError(
                 f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",
@@ -130,28 +154,29 @@ class VolumeFolder(SiteFolder):
         return image, label.to(torch.uint8)
 
 
-def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -> tuple[Case, ...]:
+def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -> Sequence[Case]:
     if not content.get(split):
         return ()
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
-        cases = [Case(_stem(item["image"]), Path(item["image"]), Path(item["label"])) for item in items]
+        pairs = [(Path(item["image"]), Path(item["label"])) for item in items]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"the split {split!r} is not a list of {{'image': ..., 'label': ...}} ({error})",
             site=site,
             path=listing,
         ) from error
+    cases = [Case(_without_suffix(image.name), image, label) for image, label in pairs]
     for case in cases:
         for kind, file in (("image", case.image), ("label", _label(case))):
-            if not file.is_file():
+            if not file.exists():
                 raise DataError(
                     f"the {kind} of a {split} case is missing",
                     site=site,
                     path=file,
                     hint="Put the file there or take the case out of dataset.json.",
                 )
-    return tuple(cases)
+    return cases
 
 
 def _read_labels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str, ...]:
@@ -169,33 +194,39 @@ def _read_labels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str
             path=listing,
             hint="They count 0, 1, 2, ...",
         )
+    if len(set(named.values())) < len(named):
+        raise DataError("'labels' has two classes of one name", site=site, path=listing)
     return tuple(named[index] for index in range(len(named)))
 
 
-def _header_shape(site: str, path: Path) -> tuple[int, ...]:
+def _header(site: str, path: Path) -> Header:
     try:
-        # MONAI's readers decode the whole volume; the header is enough here, and seconds faster.
-        return tuple(nibabel.load(path).shape)  # type: ignore[attr-defined]
+        return read_header(path)
     except Exception as error:  # nibabel raises its own, zlib's, OSError and ValueError
         raise unreadable(site, path, error) from error
 
 
 def _load(site: str, path: Path) -> torch.Tensor:
     try:
-        volume = cast(MetaTensor, EnsureChannelFirst()(LoadImage(image_only=True, dtype=np.float32)(path)))
+        return load_volume(path).as_tensor()
     except Exception as error:  # a damaged file fails anywhere between the reader and zlib
         raise unreadable(site, path, error) from error
-    if volume.ndim != 4:
-        raise DataError(f"is {volume.ndim - 1}-dimensional, a volume was expected", site=site, path=path)
-    return volume.as_tensor()
 
 
-def _stem(path: str) -> str:
-    name = Path(path).name
-    for suffix in (".nii.gz", ".nii", ".mha", ".nrrd"):
-        if name.endswith(suffix):
-            return name[: -len(suffix)]
-    return name
+def _told_apart(folder: Path, cases: dict[str, Sequence[Case]]) -> dict[str, Sequence[Case]]:
+    """Named by their files, or where these names repeat, as of ``<patient>/image.nii.gz``, by their paths."""
+    names = [case.name for split in cases.values() for case in split]
+    if len(set(names)) == len(names):
+        return cases
+    return {
+        split: [replace(case, name=_without_suffix(os.path.relpath(case.image, folder))) for case in listed]
+        for split, listed in cases.items()
+    }
+
+
+def _without_suffix(name: str) -> str:
+    suffix = next((s for s in VOLUME_SUFFIXES if name.lower().endswith(s)), "")
+    return name[: len(name) - len(suffix)]
 
 
 def _by(shape: Iterable[int]) -> str:

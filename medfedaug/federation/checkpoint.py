@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from medfedaug.errors import ConfigError, RunFailed, first_line
+from medfedaug.errors import ConfigError, StorageError, first_line
+from medfedaug.files import write_atomic
 
-__all__ = ["load_checkpoint", "save_checkpoint", "server_checkpoint", "write_atomically"]
+__all__ = ["load_checkpoint", "save_checkpoint", "server_checkpoint"]
 
 _FORMAT, _VERSION = "medfedaug.checkpoint", 1
 
@@ -26,17 +24,14 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write ``content``, made of tensors and plain Python types; the old file stands until it is whole.
 
     Raises:
-        RunFailed: when it cannot be written, for instance on a full disk; the file of before is intact.
+        StorageError: when it cannot be written, for instance on a full disk; the file of before is intact.
     """
+    whole = {"format": _FORMAT, "version": _VERSION, **content}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = {"format": _FORMAT, "version": _VERSION, **content}
-        write_atomically(path, lambda file: torch.save(whole, file))
-    # torch.save reports a full disk as RuntimeError.
-    except (OSError, RuntimeError) as error:
-        raise RunFailed(
-            f"{path}: the checkpoint cannot be written ({error}); the one of before is intact"
-        ) from error
+    except OSError as error:
+        raise StorageError(path, error) from error
+    write_atomic(path, lambda file: torch.save(whole, file))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -56,19 +51,3 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if content.get("version") != _VERSION:
         raise ConfigError(f"{path}: version {content.get('version')!r}, this release reads {_VERSION}")
     return content
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Let ``write`` fill a file beside ``path``, and rename it when it is whole and on the disk."""
-    # In the same folder, since a rename is atomic within one file system only.
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

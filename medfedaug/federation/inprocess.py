@@ -13,6 +13,7 @@ from medfedaug.config import RunConfig
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.server import FederationServer
 from medfedaug.federation.site import Site, SiteTrainer
+from medfedaug.privacy import PrivacyPolicy
 
 __all__ = ["run_in_process"]
 
@@ -25,6 +26,7 @@ def run_in_process(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     state_dir: str | Path | None = None,
     resume: bool = False,
+    policy: PrivacyPolicy | None = None,
 ) -> FederationServer:
     """Run a federation to its end.
 
@@ -36,6 +38,7 @@ def run_in_process(
         on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for what must survive a restart, of server and sites; ``None`` keeps nothing.
         resume: continue from what is in ``state_dir``.
+        policy: every site's, each with a budget of its own that lasts as long as the run.
 
     Returns:
         The server with its `FederationServer.results` and models.
@@ -47,7 +50,7 @@ def run_in_process(
     states = Path(state_dir) if state_dir is not None else None
     checkpoint = server_checkpoint(states) if states else None
     members = {
-        name: Site(name, SiteTrainer(config, data_dir, device, states / name if states else None))
+        name: Site(name, SiteTrainer(config, data_dir, device, states / name if states else None, policy))
         for name in sites
     }
     if resume and checkpoint is not None:

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.federation.checkpoint import write_atomically
 from medfedaug.federation.server import FederationServer
+from medfedaug.files import write_atomic
 from medfedaug.statistics import save_statistics
 
 __all__ = [
+    "EXCHANGE",
     "FINAL_MODEL",
     "GLOBAL_MODEL",
     "RESULTS",
+    "STATE",
     "STATISTICS",
     "write_json",
     "write_models",
@@ -25,7 +27,8 @@ __all__ = [
 ]
 
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
-STATISTICS = "statistics.json"
+EXCHANGE = "global_exchange.pt"
+STATISTICS, STATE = "statistics.json", "state"
 
 
 def write_run(folder: str | Path, server: FederationServer) -> None:
@@ -38,19 +41,21 @@ def write_run(folder: str | Path, server: FederationServer) -> None:
 
 
 def write_models(folder: Path, server: FederationServer) -> None:
-    """Write the selected model, where one is selected, and the last one."""
+    """Write the selected model, where one is selected, with the exchange that belongs to it, and the last."""
     if server.selected_state:
         write_state(folder / GLOBAL_MODEL, server.selected_state)
+    if server.selected_payload:
+        write_state(folder / EXCHANGE, server.selected_payload)
     write_state(folder / FINAL_MODEL, server.state)
 
 
 def write_state(path: Path, state: dict[str, Tensor]) -> None:
     """A state dict that ``torch.load(path, weights_only=True)`` reads anywhere."""
     plain = {key: value.detach().cpu().clone() for key, value in state.items()}
-    write_atomically(path, lambda file: torch.save(plain, file))
+    write_atomic(path, lambda file: torch.save(plain, file))
 
 
 def write_json(path: Path, content: Any) -> None:
     """JSON that a person can read."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomic(path, lambda file: file.write(text.encode()))

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from medfedaug.averaging import WeightedMean
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed, UpdateRefused
-from medfedaug.federation.averaging import WeightedMean
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import (
@@ -31,7 +31,7 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
-from medfedaug.methods.base import Payload, ServerContext, ServerExchange, Shapes
+from medfedaug.methods.base import Payload, ServerContext, ServerExchange, ServerPart, Shapes
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import make_task
 
@@ -69,14 +69,26 @@ class FederationServer:
     def __init__(self, config: RunConfig, on_event: Event | None = None) -> None:
         self.config = config
         composition = Composition(config)
-        self.metric = make_task(config, normalised=composition.normalises_input).metric
+        task = make_task(config, normalised=composition.normalises_input)
+        self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared = composition.shared
         self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
         self._weight_shapes: Shapes = {key: tuple(self.state[key].shape) for key in self.shared}
-        context = ServerContext(composition.network, config.in_channels)
+        context = ServerContext(
+            composition.network,
+            config.in_channels,
+            kept=composition.kept_keys,
+            weights=lambda: {site: self._weight(samples) for site, samples in self.sites.items()},
+            task=task,
+        )
         self._once = _exchanges({m.name: m.before_training(context) for m in composition.methods})
         self._every_round = _exchanges({m.name: m.every_round(context) for m in composition.methods})
+        self._server_parts: dict[str, ServerPart] = {}
+        for method in composition.methods:
+            part = method.at_server(context)
+            if part is not None:
+                self._server_parts[method.name] = part
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
@@ -88,6 +100,7 @@ class FederationServer:
         self.rounds: list[dict[str, Any]] = []
         self.selected_round = 0
         self.selected_state: dict[str, Tensor] = {}
+        self.selected_payload: Payload = {}  # what of the methods' exchange belongs to the selected model
         self.statistics: dict[str, ChannelStatistics] = {}
         self._best = -math.inf
         self._payload: Payload = {}
@@ -98,7 +111,7 @@ class FederationServer:
         self._test: dict[str, dict[str, Any]] = {}
         self._untested: dict[str, str] = {}
         self._mean = WeightedMean()
-        self._accepted: list[str] = []
+        self._accepted: dict[str, float] = {}  # with their weights
         self._started = time.perf_counter()
 
     @property
@@ -113,6 +126,10 @@ class FederationServer:
 
     def _round_size(self) -> int:
         return max(1, round(self.config.participation * len(self.sites)))
+
+    def _weight(self, samples: int) -> float:
+        """What a site with so many samples weighs in the mean."""
+        return float(samples) if self.config.weighting == "samples" else 1.0
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
         """A site did not answer a request in a way that can be used.
@@ -173,7 +190,7 @@ class FederationServer:
                 self._tell("unseen", site=site)
                 return True
             for name, exchange in self._once.items():
-                exchange.accept(site, own_entries(reply.payload, name))
+                exchange.accept(site, own_entries(reply.payload, name), self._weight(reply.num_samples))
             for name, size in _bytes_by_method(reply.payload).items():
                 self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
@@ -230,7 +247,7 @@ class FederationServer:
         """
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
-        self._mean, self._accepted, self._started = WeightedMean(), [], time.perf_counter()
+        self._mean, self._accepted, self._started = WeightedMean(), {}, time.perf_counter()
         fresh = any(self._once_known.get(site) != self._once_version for site in targets)
         self._once_known.update(dict.fromkeys(targets, self._once_version))
         request = Request(
@@ -272,10 +289,11 @@ class FederationServer:
                 entry["refused"].append({"site": site, "reason": str(refusal)})
                 self._tell("refused", round=self.round, site=site, reason=str(refusal))
                 return False
+            weight = self._weight(reply.num_samples)
             for name, exchange in self._every_round.items():
-                exchange.accept(site, own_entries(reply.payload, name))
-            self._accepted.append(site)
-            self._mean.add(reply.weights, reply.num_samples if self.config.weighting == "samples" else 1.0)
+                exchange.accept(site, own_entries(reply.payload, name), weight)
+            self._accepted[site] = weight
+            self._mean.add(reply.weights, weight)
             metrics = clean_metrics(reply.metrics)
             score = _score_of(metrics.pop(f"val_{self.metric}", None))
             if self.round > 1:
@@ -334,9 +352,17 @@ class FederationServer:
             )
         if self.round > 1:
             self._score(self.round - 1)
-        self.state = {**self.state, **self._mean.result()}
+        shared = self._mean.result()
+        for part in self._server_parts.values():
+            shared = part.update({key: self.state[key] for key in self.shared}, shared, self._accepted)
+        self.state = {**self.state, **shared}
         self._payload = _results(self._every_round)
-        entry["methods"] = {name: exchange.summary() for name, exchange in self._every_round.items()}
+        halves: list[tuple[str, ServerExchange | ServerPart]] = [
+            *self._every_round.items(),
+            *self._server_parts.items(),
+        ]
+        for name, half in halves:
+            entry["methods"].setdefault(name, {}).update(half.summary())
         entry["seconds"] = time.perf_counter() - self._started
         self._tell("round_finished", round=self.round, seconds=entry["seconds"])
         return self.state
@@ -345,7 +371,7 @@ class FederationServer:
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""
-        return self._score_request(VALIDATE, self.round, self.state)
+        return self._score_request(VALIDATE, self.round, self.state, self._payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
         """Take in a site's score of the last model.
@@ -367,10 +393,11 @@ class FederationServer:
         if not self.selected_round:
             # No validation case of any site has foreground, so that no round can be preferred.
             self.selected_round, self.selected_state = self.round, self.state
+            self.selected_payload = self._payload
 
     def test(self) -> Request:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
-        return self._score_request(TEST, self.selected_round, self.selected_state)
+        return self._score_request(TEST, self.selected_round, self.selected_state, self.selected_payload)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Take in a site's test scores.
@@ -401,6 +428,7 @@ class FederationServer:
         known = [s[self.metric] for s in test["sites"].values() if s[self.metric] is not None]
         return {
             "config": self.config.to_dict(),
+            "run": self.run,
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
             "left_out": dict(sorted(self.left_out.items())),
@@ -420,7 +448,7 @@ class FederationServer:
         """Write all that the rounds to come need, to be called between two rounds.
 
         Raises:
-            RunFailed: when it cannot be written; the checkpoint of before is then intact.
+            StorageError: when it cannot be written; the checkpoint of before is then intact.
         """
         save_checkpoint(
             path,
@@ -437,10 +465,9 @@ class FederationServer:
                 "once_bytes": self._once_bytes,
                 "selected_round": self.selected_round,
                 "selected_model": self.selected_state,
+                "selected_payload": self.selected_payload,
                 "best": self._best,
-                "methods": {
-                    name: exchange.state() for name, exchange in self._exchanges_by_name() if exchange.state()
-                },
+                "methods": {name: half.state() for name, half in self._halves_by_name() if half.state()},
             },
         )
 
@@ -462,30 +489,33 @@ class FederationServer:
         for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
             setattr(self, name, saved[name])
         self.state, self.selected_state = saved["model"], saved["selected_model"]
-        self._payload, self._once_payload = saved["payload"], saved["once"]
+        self._payload, self.selected_payload = saved["payload"], saved["selected_payload"]
+        self._once_payload = saved["once"]
         self._once_bytes, self._best = saved["once_bytes"], saved["best"]
         # Sites may have lost what they were sent once: they are sent it again.
         self._once_version, self._once_known = len(self.sites), {}
-        for name, exchange in self._exchanges_by_name():
+        for name, half in self._halves_by_name():
             if name in saved["methods"]:
-                exchange.restore(saved["methods"][name])
+                half.restore(saved["methods"][name])
         for exchange in self._once.values():
             self.statistics.update(exchange.channel_statistics())
         self._tell("resumed", round=self.round, rounds=self.config.rounds)
 
-    def _exchanges_by_name(self) -> list[tuple[str, ServerExchange]]:
-        return [
-            (f"{when}/{name}", exchange)
-            for when, exchanges in (("once", self._once), ("every_round", self._every_round))
-            for name, exchange in exchanges.items()
+    def _halves_by_name(self) -> list[tuple[str, ServerExchange | ServerPart]]:
+        groups: list[tuple[str, Mapping[str, ServerExchange | ServerPart]]] = [
+            ("once", self._once),
+            ("every_round", self._every_round),
+            ("server", self._server_parts),
         ]
+        return [(f"{group}/{name}", half) for group, halves in groups for name, half in halves.items()]
 
-    def _score_request(self, task: str, round_: int, state: dict[str, Tensor]) -> Request:
+    def _score_request(self, task: str, round_: int, state: dict[str, Tensor], payload: Payload) -> Request:
         return Request(
             task,
             round_,
             weights={key: state[key] for key in self.shared},
             once=self._once_payload,
+            payload=payload,
             selected_round=self.selected_round,
             run=self.run,
         )
@@ -501,8 +531,10 @@ class FederationServer:
         self._tell("validated", round=round_, **{f"val_{self.metric}": mean})
         if mean > self._best:
             self._best, self.selected_round = mean, round_
-            # `self.state` is still the model of `round_`: it is replaced after this.
+            # `self.state` is still the model of `round_`, and the payload that which it made: both are
+            # replaced after this.
             self.selected_state = {key: value.clone() for key, value in self.state.items()}
+            self.selected_payload = dict(self._payload)
 
 
 def _score_of(value: Any) -> float | None:
@@ -518,7 +550,7 @@ def _exchanges(found: dict[str, ServerExchange | None]) -> dict[str, ServerExcha
 
 def _check_payload(site: str, payload: Payload, exchanges: dict[str, ServerExchange]) -> None:
     """Everything that could be refused is refused here, before the first exchange takes anything in."""
-    shapes: Shapes = {}
+    shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})
     check_tensors(site, payload, shapes)

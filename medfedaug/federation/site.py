@@ -7,8 +7,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,18 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.data.sites import is_site, open_site, site_statistics
+from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
-from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
+from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step, Targets
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
+from medfedaug.settings import DATA_VARIABLE
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
-__all__ = ["DATA_VARIABLE", "Site", "SiteTrainer", "resolve_data_folder"]
-
-DATA_VARIABLE = "MEDFEDAUG_DATA"
+__all__ = ["Site", "SiteTrainer", "resolve_data_folder"]
 
 _SPLITS = ("validation", "test")
 
@@ -45,8 +47,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
     Args:
         site: the site's name.
-        data_dir: the site's folder, or one that holds a folder of the site's name; by default the
-            environment variable ``MEDFEDAUG_DATA``.
+        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when neither is there.
@@ -56,6 +58,8 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
+    if is_federation(Path(root)):
+        return Path(root)
     # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
@@ -85,6 +89,9 @@ class SiteTrainer(ClientAlgo):
         data_dir: see `resolve_data_folder`.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
         state_dir: a folder for what the site keeps; ``None`` keeps it in memory alone.
+        policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass: a
+            simulation, in which nothing leaves the machine.
+        ledger: the file in which the site keeps what of its privacy budget is spent, over all jobs.
     """
 
     def __init__(
@@ -93,20 +100,26 @@ class SiteTrainer(ClientAlgo):
         data_dir: str | Path | None = None,
         device: str = "auto",
         state_dir: str | Path | None = None,
+        policy: PrivacyPolicy | None = None,
+        ledger: str | Path | None = None,
     ) -> None:
         self.config, self.data_dir = config, data_dir
         self.state_dir = Path(state_dir) if state_dir is not None else None
+        self.policy = policy or PrivacyPolicy(min_images=1)
+        self.ledger = PrivacyLedger(ledger)
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
         self.name = ""
         self.last_metrics: dict[str, Any] = {}
         self._aborted = False
-        self._samples: list[Sample] | None = None
+        self._cases: list[list[Sample]] | None = None
         self._validation: list[tuple[str, Tensor, Tensor]] | None = None
         self._statistics: ChannelStatistics | None = None
         self._run = ""
+        self._sent: Payload | None = None
         self._once: Payload = {}
+        self._collected: Payload = {}
         self._kept: dict[int, _Kept] = {}
         self._present = 0  # the round whose kept state is in the network and in the methods right now
 
@@ -145,9 +158,22 @@ class SiteTrainer(ClientAlgo):
             self.network,
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
-            training_images=self._training_images,
+            training_images=lambda: self._images(self._training_samples()),
+            training_batches=lambda: self._batches(self._training_samples()),
+            case_images=lambda: self.folder.images("training", self.config.intensity),
+            case_batches=lambda: map(self._images, self._case_samples()),
+            kept=composition.kept_keys,
+            task=self.task,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
+        self.guard = PrivacyGuard(
+            self.name,
+            self.policy,
+            cases=len(self.folder.cases["training"]),
+            ledger=self.ledger,
+            unsent_state=bool(composition.kept_keys)
+            or any(part.uses_unsent_statistics for part in self.parts.values()),
+        )
         self.kept_keys = composition.kept_keys
         self.shared = composition.shared
         self._present = 0
@@ -165,10 +191,20 @@ class SiteTrainer(ClientAlgo):
         An unseen site contributes nothing: what it has is for testing.
         """
         payload: Payload = {}
-        if self.trains:
-            for name, part in self.parts.items():
-                if part.before_training is not None:
-                    payload.update(namespaced(part.before_training.collect(), name))
+        if self.trains and self._sent is not None:
+            payload = self._sent  # asked again after a restart: the same, and no second look at the images
+        elif self.trains:
+            exchanges = [(name, part.before_training, part.every_round) for name, part in self.parts.items()]
+            for name, *both in exchanges:
+                for exchange in both:
+                    if exchange is not None:
+                        self.guard.check(name, exchange)
+            for name, exchange, _ in exchanges:
+                if exchange is not None:
+                    self.guard.observe(name, exchange)
+                    payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self._sent = payload
+            self._save()
         return ExchangeObject(
             statistics={
                 "payload": payload,
@@ -191,24 +227,31 @@ class SiteTrainer(ClientAlgo):
         round_ = int(extra.get("round", 1))
         self._recall(self._latest(round_ - 1))
         self.receive(data)
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                self.guard.observe(name, part.every_round)
         self._present = -1  # until this training is over, what is in the network belongs to no round
         for part in self.parts.values():
             part.start_round()
         seed = derive_seed(self.config.seed, self.name, round_)
-        # Forked, so that training leaves the random numbers of the process that it runs in alone.
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with self._own_random_numbers():
             torch.manual_seed(seed)
             losses = self._train_epochs(seed, extra.get("should_stop"))
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
+        self._collected = {}
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+            if part.every_round is not None:
+                self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
+        self.last_metrics.update(self.guard.metrics())
+        # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
     def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
-        loader, optimiser = self._loader(seed), self._optimiser()
+        loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
         for _ in range(self.config.local_epochs):
@@ -218,38 +261,85 @@ class SiteTrainer(ClientAlgo):
                     raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
-                outputs = self.network(inputs)
-                step = Step(self.network, inputs, targets, outputs)
-                loss = self.task.loss(outputs, targets)
-                for part in self.parts.values():
-                    term = part.loss(step)
-                    if term is not None:
-                        loss = loss + term
-                losses.append(float(loss.detach()))
-                if not math.isfinite(losses[-1]):
-                    raise MedFedAugError(
-                        f"site {self.name}: the training loss is {losses[-1]}; lower the learning rate or "
-                        "look for odd intensities"
-                    )
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                mixed: Targets = [(1.0, targets)]
+                for part in parts:
+                    inputs, mixed = part.mix(inputs, mixed)
+                drawn = self._random_state()
+                step, loss = self._backward(inputs, targets, mixed)
+                losses.append(loss)
+                again = partial(self._backward_again, inputs, targets, mixed, drawn)
+                for part in parts:
+                    part.gradients(step, again)
+                for part in parts:
+                    part.before_step(step)
                 optimiser.step()
-                for part in self.parts.values():
+                for part in parts:
                     part.after_step(step)
         return losses
 
+    def _forward(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.network(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise DataError(
+                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
+                site=self.name,
+                path=self.folder.path,
+                hint="Batch norm needs two values a channel: add training images, or take another norm, "
+                'for instance --network-args \'{"norm": "layer"}\'.',
+            ) from error
+
+    def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, float]:
+        """The gradients of the whole loss, in place of those of before."""
+        outputs = self._forward(inputs)
+        loss = torch.stack([weight * self.task.loss(outputs, labels) for weight, labels in mixed]).sum()
+        step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
+        for part in self.parts.values():
+            term = part.loss(step)
+            if term is not None:
+                loss = loss + term
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise MedFedAugError(
+                f"site {self.name}: the training loss is {value}; lower the learning rate or "
+                "look for odd intensities"
+            )
+        self.network.zero_grad(set_to_none=True)
+        loss.backward()
+        return step, value
+
+    def _backward_again(
+        self, inputs: Tensor, targets: Tensor, mixed: Targets, drawn: tuple[Tensor, ...]
+    ) -> None:
+        """The same at other weights: with the random numbers of the first pass, and without its traces."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        with self._own_random_numbers():
+            torch.set_rng_state(drawn[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(drawn[1], self.device)
+            self._backward(inputs, targets, mixed)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    def _own_random_numbers(self) -> AbstractContextManager[None]:
+        """Within it, what is drawn leaves the random numbers outside alone."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def _random_state(self) -> tuple[Tensor, ...]:
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return (torch.get_rng_state(), *on_device)
+
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
-        """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
+        """The local model's shared entries and the methods' exchange after `train`, float32 on the CPU."""
         state = self.network.state_dict()
-        payload: Payload = {}
-        for name, part in self.parts.items():
-            if part.every_round is not None:
-                payload.update(namespaced(part.every_round.collect(), name))
         return ExchangeObject(
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
             metrics=dict(self.last_metrics),
-            statistics={"payload": {key: _portable(value) for key, value in payload.items()}},
+            statistics={"payload": {key: _portable(value) for key, value in self._collected.items()}},
         )
 
     def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:
@@ -265,12 +355,10 @@ class SiteTrainer(ClientAlgo):
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
-        latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest:
+        if not self.recall_round(int(extra.get("round", 0))):
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
-        self._recall(latest)
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -298,12 +386,12 @@ class SiteTrainer(ClientAlgo):
             return
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
             raise MedFedAugError(f"site {self.name}: {run[:40]!r} is not the identity of a run")
-        self._run, self._once, self._kept, self._present = run, {}, {}, 0
+        self._run, self._sent, self._once, self._kept, self._present = run, None, {}, {}, 0
         path = self._state_file()
         if path is None or not path.exists():
             return
         saved = load_checkpoint(path)
-        self._once = saved["once"]
+        self._sent, self._once = saved["sent"], saved["once"]
         self._kept = {r: _Kept(**kept) for r, kept in saved["rounds"].items()}
         self._apply_once(self._once)
 
@@ -326,10 +414,26 @@ class SiteTrainer(ClientAlgo):
             },
         )
         self._kept[round_], self._present = kept, round_
+        self._save()
+
+    def _save(self) -> None:
         path = self._state_file()
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._kept.items()}
-            save_checkpoint(path, {"run": self._run, "once": self._once, "rounds": rounds})
+            content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
+            save_checkpoint(path, content)
+
+    def recall_round(self, round_: int) -> bool:
+        """Put back what this site kept with the global model of a round.
+
+        Returns:
+            Whether the network is complete: not where sites keep layers, and this one has none.
+        """
+        latest = self._latest(round_)
+        if self.kept_keys and not latest and not self._complete_network():
+            return False
+        self._recall(latest)
+        return True
 
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""
@@ -341,6 +445,15 @@ class SiteTrainer(ClientAlgo):
             if kept.methods[name]:
                 part.restore(kept.methods[name])
         self._present = round_
+
+    def _complete_network(self) -> bool:
+        """Put in what the methods know of the entries that sites keep; whether that is all of them."""
+        state, known = self.network.state_dict(), {}
+        for part in self.parts.values():
+            known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})
+        self.network.load_state_dict(known, strict=False)
+        # Integers count batches: no number in evaluation depends on them.
+        return all(key in known for key in self.kept_keys if state[key].is_floating_point())
 
     def _state_file(self) -> Path | None:
         return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None
@@ -375,15 +488,22 @@ class SiteTrainer(ClientAlgo):
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
         return Compose([*self.task.transforms(), *methods])
 
-    def _training_samples(self) -> list[Sample]:
-        if self._samples is None:
-            self._samples = self.task.training_samples(self.folder)
-        return self._samples
+    def _case_samples(self) -> list[list[Sample]]:
+        if self._cases is None:
+            self._cases = list(self.task.case_samples(self.folder))
+        return self._cases
 
-    def _training_images(self) -> Iterator[Tensor]:
-        dataset = Dataset(self._training_samples(), self._transform(training=False))
+    def _training_samples(self) -> list[Sample]:
+        return [sample for samples in self._case_samples() for sample in samples]
+
+    def _images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        return (inputs for inputs, _ in self._batches(samples))
+
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
+        dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
-            yield batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            yield inputs, batch[LABEL].to(self.device)
 
     def _loader(self, seed: int) -> DataLoader:
         transform = self._transform(training=True)
@@ -393,6 +513,8 @@ class SiteTrainer(ClientAlgo):
             dataset,
             batch_size=self.config.batch_size,
             shuffle=True,
+            # One image left over makes no batch: batch norm over feature vectors has no variance then.
+            drop_last=len(dataset) > self.config.batch_size and len(dataset) % self.config.batch_size == 1,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=self.task.collate,
             num_workers=0,

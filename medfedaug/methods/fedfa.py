@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medfedaug import functional as F
+from medfedaug.errors import ConfigError
 from medfedaug.methods.base import (
+    FEATURE_MEAN,
+    FEATURE_STD,
+    Bounds,
+    Contributions,
     Method,
     Payload,
     ServerContext,
@@ -53,6 +58,10 @@ class FedFA(Method):
             ``"continue"`` from the site's own of the round before.
         bias_correction: divide the start value out of the accumulated statistics before they are sent.
 
+    At a site that adds noise, the statistics are those of the network as received and in evaluation mode,
+    averaged over the training cases: in training, batch norm and the local steps let one patient move what
+    every other one adds.
+
     Deviations:
         Eq. 6 is taken per channel over the sites. The public code takes one variance over sites and
         channels, so that γ = 1 whatever the sites send. See `medfedaug.models.FFALayer` for the layer's.
@@ -87,7 +96,7 @@ class FedFA(Method):
 
     def at_site(self, context: SiteContext) -> SitePart:
         """The layers' statistics up, γ down."""
-        return FedFASite(context.network)
+        return FedFASite(context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         """Variance over the sites, modulated."""
@@ -98,8 +107,9 @@ class FedFA(Method):
 class FedFASite(SitePart, SiteExchange):
     """The site's half."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self.layers = ffa_layers(network)
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
+        self.layers = ffa_layers(context.network)
         self.every_round = self
 
     def start_round(self) -> None:
@@ -112,6 +122,66 @@ class FedFASite(SitePart, SiteExchange):
         payload: Payload = {}
         for stage, layer in self.layers.items():
             payload[f"{stage}/mean"], payload[f"{stage}/std"] = layer.statistics()
+        return payload
+
+    def contributions(self, bounds: Bounds) -> Contributions:
+        """μ and σ of each layer's features, averaged over the images of a case, in evaluation mode.
+
+        Raises:
+            ConfigError: for ``running="continue"``, whose averages reach back over rounds.
+        """
+        if any(layer.running != "reset" for layer in self.layers.values()):
+            raise ConfigError('noise needs running="reset"')
+        kinds = {f"{stage}/mean": FEATURE_MEAN for stage in self.layers}
+        kinds |= {f"{stage}/std": FEATURE_STD for stage in self.layers}
+        return Contributions(kinds, self._by_case(), through_network=True)
+
+    @torch.no_grad()
+    def _by_case(self) -> Iterator[Payload]:
+        network = self.context.network
+        network.eval()
+        for batches in self.context.case_batches():
+            sums: Payload = {
+                f"{stage}/{key}": torch.zeros(layer.num_channels, dtype=torch.float64)
+                for stage, layer in self.layers.items()
+                for key in ("mean", "std")
+            }
+            count = 0
+            for images in batches:
+                for key, value in self._features(images).items():
+                    sums[key] += value.sum(dim=0).double().cpu()
+                count += len(images)
+            yield {key: value / count for key, value in sums.items()}  # NaN for a case without images
+
+    def _features(self, images: Tensor) -> Payload:
+        """Eq. 2 for every image of a batch and layer, (B, C) each."""
+        found: Payload = {}
+
+        def keep(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            mean, std = F.feature_statistics(args[0], layer.eps)  # type: ignore[arg-type]
+            found[f"{layer.stage}/mean"], found[f"{layer.stage}/std"] = mean, std
+
+        handles = [layer.register_forward_hook(keep) for layer in self.layers.values()]
+        try:
+            self.context.network(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+    def privatised(self, means: Payload, cases: int) -> Payload:
+        """Eq. 5 with the noisy means in the place of every batch's: sites with and without noise agree.
+
+        After t active batches a layer's average is αᵗ of its start and 1 − αᵗ of the features' mean; t
+        follows from the run's seed and the number of samples, which the server knows.
+        """
+        payload: Payload = {}
+        for stage, layer in self.layers.items():
+            steps = int(layer.num_active_batches)
+            # As in `FFALayer.statistics`: corrected for the start, unless there is nothing else.
+            kept = layer.momentum**steps if steps == 0 or not layer.bias_correction else 0.0
+            for key, start in (("mean", 0.0), ("std", 1.0)):
+                payload[f"{stage}/{key}"] = kept * start + (1.0 - kept) * means[f"{stage}/{key}"]
         return payload
 
     def metrics(self) -> dict[str, float]:
@@ -149,11 +219,17 @@ class FedFAServer(ServerExchange):
         self.gamma: Payload = {}
         self._restart()
 
+    def check(self, payload: Payload) -> None:
+        """No deviation is negative."""
+        for key, value in payload.items():
+            if key.endswith("/std") and bool((value < 0).any()):
+                raise ValueError(f"{key}: {int((value < 0).sum())} of {value.numel()} are negative")
+
     def _restart(self) -> None:
         self.sites = 0
         self.mean, self.squares = zeros(self.shapes), zeros(self.shapes)
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Add one site to the running mean and sum of squared deviations."""
         self.sites += 1
         for key, value in payload.items():

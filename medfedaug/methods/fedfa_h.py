@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import (
+    FEATURE_MEAN,
+    HISTOGRAM,
+    Bounds,
+    Contributions,
     Method,
     Payload,
     ServerContext,
@@ -49,6 +53,9 @@ class FedFAh(Method):
 
     Raises:
         ConfigError: for arguments out of range, or a network whose stages are not known.
+
+    At a site that adds noise, the histogram is that of the network as received and in evaluation mode, under
+    the site's public range for ``feature_mean`` in every channel, and the mean over the training cases.
 
     Deviations:
         The paper leaves open how features become samples and when the range of Eq. 12 is taken: here the
@@ -142,13 +149,32 @@ class FedFAhSite(SitePart, SiteExchange):
         return {"histogram": total / count}
 
     def _batches(self) -> Iterable[Tensor]:
+        yield from self._samples(self.context.training_images())
+
+    def _samples(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         network = self.context.network
         network.eval()
-        for images in self.context.training_images():
+        for images in batches:
             network(images)
             assert self._features is not None
             yield self._features.float()
         self._features = None
+
+    def contributions(self, bounds: Bounds) -> Contributions:
+        """The histogram of each case in a public range: in one taken from the images, one could move all."""
+        return Contributions({"histogram": HISTOGRAM}, self._by_case(*bounds(FEATURE_MEAN)), True)
+
+    @torch.no_grad()
+    def _by_case(self, low: float, high: float) -> Iterator[Payload]:
+        channels, bins, tau = self.channels, self.method.bins, self.method.tau
+        device = next(self.context.network.parameters()).device
+        self.low, self.high = (torch.full((channels,), value, device=device) for value in (low, high))
+        for batches in self.context.case_batches():
+            total, count = torch.zeros(channels, bins, dtype=torch.float64), 0
+            for z in self._samples(batches):
+                total += F.soft_histogram(z, bins, tau, self.low, self.high).double().cpu() * len(z)
+                count += len(z)
+            yield {"histogram": total / count}  # NaN for a case without images
 
     def _fits(self) -> bool:
         # A pixel a sample is more than anyone wants to keep.
@@ -186,7 +212,7 @@ class FedFAhServer(ServerExchange):
         if bool((histogram < 0).any()) or bool(((histogram.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("not histograms: counts are negative or do not add up to one")
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Add a site's."""
         self.sites += 1
         self.total += payload["histogram"].double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from monai.transforms import Transform
@@ -10,6 +10,10 @@ from torch import Tensor
 
 from medfedaug.methods.base import (
     IMAGE,
+    INTENSITY_MEAN,
+    INTENSITY_STD,
+    Bounds,
+    Contributions,
     Method,
     Payload,
     ServerContext,
@@ -18,7 +22,7 @@ from medfedaug.methods.base import (
     SiteExchange,
     SitePart,
 )
-from medfedaug.statistics import ChannelStatistics
+from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.transforms import FedRDNd
 
 __all__ = ["FedRDN", "FedRDNServer", "FedRDNSite"]
@@ -67,12 +71,27 @@ class FedRDNSite(SitePart, SiteExchange):
     def __init__(self, context: SiteContext, average: bool = False) -> None:
         self.context, self.average = context, average
         self.pairs: dict[str, ChannelStatistics] = {}
+        self.sent: ChannelStatistics | None = None
         self.before_training = self
 
     def collect(self) -> Payload:
         """μₖ and σₖ, (C,) each, and over how many images."""
         own = self.context.statistics()
         return {"mean": own.mean, "std": own.std, "count": torch.tensor([float(own.count)])}
+
+    def contributions(self, bounds: Bounds) -> Contributions:
+        """μᵢ and σᵢ of each image: Eq. 5 is their mean."""
+        return Contributions({"mean": INTENSITY_MEAN, "std": INTENSITY_STD}, self._by_image())
+
+    def _by_image(self) -> Iterator[Payload]:
+        for image in self.context.case_images():
+            own = channel_statistics([image])
+            yield {"mean": own.mean, "std": own.std}
+
+    def privatised(self, means: Payload, cases: int) -> Payload:
+        """The noisy pair, which from here on is the site's own for every use, and the number of images."""
+        self.sent = ChannelStatistics(means["mean"], means["std"], cases)
+        return {**means, "count": torch.tensor([float(cases)])}
 
     def apply(self, payload: Payload) -> None:
         """Take in the pairs of all sites."""
@@ -88,7 +107,7 @@ class FedRDNSite(SitePart, SiteExchange):
             return [FedRDNd(keys=IMAGE, statistics=self.pairs, average=True)]
         if training:
             return [FedRDNd(keys=IMAGE, statistics=self.pairs)]
-        own = self.pairs.get(self.context.name) or self.context.statistics()
+        own = self.pairs.get(self.context.name) or self.sent or self.context.statistics()
         return [FedRDNd(keys=IMAGE, statistics={self.context.name: own}, site=self.context.name)]
 
 
@@ -103,7 +122,7 @@ class FedRDNServer(ServerExchange):
         """Nothing that could not divide an image."""
         _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
-    def accept(self, site: str, payload: Payload) -> None:
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
         """Keep a site's pair; one that joins later is added to the list."""
         self.pairs[site] = payload
 

@@ -32,6 +32,8 @@ class Norm(Method):
 
 
 class _NormSite(SitePart):
+    uses_unsent_statistics = True
+
     def __init__(self, context: SiteContext) -> None:
         self.context = context
 

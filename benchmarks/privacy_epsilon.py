@@ -1,0 +1,302 @@
+"""Accuracy against ε: FedRDN's and FedFA's statistics with noise, on sites of volumes.
+
+    python benchmarks/privacy_epsilon.py --data DIR --out docs/results/privacy
+
+Two parts. First, what noise does to the statistics: many draws for the same contributions, against the
+statistics without noise, and γ with them. Second, what it does to the trained model: one training for each
+method, ε and seed. Trainings that are already in the output's JSON are not repeated.
+
+ε is that of one site for the whole job, at δ = 1e-5, on the statistics alone: model weights, losses and
+scores leave without noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import torch
+from measure import hardware
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+
+from medfedaug.config import RunConfig
+from medfedaug.data.sites import find_sites
+from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
+from medfedaug.federation.output import write_json
+from medfedaug.methods import parse_methods
+from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
+from medfedaug.methods.fedfa import FedFAServer
+from medfedaug.privacy import PrivacyGuard, PrivacyPolicy, noise_multiplier_for
+from medfedaug.simulate import configure
+
+DELTA = 1e-5
+# Chosen before any look at the sites: 8-bit MRI is mostly dark, and features follow batch norm.
+CLIP = {
+    "intensity_mean": (0.0, 100.0),
+    "intensity_std": (1.0, 100.0),
+    "feature_mean": (-0.5, 2.5),
+    "feature_std": (0.0, 2.5),
+}
+EXACT, CLIPPED = "none", "clipped"
+METHODS = ("fedrdn", "fedfa")
+
+
+def halved(data: Path, out: Path, limit: int | None) -> Path:
+    """The sites at half the resolution in the plane: images averaged, a label where half of it or more is.
+
+    A quarter of the work, so that many trainings fit into a session of two shared cores.
+    """
+    for site in find_sites(data, limit=limit):
+        listing: dict[str, Any] = {"labels": {str(i): name for i, name in enumerate(site.classes)}}
+        for split, cases in site.cases.items():
+            listing[split] = []
+            for case in cases:
+                entry = {}
+                for kind, source in (("image", case.image), ("label", Path(case.label))):
+                    volume = np.asarray(nibabel.load(source).dataobj, dtype=np.float32)
+                    x, y = (n - n % 2 for n in volume.shape[:2])
+                    blocks = volume[:x, :y].reshape(x // 2, 2, y // 2, 2, -1).mean(axis=(1, 3))
+                    small = np.rint(blocks) if kind == "image" else blocks >= 0.5
+                    entry[kind] = f"{kind}s/{case.name}.nii"
+                    path = out / site.name / entry[kind]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    nibabel.save(nibabel.Nifti1Image(small.astype(np.uint8), np.eye(4)), path)
+                listing[split].append(entry)
+        (out / site.name / "dataset.json").write_text(json.dumps(listing))
+    return out
+
+
+def policy(level: str, releases: int) -> PrivacyPolicy | None:
+    """``"none"``: as in the paper; ``"clipped"``: bounds and no noise to speak of; else ε."""
+    if level == EXACT:
+        return None
+    noise = 1e-9 if level == CLIPPED else noise_multiplier_for(float(level), DELTA, releases)
+    return PrivacyPolicy(min_images=5, noise_multiplier=noise, delta=DELTA, max_epsilon=1e30, clip=dict(CLIP))
+
+
+class Recorded(SiteExchange):
+    """Contributions computed once, to be given to a guard again and again."""
+
+    def __init__(self, contributions: Contributions) -> None:
+        values = list(contributions.values)
+        self.contributed = dataclasses.replace(contributions, values=values)
+
+    def collect(self) -> Payload:
+        """The mean without bounds or noise."""
+        values = [v for v in self.contributed.values if not any(t.isnan().any() for t in v.values())]
+        return {key: torch.stack([v[key].double() for v in values]).mean(dim=0) for key in values[0]}
+
+    def apply(self, payload: Payload) -> None:
+        """Nothing comes back."""
+
+    def contributions(self, bounds: Bounds) -> Contributions:
+        """What was recorded."""
+        return self.contributed
+
+    def clipped_share(self) -> float:
+        """The share of contributed numbers that lie outside the bounds."""
+        outside = total = 0
+        for payload in self.contributed.values:
+            for key, value in payload.items():
+                low, high = CLIP[self.contributed.kinds[key]]
+                outside += int(((value < low) | (value > high)).sum())
+                total += value.numel()
+        return outside / total
+
+
+def record(
+    config: RunConfig, data: Path, server: FederationServer, method: str
+) -> Iterator[tuple[str, Recorded]]:
+    """Each training site's contributions, for FedFA under the last global model."""
+    for site in sorted(server.sites):
+        trainer = SiteTrainer(config, data)
+        trainer.initialize({ExtraItems.CLIENT_NAME: site})
+        weights = {key: server.state[key] for key in server.shared}
+        trainer.receive(ExchangeObject(weights=weights, statistics={"once": server.test().once}))
+        part = trainer.parts[method]
+        exchange = part.before_training or part.every_round
+        assert exchange is not None
+        yield site, Recorded(exchange.contributions(lambda kind: CLIP[kind]))
+
+
+def release(recorded: dict[str, Recorded], chosen: PrivacyPolicy | None) -> dict[str, Payload]:
+    """What the sites send, once."""
+    if chosen is None:
+        return {site: exchange.collect() for site, exchange in recorded.items()}
+    sent = {}
+    for site, exchange in recorded.items():
+        values = exchange.contributed.values
+        guard = PrivacyGuard(site, chosen, cases=len(list(values)))
+        guard.observe("statistics", exchange)
+        sent[site] = guard.collect("statistics", exchange)
+    return sent
+
+
+def gammas(sent: dict[str, Payload]) -> dict[str, torch.Tensor]:
+    """FedFA's γ from what the sites sent, all channels of all layers, mean and deviation apart."""
+    first = next(iter(sent.values()))
+    server = FedFAServer({key.rsplit("/", 1)[0]: v.numel() for key, v in first.items()})
+    for site, payload in sent.items():
+        server.accept(site, payload)
+    result = server.result()
+    return {
+        which: torch.cat([v.double() for key, v in result.items() if key.endswith(which)])
+        for which in ("gamma_mean", "gamma_std")
+    }
+
+
+def statistics_error(
+    recorded: dict[str, Recorded], method: str, levels: list[str], releases: int, draws: int
+) -> dict[str, Any]:
+    """Root mean square error of what is sent, by key and site, and for FedFA how γ compares."""
+    exact = release(recorded, None)
+    found: dict[str, Any] = {}
+    for level in levels:
+        chosen = policy(level, releases)
+        squares: dict[str, dict[str, list[float]]] = {site: {} for site in recorded}
+        agreement: dict[str, list[float]] = {}
+        reference = gammas(exact) if method == "fedfa" else {}
+        for _ in range(draws if chosen is not None and level != CLIPPED else 1):
+            sent = release(recorded, chosen)
+            for site, payload in sent.items():
+                for key, value in payload.items():
+                    kind = key.rsplit("/", 1)[-1]
+                    error = float((value - exact[site][key]).square().mean())
+                    squares[site].setdefault(kind, []).append(error)
+            if reference:
+                for which, gamma in gammas(sent).items():
+                    pair = torch.stack([gamma, reference[which]])
+                    agreement.setdefault(which, []).append(float(torch.corrcoef(pair)[0, 1]))
+        found[level] = {
+            "noise_multiplier": 0.0 if chosen is None else chosen.noise_multiplier,
+            "rms_error": {
+                site: {kind: statistics.fmean(v) ** 0.5 for kind, v in kinds.items()}
+                for site, kinds in squares.items()
+            },
+            **(
+                {"gamma_correlation": {k: statistics.fmean(v) for k, v in agreement.items()}}
+                if agreement
+                else {}
+            ),
+        }
+    spread = {
+        kind: statistics.fmean(
+            float(torch.stack([exact[s][key].double() for s in exact]).std(dim=0, unbiased=False).mean())
+            for key in next(iter(exact.values()))
+            if key.rsplit("/", 1)[-1] == kind
+        )
+        for kind in ("mean", "std")
+    }
+    return {
+        "levels": found,
+        "between_sites": spread,
+        "clipped_share": {site: exchange.clipped_share() for site, exchange in recorded.items()},
+        "cases": {site: len(list(e.contributed.values)) for site, e in recorded.items()},
+    }
+
+
+def train(
+    config: RunConfig, data: Path, sites: list[str], level: str
+) -> tuple[dict[str, Any], FederationServer]:
+    """One federation; test Dice by site and patient, and ε as the sites recorded it."""
+    releases = config.rounds if config.methods[0]["name"] == "fedfa" else 1
+    started = time.perf_counter()
+    server = run_in_process(config, data, sites, "cpu", policy=policy(level, releases))
+    results = server.results()
+    last = results["rounds"][-1]["sites"]
+    return {
+        "method": config.methods[0]["name"],
+        "level": level,
+        "seed": config.seed,
+        "dice": results["test"]["mean"]["dice"],
+        "cases": {
+            f"{site}/{case}": dice
+            for site, entry in results["test"]["sites"].items()
+            for case, dice in entry["cases"].items()
+        },
+        "epsilon": {s: e["privacy/epsilon"] for s, e in last.items() if "privacy/epsilon" in e},
+        "selected_round": results["selected_round"],
+        "seconds": time.perf_counter() - started,
+    }, server
+
+
+def main() -> None:
+    """Run what is not there yet, then write the numbers, the table and the plot."""
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("--data", type=Path, required=True, help="folder of the sites' folders")
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--epsilon", nargs="+", default=["32", "8", "2", "0.5"])
+    arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    arguments.add_argument("--rounds", type=int, default=6)
+    arguments.add_argument("--features", nargs=6, type=int, default=[8, 16, 32, 32, 32, 8])
+    arguments.add_argument("--batch-size", type=int, default=8)
+    arguments.add_argument("--lr", type=float, default=0.002)
+    arguments.add_argument("--halve", action="store_true", help="half the resolution in the plane")
+    arguments.add_argument("--limit", type=int, default=None, help="cases of each split and site")
+    arguments.add_argument("--draws", type=int, default=100, help="of noise, for the statistics' error")
+    arguments.add_argument("--threads", type=int, default=1)
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.halve:
+            options.data = halved(options.data, Path(folder), options.limit)
+        run_all(options)
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Every training that is not in the output yet."""
+    torch.set_num_threads(options.threads)
+    machine = hardware()
+    print(machine)
+    sites = find_sites(options.data, limit=options.limit)
+    names = [site.name for site in sites]
+    file = options.out / "numbers.json"
+    options.out.mkdir(parents=True, exist_ok=True)
+    numbers: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"runs": []}
+    numbers.update(delta=DELTA, clip=CLIP, hardware=machine)
+    levels = [EXACT, CLIPPED, *options.epsilon]
+    done = {(run["method"], run["level"], run["seed"]) for run in numbers["runs"]}
+    for seed in options.seeds:
+        for method, level in [("fedavg", EXACT), *((m, level) for level in levels for m in METHODS)]:
+            if (method, level, seed) in done:
+                continue
+            config = configure(
+                sites,
+                methods=parse_methods(method),
+                rounds=options.rounds,
+                limit=options.limit,
+                seed=seed,
+                threads=options.threads,
+                network_args={"features": options.features},
+                batch_size=options.batch_size,
+                learning_rate=options.lr,
+            )
+            run, server = train(config, options.data, names, level)
+            numbers["config"] = {**config.to_dict(), "methods": [], "seed": list(options.seeds)}
+            numbers["runs"].append(run)
+            if level == EXACT and seed == options.seeds[0] and method in METHODS:
+                recorded = dict(record(config, options.data, server, method))
+                releases = options.rounds if method == "fedfa" else 1
+                numbers.setdefault("statistics", {})[method] = statistics_error(
+                    recorded, method, levels, releases, options.draws
+                )
+            write_json(file, numbers)
+            print(
+                f"{method:8s} ε {level:8s} seed {seed}: Dice {run['dice']:.3f}, {run['seconds']:.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Sites whose images lie many to a file, and readers for the files in which benchmarks are published."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import pickle
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from monai.utils import optional_import
+
+from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.errors import DataError
+from medfedaug.files import parse_json
+
+__all__ = [
+    "Archive",
+    "ArchiveSite",
+    "load_arrays",
+    "read_archive",
+    "read_cifar",
+    "read_emnist",
+    "read_idx",
+    "read_leaf",
+    "read_libsvm",
+    "read_mat",
+    "read_pickled_pair",
+]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The content of a file.
+
+    Args:
+        images: uint8, (N, H, W) or (N, H, W, 3).
+        labels: classes as whole numbers, (N,).
+        owners: to whom each image belongs, where the file says so.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    owners: Sequence[str] = ()
+
+    def cases(self, path: Path, classes: Sequence[str], indices: Iterable[int] | None = None) -> list[Case]:
+        """Images of the file ``path`` as cases, named after file and place."""
+        chosen = range(len(self.labels)) if indices is None else indices
+        return [Case(f"{path.name}/{i}", path, classes[int(self.labels[i])], int(i)) for i in chosen]
+
+
+Reader = Callable[[Path], Archive]
+
+
+@dataclass(frozen=True)
+class ArchiveSite(SiteFolder):
+    """A site's images in files of many; `Case.index` is an image's place in its file.
+
+    Args:
+        reader: what reads such a file. It is read once and kept for the process.
+    """
+
+    reader: Reader
+
+    task: ClassVar[str] = "classification"
+    listing: ClassVar[str] = ""
+
+    @classmethod
+    def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
+        """An archive does not say which images are whose; a benchmark does."""
+        raise DataError("is part of a benchmark, which must be named", site=name, path=path)
+
+    def check_files(self) -> int:
+        """Check that every file is there and holds the images listed.
+
+        Returns:
+            3: grey images become RGB.
+
+        Raises:
+            DataError: naming site and file.
+        """
+        last: dict[Path, int] = {}
+        for case in (case for split in SPLITS for case in self.cases[split]):
+            last[case.image] = max(last.get(case.image, 0), case.index or 0)
+        for path, index in last.items():
+            images = self._images(path)
+            if index >= len(images):
+                raise DataError(
+                    f"holds {len(images)} images, number {index} is listed", site=self.name, path=path
+                )
+        return 3
+
+    def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
+        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1].
+
+        Raises:
+            DataError: naming site and file, when it cannot be read.
+        """
+        assert case.index is not None
+        pixels = self._images(case.image)[case.index]
+        if pixels.ndim == 2:
+            pixels = np.repeat(pixels[..., None], 3, axis=-1)
+        image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return image / 255 if intensity == "scale" else image
+
+    def _images(self, path: Path) -> np.ndarray:
+        try:
+            return read_archive(self.reader, path).images
+        except FileNotFoundError as error:
+            raise DataError("a listed file is missing", site=self.name, path=path) from error
+
+
+@lru_cache(maxsize=64)
+def read_archive(reader: Reader, path: Path) -> Archive:
+    """Read a file once; the process keeps it.
+
+    Raises:
+        FileNotFoundError: when it is not there.
+        DataError: when it cannot be read, naming it.
+    """
+    try:
+        archive = reader(path)
+        if archive.images.dtype != np.uint8 or archive.images.shape[3:] not in ((), (3,)):
+            raise ValueError(f"images of type {archive.images.dtype} and shape {archive.images.shape}")
+        if len(archive.images) != len(archive.labels):
+            raise ValueError(f"{len(archive.images)} images and {len(archive.labels)} labels")
+        return archive
+    except (DataError, FileNotFoundError):
+        raise
+    except Exception as error:  # a damaged file fails anywhere
+        raise unreadable("", path, error) from error
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads arrays, numbers, text and containers of them, and calls nothing else: a pickle is a program."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy._core", "numpy.core")  # the same, before and after NumPy 2
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"holds {module}.{name}; only arrays are read") from None
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"holds text encoded as {encoding}")
+    return text.encode(encoding)
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
+    ("numpy.core.multiarray", "scalar"): np.float64(0).__reduce__()[0],
+    ("numpy.core.numeric", "_frombuffer"): np.zeros(1).__reduce_ex__(5)[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+def load_arrays(path: Path) -> Any:
+    """The content of a pickle that holds arrays, numbers, text and containers of them.
+
+    Raises:
+        pickle.UnpicklingError: when it holds anything else.
+        OSError: when it cannot be opened.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "list.pkl"
+        >>> _ = path.write_bytes(pickle.dumps(print))
+        >>> load_arrays(path)
+        Traceback (most recent call last):
+        _pickle.UnpicklingError: holds builtins.print; only arrays are read
+    """
+    with open(path, "rb") as file:
+        # Python 2 wrote bytes where Python 3 expects text.
+        return _ArrayUnpickler(file, encoding="latin1").load()
+
+
+def read_cifar(path: Path) -> Archive:
+    """A batch of CIFAR-10, "python version": ``data`` (N, 3072), channel first, and ``labels``."""
+    batch = load_arrays(path)
+    images = np.asarray(batch["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Archive(images, np.asarray(batch["labels"]))
+
+
+def read_pickled_pair(path: Path) -> Archive:
+    """A pickle of (images, labels), as FedBN publishes its digits."""
+    images, labels = load_arrays(path)
+    return Archive(np.asarray(images), np.asarray(labels).ravel())
+
+
+def read_idx(path: Path) -> Archive:
+    """Images in MNIST's format, with the labels of the file beside them."""
+    labels = path.name.replace("images", "labels").replace("idx3", "idx1")
+    return Archive(_idx(path), _idx(path.with_name(labels)))
+
+
+def _idx(path: Path) -> np.ndarray:
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    zeros, kind, rank = struct.unpack(">HBB", content[:4])
+    if zeros or kind != 8:
+        raise ValueError("not an idx file of bytes")
+    shape = struct.unpack(f">{rank}I", content[4 : 4 + 4 * rank])
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+
+
+def read_mat(path: Path) -> Archive:
+    """MATLAB's ``X`` (H, W, 3, N) and ``y`` (N, 1), as of SVHN and SynthDigits; SVHN writes 10 for 0."""
+    content = _matlab(path)
+    return Archive(content["X"].transpose(3, 0, 1, 2), content["y"].ravel().astype(int) % 10)
+
+
+def read_emnist(path: Path) -> Archive:
+    """EMNIST in MATLAB's format: training and test part together, with their writers."""
+    dataset = _matlab(path)["dataset"][0, 0]
+    parts = [dataset[part][0, 0] for part in ("train", "test")]
+    images, labels, writers = (
+        np.concatenate([part[name] for part in parts]) for name in ("images", "labels", "writers")
+    )
+    # MATLAB runs through an image column by column.
+    images = images.reshape(-1, 28, 28).transpose(0, 2, 1)
+    return Archive(images, labels.ravel().astype(int), [f"writer_{writer:04d}" for writer in writers.ravel()])
+
+
+def _matlab(path: Path) -> dict[str, Any]:
+    scipy_io, found = optional_import("scipy.io")
+    if not found:
+        raise DataError(
+            "is in MATLAB's format, for which SciPy is needed",
+            path=path,
+            hint="Install it: pip install 'medfedaug[benchmarks]'.",
+        )
+    with open(path, "rb") as file:
+        return dict(scipy_io.loadmat(file))
+
+
+def read_libsvm(path: Path) -> Archive:
+    """USPS as LIBSVM publishes it: ``label index:value ...``, 16 x 16, values -1 to 1, labels 1 to 10."""
+    with bz2.open(path, "rt") as file:
+        rows = [line.split() for line in file]
+    values = np.zeros((len(rows), 256))
+    for row, into in zip(rows, values, strict=True):
+        for item in row[1:]:
+            place, _, value = item.partition(":")
+            into[int(place) - 1] = float(value)
+    images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16)
+    return Archive(images, np.array([int(row[0]) - 1 for row in rows]))
+
+
+def read_leaf(path: Path) -> Archive:
+    """A JSON file of LEAF's FEMNIST: 28 x 28 values in [0, 1] by writer."""
+    content = parse_json(path.read_text(encoding="utf-8"))
+    images, labels, owners = [], [], []
+    for writer in content["users"]:
+        own = content["user_data"][writer]
+        images.append(np.round(np.reshape(np.array(own["x"], float), (-1, 28, 28)) * 255).astype(np.uint8))
+        labels += own["y"]
+        owners += [writer] * len(own["y"])
+    return Archive(np.concatenate(images), np.array(labels, int), owners)

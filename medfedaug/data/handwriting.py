@@ -1,0 +1,199 @@
+"""Benchmarks of handwriting: FEMNIST and EMNIST by writer, and Digits, one collection a site."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from medfedaug.config import derive_seed
+from medfedaug.data.archives import (
+    Archive,
+    ArchiveSite,
+    Reader,
+    read_archive,
+    read_emnist,
+    read_idx,
+    read_leaf,
+    read_libsvm,
+    read_mat,
+    read_pickled_pair,
+)
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder
+from medfedaug.data.images import ImageFolder
+from medfedaug.data.splits import split_by_class, split_in_order
+from medfedaug.errors import ConfigError
+
+__all__ = ["digits", "emnist", "femnist"]
+
+# Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
+_CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_DIGITS = _CHARACTERS[:10]
+
+_TRAINING_AND_VALIDATION = (0.9, 0.1)
+_EACH = (0.8, 0.1)
+
+
+def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
+    """FEMNIST as LEAF writes it: a site is a writer.
+
+    LEAF's own division by image (``data/train``, ``data/test``) is kept, a tenth of the training images
+    validates; without it (``data/all_data``) each writer is split 80/10/10.
+
+    Args:
+        root: the folder ``data`` of LEAF's femnist, or the one above.
+        writers: so many, evenly from all; 0 for all of them.
+        min_images: writers with fewer are left out.
+    """
+    root = base_folder(root, "data")
+    parts = {}
+    for part in ("train", "test") if (root / "train").is_dir() else ("all_data",):
+        files = sorted((root / part).glob("*.json"))
+        if not files:
+            raise FileNotFoundError(2, "no such file", str(root / part / "*.json"))
+        parts[part] = _by_owner((path, read_archive(read_leaf, path)) for path in files)
+    if "all_data" in parts:
+        splits = {
+            name: split_in_order(_shuffled(name, own), _EACH) for name, own in parts["all_data"].items()
+        }
+    else:
+        splits = {}
+        for name in sorted(parts["train"].keys() & parts["test"].keys()):
+            own = split_in_order(_shuffled(name, parts["train"][name]), _TRAINING_AND_VALIDATION)
+            splits[name] = {**own, "test": parts["test"][name]}
+    return _writers(root, splits, read_leaf, writers, min_images)
+
+
+def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
+    """EMNIST ByClass in MATLAB's format, which names the writers: a site is a writer, split 80/10/10.
+
+    Args:
+        root: the folder with ``emnist-byclass.mat``, or the one above ``matlab``.
+        writers: so many, evenly from all; 0 for all of them.
+        min_images: writers with fewer are left out.
+    """
+    path = base_folder(root, "matlab") / "emnist-byclass.mat"
+    splits = {
+        name: split_in_order(_shuffled(name, own), _EACH)
+        for name, own in _by_owner([(path, read_archive(read_emnist, path))]).items()
+    }
+    return _writers(path.parent, splits, read_emnist, writers, min_images)
+
+
+def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = defaultdict(list)
+    for path, archive in files:
+        for owner, case in zip(archive.owners, archive.cases(path, _CHARACTERS), strict=True):
+            found[owner].append(case)
+    return found
+
+
+def _shuffled(site: str, cases: Sequence[Case]) -> list[Case]:
+    order = np.random.default_rng(derive_seed("split", site)).permutation(len(cases))
+    return [cases[i] for i in order]
+
+
+def _writers(
+    root: Path,
+    splits: dict[str, dict[str, list[Case]]],
+    reader: Reader,
+    writers: int,
+    min_images: int,
+) -> list[SiteFolder]:
+    names = [
+        name
+        for name, split in sorted(splits.items())
+        if all(split.values()) and sum(map(len, split.values())) >= min_images
+    ]
+    if writers:
+        if not 1 <= writers <= len(names):
+            raise ConfigError(f"{writers} writers were asked for, {len(names)} have {min_images} images")
+        names = [names[int(i * len(names) / writers)] for i in range(writers)]
+    return [
+        ArchiveSite(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}, reader=reader)
+        for name in names
+    ]
+
+
+def digits(root: Path) -> list[SiteFolder]:
+    """MNIST, MNIST-M, SVHN, USPS and SynthDigits, those that are there, each a site.
+
+    Each in its authors' files: of the training images every class is divided 80/20 into training and
+    validation, the authors' test images test. Or as FedBN publishes them (``<site>/partitions``,
+    ``<site>/test.pkl``): the parts 0 to 7 train, 8 and 9 validate.
+    """
+    root = base_folder(root, "digit_dataset")
+    sites = [_fedbn_digits(root / name) or open_(root / name) for name, open_ in _COLLECTIONS.items()]
+    found = [site for site in sites if site is not None]
+    if not found:
+        raise FileNotFoundError(2, "no collection", str(root / "MNIST"))
+    return found
+
+
+def _fedbn_digits(folder: Path) -> SiteFolder | None:
+    if not (folder / "partitions").is_dir():
+        return None
+    parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
+    files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
+    return _collection(folder, read_pickled_pair, files)
+
+
+def _collection(folder: Path, reader: Reader, files: dict[str, list[Path]]) -> SiteFolder:
+    cases = {
+        split: [case for path in paths for case in read_archive(reader, path).cases(path, _DIGITS)]
+        for split, paths in files.items()
+    }
+    if "validation" not in cases:
+        cases.update(_with_validation(folder.name, cases["training"]))
+    return ArchiveSite(
+        folder.name, folder, _DIGITS, {key: tuple(cases[key]) for key in SPLITS}, reader=reader
+    )
+
+
+def _with_validation(site: str, cases: Sequence[Case]) -> dict[str, list[Case]]:
+    split = split_by_class(site, cases, (0.8, 0.2))
+    return {key: list(split[key]) for key in ("training", "validation")}
+
+
+def _mnist(folder: Path) -> SiteFolder | None:
+    found = {}
+    for split, stem in (("training", "train"), ("test", "t10k")):
+        names = (f"{stem}-images-idx3-ubyte", f"{stem}-images-idx3-ubyte.gz", f"{stem}-images.idx3-ubyte")
+        found[split] = [folder / name for name in names if (folder / name).is_file()][:1]
+    return _collection(folder, read_idx, found) if all(found.values()) else None
+
+
+def _mat(train: str, test: str) -> Callable[[Path], SiteFolder | None]:
+    def open_(folder: Path) -> SiteFolder | None:
+        files = {"training": [folder / train], "test": [folder / test]}
+        return _collection(folder, read_mat, files) if (folder / train).is_file() else None
+
+    return open_
+
+
+def _usps(folder: Path) -> SiteFolder | None:
+    files = {"training": [folder / "usps.bz2"], "test": [folder / "usps.t.bz2"]}
+    return _collection(folder, read_libsvm, files) if (folder / "usps.bz2").is_file() else None
+
+
+def _mnist_m(folder: Path) -> SiteFolder | None:
+    folder = base_folder(folder, "mnist_m")
+    if not (folder / "mnist_m_train_labels.txt").is_file():
+        return None
+    cases = {}
+    for split, part in (("training", "mnist_m_train"), ("test", "mnist_m_test")):
+        rows = [line.split() for line in (folder / f"{part}_labels.txt").read_text().splitlines()]
+        cases[split] = [Case(f"{part}/{name}", folder / part / name, label) for name, label in rows]
+    cases.update(_with_validation("MNIST_M", cases["training"]))
+    return ImageFolder("MNIST_M", folder, _DIGITS, {key: tuple(cases[key]) for key in SPLITS})
+
+
+_COLLECTIONS = {
+    "MNIST": _mnist,
+    "MNIST_M": _mnist_m,
+    "SVHN": _mat("train_32x32.mat", "test_32x32.mat"),
+    "USPS": _usps,
+    "SynthDigits": _mat("synth_train_32x32.mat", "synth_test_32x32.mat"),
+}

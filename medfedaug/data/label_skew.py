@@ -1,0 +1,97 @@
+"""Benchmarks dealt out by class: CIFAR-10 and Tiny-ImageNet, every site with class proportions of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from medfedaug.config import derive_seed
+from medfedaug.data.archives import ArchiveSite, load_arrays, read_archive, read_cifar
+from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.images import ImageFolder, class_cases
+from medfedaug.data.splits import deal_by_dirichlet
+from medfedaug.errors import ConfigError
+
+__all__ = ["cifar_10", "tiny_imagenet"]
+
+
+def cifar_10(
+    root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
+) -> list[SiteFolder]:
+    """CIFAR-10 (python version): the 50,000 training images dealt to sites, the test images in equal parts.
+
+    Args:
+        root: the folder.
+        clients: number of sites.
+        alpha: see `medfedaug.data.splits.deal_by_dirichlet`; 0.3 and 0.6 in FedFA+.
+        validation: share of a site's images that choose the round instead of training. The papers have none.
+        seed: of the deal.
+
+    Returns:
+        The sites ``client_000``, ...: their test images are a random part of the test set, of the same size
+        at each, so that the mean over sites is the accuracy on the whole test set.
+    """
+    root = base_folder(root, "cifar-10-batches-py")
+    try:
+        classes = tuple(str(name) for name in load_arrays(root / "batches.meta")["label_names"])
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged pickle fails anywhere
+        raise unreadable("", root / "batches.meta", error) from error
+
+    def images(*names: str) -> list[Case]:
+        return [
+            case
+            for path in (root / name for name in names)
+            for case in read_archive(read_cifar, path).cases(path, classes)
+        ]
+
+    train, test = images(*(f"data_batch_{i}" for i in range(1, 6))), images("test_batch")
+    parts = _deal("cifar_10", train, test, clients, alpha, validation, seed)
+    return [ArchiveSite(name, root, classes, split, reader=read_cifar) for name, split in parts]
+
+
+def tiny_imagenet(
+    root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
+) -> list[SiteFolder]:
+    """Tiny-ImageNet as `cifar_10`; its validation images test, since its test images have no labels."""
+    root = base_folder(root, "tiny-imagenet-200")
+    classes = tuple((root / "wnids.txt").read_text().split())
+    train = [case for name in classes for case in class_cases(root / "train" / name / "images", name)]
+    test = []
+    for line in (root / "val" / "val_annotations.txt").read_text().splitlines():
+        file, label = line.split("\t")[:2]
+        test.append(Case(f"val/{file}", root / "val" / "images" / file, label))
+    parts = _deal("tiny_imagenet", train, test, clients, alpha, validation, seed)
+    return [ImageFolder(name, root, classes, split) for name, split in parts]
+
+
+def _deal(
+    benchmark: str,
+    train: Sequence[Case],
+    test: Sequence[Case],
+    clients: int,
+    alpha: float,
+    validation: float,
+    seed: int,
+) -> list[tuple[str, dict[str, tuple[Case, ...]]]]:
+    if not 0 < validation < 1:
+        raise ConfigError(f"validation must be between 0 and 1, got {validation}")
+    _, labels = np.unique([str(case.label) for case in train], return_inverse=True)
+    dealt = deal_by_dirichlet(labels, clients, alpha, seed)
+    rng = np.random.default_rng(derive_seed(benchmark, "test", seed))
+    tests = np.array_split(rng.permutation(len(test)), clients)
+    width = max(3, len(str(clients - 1)))
+    sites = []
+    for number, (own, tested) in enumerate(zip(dealt, tests, strict=True)):
+        own = rng.permutation(own)
+        held = max(1, round(validation * len(own)))
+        split = {
+            "training": tuple(train[i] for i in sorted(own[held:])),
+            "validation": tuple(train[i] for i in sorted(own[:held])),
+            "test": tuple(test[i] for i in sorted(tested)),
+        }
+        sites.append((f"client_{number:0{width}d}", split))
+    return sites

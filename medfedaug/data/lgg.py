@@ -1,0 +1,109 @@
+"""LGG multi-site: brain MRI of lower-grade glioma from five institutions (TCGA-LGG; Buda et al. 2019)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.splits import split_patients
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError
+
+__all__ = ["LGGSite", "lgg_multisite"]
+
+_CLASSES = ("background", "FLAIR abnormality")
+_FLAIR = 1  # of the three channels: before contrast, FLAIR, after contrast
+
+
+class LGGSite(VolumeFolder):
+    """Patients as folders of TIFF slices, ``<patient>_<number>.tif`` with ``..._mask.tif``."""
+
+    listing = ""
+
+    def check_files(self) -> int:
+        """Check that every slice has its mask and all of a patient have one size, by the headers alone.
+
+        Returns:
+            1: FLAIR alone.
+
+        Raises:
+            DataError: naming site and file.
+        """
+        for case in (case for split in SPLITS for case in self.cases[split]):
+            sizes = set()
+            for slice_ in _slices(case.image):
+                mask = _mask(slice_)
+                if not mask.is_file():
+                    raise DataError("a slice has no mask", site=self.name, path=mask)
+                for path in (slice_, mask):
+                    try:
+                        with Image.open(path) as file:
+                            sizes.add(file.size)
+                    except Exception as error:  # Pillow raises its own, OSError and struct's
+                        raise unreadable(self.name, path, error) from error
+            if len(sizes) != 1:
+                raise DataError(
+                    f"slices and masks have {len(sizes)} different sizes", site=self.name, path=case.image
+                )
+        return 1
+
+    def read_image(self, case: Case) -> torch.Tensor:
+        """FLAIR of all slices, float32 (1, H, W, D)."""
+        return self._stack(_slices(case.image))
+
+    def read_label(self, case: Case) -> torch.Tensor:
+        """The masks of all slices, 0 or 1, float32 (1, H, W, D)."""
+        return (self._stack([_mask(path) for path in _slices(case.image)]) > 0).float()
+
+    def _stack(self, paths: list[Path]) -> torch.Tensor:
+        planes = []
+        for path in paths:
+            try:
+                with Image.open(path) as file:
+                    pixels = np.asarray(file, np.float32)
+            except Exception as error:  # Pillow raises its own, OSError and struct's
+                raise unreadable(self.name, path, error) from error
+            planes.append(pixels[..., _FLAIR] if pixels.ndim == 3 else pixels)
+        return torch.from_numpy(np.stack(planes, axis=-1))[None]
+
+
+def lgg_multisite(root: Path) -> list[SiteFolder]:
+    """Five sites, FLAIR, split by patient; an institution with fewer than three patients is an unseen site.
+
+    Reads the slices as published (``kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif``, split 60/20/20),
+    or volumes with a ``dataset.json`` a site, whose split is kept.
+    """
+    prepared = sorted(p.parent for p in root.glob("*/dataset.json"))
+    if prepared:
+        return [VolumeFolder.open(folder) for folder in prepared]
+    root = base_folder(root, "kaggle_3m")
+    patients: dict[str, list[Case]] = defaultdict(list)
+    for folder in sorted(root.iterdir()):
+        if folder.is_dir() and (match := re.fullmatch(r"TCGA_([A-Z0-9]{2})_\w+", folder.name)):
+            patients[match[1]].append(Case(folder.name, folder, folder))
+    if not patients:
+        raise FileNotFoundError(2, "no patient", str(root / "kaggle_3m"))
+    return [
+        LGGSite(site, root, _CLASSES, {k: tuple(v) for k, v in split_patients(site, cases).items()})
+        for site, cases in sorted(patients.items())
+    ]
+
+
+def _slices(folder: Path) -> list[Path]:
+    """A patient's slices from first to last: the numbers have no leading zeros."""
+    numbered = [
+        (int(match[1]), path)
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r".*_(\d+)\.tif", path.name))
+    ]
+    return [path for _, path in sorted(numbered)]
+
+
+def _mask(path: Path) -> Path:
+    return path.with_name(f"{path.stem}_mask.tif")

@@ -1,0 +1,205 @@
+"""ProstateMRI: T2-weighted MRI of the prostate from six sources (Liu et al., IEEE TMI 2020)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.splits import split_patients
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.files import parse_json
+
+__all__ = ["ProstateSite", "mini_prostate_mri", "prostate_mri", "slice_splits"]
+
+# The names of the papers' tables, and those of the folders and lists in HarmoFL's code.
+_SITES = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "BMC": "ISBI_1.5", "RUNMC": "ISBI", "UCL": "UCL"}
+
+_CLASSES = ("background", "prostate")
+_TOP = 0.99  # quantile of a volume's intensities that becomes white
+_FEWEST = 32  # slices that train
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ProstateSite(VolumeFolder):
+    """A site of ProstateMRI; a case is a patient, or with `Case.index` one slice of a patient.
+
+    Intensities are those of the papers: a volume is clipped at its 99 % quantile and mapped to whole numbers
+    from 0 to 255. Central gland and peripheral zone, where they are told apart, are one class.
+
+    Args:
+        neighbours: whether a slice comes with the one below and the one above it as three channels.
+    """
+
+    neighbours: bool = True
+
+    listing = ""
+    compares_axes = False  # the published pairs are meant voxel by voxel
+
+    def check_files(self) -> int:
+        """As `VolumeFolder.check_files`."""
+        channels = super().check_files()
+        if channels != 1:
+            raise DataError(
+                f"its volumes have {channels} channels, expected one", site=self.name, path=self.path
+            )
+        return 3 if self.neighbours else 1
+
+    def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
+        """The volume, (C, H, W, D) with C = 3 neighbours or 1, or of a slice (C, H, W, 1).
+
+        The values are 0 to 255, or with ``"scale"`` 0 to 1. At the ends of the stack the missing neighbour is
+        the end itself.
+
+        Raises:
+            DataError: naming site and file, as `VolumeFolder.load_image`.
+        """
+        image = _window(self.name, case.image).float()
+        if self.neighbours:
+            below = torch.cat([image[..., :1], image[..., :-1]], dim=-1)
+            above = torch.cat([image[..., 1:], image[..., -1:]], dim=-1)
+            image = torch.cat([below, image, above])
+        if case.index is not None:
+            image = image[..., case.index, None]
+        return image / 255 if intensity == "scale" else image
+
+    def read_label(self, case: Case) -> torch.Tensor:
+        """The label map with all parts of the prostate as one, (1, H, W, D) or (1, H, W, 1)."""
+        label = _mask(self.name, Path(case.label)).float()
+        return label if case.index is None else label[..., case.index, None]
+
+
+# Kept, since slices of one patient are asked for in any order, and each would decode the volume anew.
+
+
+@lru_cache(maxsize=32)
+def _window(site: str, path: Path) -> torch.Tensor:
+    image = VolumeFolder(site, path.parent, _CLASSES, {}).load_image(Case(path.name, path, path)).numpy()
+    low, high = image.min(), np.quantile(image, _TOP)
+    if not high > low:
+        raise DataError("nearly every voxel has the lowest value", site=site, path=path)
+    return torch.from_numpy(((np.minimum(image, high) - low) / (high - low) * 255).astype(np.uint8))
+
+
+@lru_cache(maxsize=32)
+def _mask(site: str, path: Path) -> torch.Tensor:
+    label = VolumeFolder(site, path.parent, _CLASSES, {}).read_label(Case(path.name, path, path))
+    return label.clamp(max=1).to(torch.uint8)
+
+
+def prostate_mri(
+    root: Path, split: str = "patient", neighbours: bool = True, fraction: float = 1.0
+) -> list[SiteFolder]:
+    """Six sites; of each patient ``Case00.nii.gz`` and ``Case00_segmentation.nii.gz``.
+
+    Args:
+        root: the folder that holds the sites' folders.
+        split: ``"patient"``: patients split 60/20/20, scored by volume. ``"published"``: the protocol of
+            HarmoFL, FedFA and FedRDN: slices with foreground, the first and last of a volume left out, in the
+            order of the published permutation, 60/20/20: slices of one patient are in training and test. For
+            comparison with published numbers only.
+        neighbours: three-slice input, as in the papers.
+        fraction: of the training cases. Of published slices at least 32 remain, as in FedFA's code.
+    """
+    if split not in ("patient", "published"):
+        raise ConfigError(f"split {split!r} is not known; choose from patient, published")
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
+    root = base_folder(root, "ProstateMRI", "data")
+    sites: list[SiteFolder] = []
+    for name, alias in _SITES.items():
+        folder = root / alias if not (root / name).is_dir() else root / name
+        cases = _patients(folder)
+        if split == "patient":
+            parts = split_patients(name, cases)
+            kept = max(1, round(fraction * len(parts["training"])))
+            parts["training"] = parts["training"][:kept]
+        else:
+            parts = _published_slices(root, name, cases, fraction)
+        splits = {key: tuple(part) for key, part in parts.items()}
+        sites.append(ProstateSite(name, folder, _CLASSES, splits, neighbours=neighbours))
+    return sites
+
+
+def mini_prostate_mri(root: Path, split: str = "patient", neighbours: bool = True) -> list[SiteFolder]:
+    """`prostate_mri` with a sixth of the training cases (FedFA+ Section 5.2.2)."""
+    return prostate_mri(root, split, neighbours, fraction=1 / 6)
+
+
+def _patients(folder: Path) -> list[Case]:
+    if not folder.is_dir():
+        raise FileNotFoundError(2, "no such folder", str(folder))
+    cases = []
+    for label in sorted(folder.iterdir()):
+        if match := re.fullmatch(r"(Case\d+)_segmentation\.nii\.gz", label.name, flags=re.IGNORECASE):
+            image = folder / f"{match[1]}.nii.gz"
+            if not image.is_file():
+                raise FileNotFoundError(2, "no such file", str(image))
+            cases.append(Case(match[1], image, label))
+    if not cases:
+        raise FileNotFoundError(2, "no such file", str(folder / "Case00_segmentation.nii.gz"))
+    return cases
+
+
+def _published_slices(
+    root: Path, site: str, patients: Sequence[Case], fraction: float
+) -> dict[str, Sequence[Case]]:
+    reader = ProstateSite(site, root, _CLASSES, {})
+    slices = []
+    for patient in patients:
+        foreground = reader.read_label(patient).flatten(0, 2).any(dim=0)
+        for index in foreground[1:-1].nonzero().flatten().tolist():
+            slices.append(Case(f"{patient.name}/{index + 1}", patient.image, patient.label, index + 1))
+    path, order = _permutation(root, site)
+    if sorted(order) != list(range(len(slices))):
+        raise DataError(
+            f"is a permutation of {len(order)} slices, the volumes have {len(slices)} with foreground",
+            site=site,
+            path=path,
+        )
+    return slice_splits([slices[i] for i in order], fraction)
+
+
+def slice_splits(shuffled: Sequence[T], fraction: float = 1.0) -> dict[str, Sequence[T]]:
+    """60/20/20 of the slices in the order of the published permutation, as in FedFA's code.
+
+    The counts are those of FedFA+ Table 2 and FedRDN Table 6 and, for a sixth, FedFA+ Table 4: whole numbers
+    cut off, the last 20 % test, and at least 32 slices train however small the fraction.
+
+    >>> {split: len(part) for split, part in slice_splits(range(261)).items()}
+    {'training': 156, 'validation': 52, 'test': 52}
+    """
+    number = len(shuffled)
+    training, held = shuffled[: int(0.6 * number)], int(0.2 * number)
+    return {
+        "training": training[: max(int(0.6 * fraction * number), _FEWEST)],
+        "validation": shuffled[len(training) : len(training) + held],
+        "test": shuffled[number - held :],
+    }
+
+
+def _permutation(root: Path, site: str) -> tuple[Path, list[int]]:
+    places = [
+        folder / f"{name}-index{suffix}"
+        for folder in (root, root / "splits", root.parent)
+        for name in (_SITES[site], site)
+        for suffix in (".npy", ".json")
+    ]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise FileNotFoundError(2, "no permutation of the slices", str(places[0]))
+    try:
+        order = np.load(path) if path.suffix == ".npy" else np.array(parse_json(path.read_text()))
+        return path, [int(i) for i in order]
+    except (OSError, ValueError, TypeError) as error:
+        raise unreadable(site, path, error) from error

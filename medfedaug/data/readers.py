@@ -1,0 +1,229 @@
+"""Volumes from files: NIfTI by nibabel, MHA, NRRD and DICOM series by SimpleITK, all through MONAI.
+
+Whatever the format, voxels are indexed (x, y, z) as they are stored and the affine takes these indices to
+millimetres in RAS, so that one volume gives the same array and the same affine in each.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import nibabel
+import numpy as np
+import SimpleITK as sitk
+from monai.data import ImageReader, MetaTensor
+from monai.transforms import EnsureChannelFirst, LoadImage
+from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
+
+__all__ = ["VOLUME_SUFFIXES", "Header", "SimpleITKReader", "load_volume", "read_header"]
+
+_NIFTI = (".nii.gz", ".nii")
+_ITK = (".mha", ".mhd", ".nrrd", ".nhdr")
+VOLUME_SUFFIXES = (*_NIFTI, *_ITK)
+
+_POSITION = "0020|0032"
+
+# Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
+_UNEVEN = 0.1
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a volume without decoding it.
+
+    Args:
+        shape: voxels along x, y and z.
+        channels: values of one voxel.
+        axes: where x, y and z point to, for instance ``"RAS"``; empty where the file does not say.
+    """
+
+    shape: tuple[int, ...]
+    channels: int
+    axes: str
+
+
+class SimpleITKReader(ImageReader):
+    """Reads MHA, NRRD, and a folder with one DICOM series, for `monai.transforms.LoadImage`.
+
+    MONAI's `ITKReader` needs the package itk; this one needs SimpleITK. As with MONAI's `NibabelReader` the
+    array is indexed (x, y, z) or (x, y, z, channel), and the affine is in RAS.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "image.mha"
+        >>> sitk.WriteImage(sitk.GetImageFromArray(np.zeros((3, 4, 5), np.float32)), path)
+        >>> image = LoadImage(reader=SimpleITKReader())(path)
+        >>> tuple(image.shape), image.affine.diagonal().tolist()
+        ((5, 4, 3), [-1.0, -1.0, 1.0, 1.0])
+    """
+
+    def verify_suffix(self, filename: Any) -> bool:
+        """Whether it is a folder, or a file of ITK's own formats."""
+        return all(str(name).lower().endswith(_ITK) or Path(name).is_dir() for name in ensure_tuple(filename))
+
+    def read(self, data: Any, **kwargs: Any) -> sitk.Image:
+        """Read one volume; that of a DICOM series in the units of its modality.
+
+        Raises:
+            ValueError: for a file that SimpleITK cannot read, or a folder without one whole DICOM series.
+        """
+        (name,) = ensure_tuple(data)
+        path = Path(name)
+        try:
+            if not path.is_dir():
+                return sitk.ReadImage(str(path))
+            files, first = _series(path)
+            colour = first.GetNumberOfComponents() > 1
+            # As floating point, since each slice may have a slope of its own (PET).
+            pixel = sitk.sitkVectorFloat32 if colour else sitk.sitkFloat32
+            return sitk.ReadImage(files if len(files) > 1 else files[0], pixel)
+        except RuntimeError as error:
+            raise ValueError(_reason(error)) from error
+
+    def get_data(self, img: sitk.Image) -> tuple[np.ndarray, dict[str, Any]]:
+        """The array and its meta data: affine, spatial shape and channel dimension."""
+        vector = img.GetNumberOfComponentsPerPixel() > 1
+        dimension = img.GetDimension()
+        # SimpleITK's arrays are (z, y, x) or (z, y, x, channel).
+        array = sitk.GetArrayFromImage(img).transpose(
+            *reversed(range(dimension)), *range(dimension, dimension + vector)
+        )
+        affine = _ras(img.GetDirection(), img.GetSpacing(), img.GetOrigin())
+        return array, {
+            MetaKeys.AFFINE: affine,
+            MetaKeys.ORIGINAL_AFFINE: affine.copy(),
+            MetaKeys.SPATIAL_SHAPE: np.asarray(array.shape[:3]),
+            MetaKeys.SPACE: SpaceKeys.RAS,
+            MetaKeys.ORIGINAL_CHANNEL_DIM: -1 if vector or dimension > 3 else float("nan"),
+        }
+
+
+def load_volume(path: Path) -> MetaTensor:
+    """A volume as float32 of shape (C, X, Y, Z), with its affine.
+
+    Raises:
+        Exception: whatever the reader raises, `ValueError` for what is not a volume;
+            `medfedaug.data.base.unreadable` makes one line of it.
+    """
+    image = cast(MetaTensor, EnsureChannelFirst()(_loader()(path)))
+    if image.ndim != 4:
+        raise ValueError(f"{image.ndim - 1}-dimensional, a volume was expected")
+    return image
+
+
+@cache
+def _loader() -> LoadImage:
+    loader = LoadImage(image_only=True, dtype=np.float32)
+    loader.register(SimpleITKReader())  # asked first, and says no to NIfTI
+    return loader
+
+
+def read_header(path: Path) -> Header:
+    """What a file says of itself, without decoding it.
+
+    A NIfTI file that seems to be cut short is decoded after all, to be sure.
+
+    Raises:
+        Exception: as `load_volume`.
+    """
+    if str(path).lower().endswith(_NIFTI):
+        return _nifti_header(path)
+    try:
+        files, reader = _series(path) if path.is_dir() else ([], _information(path))
+    except RuntimeError as error:
+        raise ValueError(_reason(error)) from error
+    size = reader.GetSize()
+    if len(files) > 1:
+        size = (*size[:2], len(files))
+    affine = _ras(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
+    components = reader.GetNumberOfComponents()
+    return _header(size if components == 1 else (*size, components), affine)
+
+
+def _nifti_header(path: Path) -> Header:
+    image = cast(nibabel.Nifti1Image, nibabel.load(path))
+    voxels = cast(Any, image.dataobj)
+    promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
+    if _stored_bytes(path) != promised % 2**32:
+        np.asanyarray(voxels)  # raises where voxels are missing
+    says = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
+    return _header(image.shape, image.affine if says else None)
+
+
+def _stored_bytes(path: Path) -> int:
+    """Bytes of a file before compression, modulo 2**32: gzip's last four bytes say so."""
+    if not path.name.lower().endswith(".gz"):
+        return path.stat().st_size % 2**32
+    with open(path, "rb") as file:
+        file.seek(-4, 2)
+        return int(struct.unpack("<I", file.read(4))[0])
+
+
+def _header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
+    if len(shape) not in (3, 4):
+        raise ValueError(f"{len(shape)}-dimensional, a volume was expected")
+    axes = "" if affine is None else "".join(map(str, nibabel.aff2axcodes(affine)))
+    return Header(tuple(map(int, shape[:3])), int(shape[3]) if len(shape) > 3 else 1, axes)
+
+
+def _information(path: str | Path) -> sitk.ImageFileReader:
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    return reader
+
+
+def _series(folder: Path) -> tuple[list[str], sitk.ImageFileReader]:
+    """The files of the one DICOM series in a folder, in the order of their slices, and the first's header."""
+    series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+    if len(series) != 1:
+        raise ValueError(f"holds {len(series) or 'no'} DICOM series, one was expected")
+    files = list(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))
+    readers = [_information(file) for file in files]
+    first = readers[0]
+    if len(files) == 1:
+        return files, first
+    if any(reader.GetSize() != first.GetSize() for reader in readers):
+        raise ValueError("its slices differ in size")
+    if not all(np.allclose(reader.GetDirection(), first.GetDirection(), atol=1e-3) for reader in readers):
+        raise ValueError("its slices differ in orientation")
+    if not all(reader.HasMetaDataKey(_POSITION) for reader in readers):
+        return files, first
+    # Along the normal of the slices, that is the third column of the direction.
+    normal = np.reshape(first.GetDirection(), (3, 3))[:, 2]
+    gaps = np.diff([float(normal @ _position(reader)) for reader in readers])
+    usual = float(np.median(gaps))
+    if np.abs(gaps - usual).max() > _UNEVEN * abs(usual):
+        raise ValueError(
+            f"slices are missing, double or uneven: {len(files)} slices, "
+            f"{np.abs(gaps).min():.4g} to {np.abs(gaps).max():.4g} mm apart"
+        )
+    return files, first
+
+
+def _position(reader: sitk.ImageFileReader) -> np.ndarray:
+    return np.array([float(value) for value in reader.GetMetaData(_POSITION).split("\\")])
+
+
+def _ras(direction: Sequence[float], spacing: Sequence[float], origin: Sequence[float]) -> np.ndarray:
+    """The affine from voxel indices to RAS; ITK's world is LPS. A fourth dimension is no place."""
+    dimension = len(spacing)
+    rank = min(dimension, 3)
+    affine = np.eye(rank + 1)
+    affine[:rank, :rank] = np.reshape(direction, (dimension, dimension))[:rank, :rank] * spacing[:rank]
+    affine[:rank, rank] = origin[:rank]
+    affine[:2] *= -1
+    return affine
+
+
+def _reason(error: Exception) -> str:
+    """What SimpleITK's exception says, without the places in its own source code."""
+    said = str(error).partition("ERROR: ")[2] or str(error)
+    return re.sub(r"^\w+\(0x\w+\): ", "", said.strip().split("\n")[0])

@@ -1,0 +1,124 @@
+"""How cases are dealt out: to training, validation and test, and to sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from medfedaug.config import derive_seed
+from medfedaug.data.base import SPLITS, Case
+from medfedaug.errors import ConfigError
+
+__all__ = ["deal_by_dirichlet", "split_by_class", "split_in_order", "split_patients"]
+
+T = TypeVar("T")
+
+# Where nothing is published. Seeded by names alone, so that all runs share one split.
+_SHARES = (0.6, 0.2)
+
+
+def split_in_order(items: Sequence[T], shares: tuple[float, float] = _SHARES) -> dict[str, list[T]]:
+    """The first share trains, the second validates, the rest tests.
+
+    >>> split_in_order(range(10))
+    {'training': [0, 1, 2, 3, 4, 5], 'validation': [6, 7], 'test': [8, 9]}
+    """
+    first, second = (round(sum(shares[: k + 1]) * len(items)) for k in range(2))
+    parts = items[:first], items[first:second], items[second:]
+    return {split: list(part) for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def split_by_class(
+    site: str, cases: Sequence[Case], shares: tuple[float, float] = _SHARES
+) -> dict[str, Sequence[Case]]:
+    """Each class split by a permutation that depends on the names of site and class alone."""
+    split: dict[str, list[Case]] = {key: [] for key in SPLITS}
+    for label in sorted({str(case.label) for case in cases}):
+        own = [case for case in cases if case.label == label]
+        order = np.random.default_rng(derive_seed("split", site, label)).permutation(len(own))
+        for key, part in split_in_order([own[i] for i in order], shares).items():
+            split[key] += part
+    return dict(split)
+
+
+def split_patients(site: str, cases: Sequence[Case]) -> dict[str, Sequence[Case]]:
+    """Patients split 60/20/20 by a permutation that depends on the site's name alone.
+
+    A site with fewer than three patients is an unseen one: all are tested.
+    """
+    if len(cases) < 3:
+        return {"training": (), "validation": (), "test": tuple(cases)}
+    order = np.random.default_rng(derive_seed("split", site, "patients")).permutation(len(cases))
+    shuffled = [cases[i] for i in order]
+    held = max(1, round(_SHARES[1] * len(cases)))
+    return {
+        "training": shuffled[2 * held :],
+        "validation": shuffled[held : 2 * held],
+        "test": shuffled[:held],
+    }
+
+
+def deal_by_dirichlet(labels: np.ndarray, sites: int, alpha: float, seed: int) -> list[np.ndarray]:
+    """Deal images to sites of one size, the classes of each in proportions of its own.
+
+    Every site draws its proportions q ~ Dirichlet(α, ..., α) and its images one by one: a class by q, then
+    an image of that class without replacement. A class that is used up is left out from there on (Hsu et
+    al. 2019, arXiv:1909.06335, Section 3).
+
+    Args:
+        labels: the class of each image, (N,), whole numbers.
+        sites: how many.
+        alpha: small gives each site few classes, large all of them.
+        seed: of the proportions and the images.
+
+    Returns:
+        For each site the indices of its images, ``N // sites`` of them; a remainder is left out.
+
+    Deviations:
+        Hsu et al. write Dirichlet(α p) with p the proportions of all images, so that their α is ours times
+        the number of classes; Dir(0.3) and Dir(0.6) of later papers are meant as here. Where classes differ
+        in size, each has its share of the sum: α times the number of classes times p.
+
+    Raises:
+        ConfigError: when there are fewer images than sites, or ``alpha`` is not positive.
+
+    Example:
+        >>> [len(part) for part in deal_by_dirichlet(np.arange(20) % 4, 3, 0.5, seed=0)]
+        [6, 6, 6]
+    """
+    if not 1 <= sites <= len(labels):
+        raise ConfigError(f"{len(labels)} images cannot be dealt to {sites} sites")
+    if not alpha > 0:
+        raise ConfigError(f"alpha must be positive, got {alpha}")
+    rng = np.random.default_rng(seed)
+    classes, counts = np.unique(labels, return_counts=True)
+    left = [rng.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
+    prior = alpha * len(classes) * counts / counts.sum()
+    dealt = []
+    for _ in range(sites):
+        # A gamma of so small a shape may underflow to zeros altogether.
+        share = rng.dirichlet(prior)
+        share = share if np.isfinite(share).all() and share.sum() > 0 else prior / prior.sum()
+        own: list[int] = []
+        limits = _limits(share, left)
+        for number in rng.random(len(labels) // sites):
+            drawn = int(np.searchsorted(limits, number, side="right"))
+            own.append(left[drawn].pop())
+            if not left[drawn]:
+                limits = _limits(share, left)
+        dealt.append(np.array(sorted(own)))
+    return dealt
+
+
+def _limits(share: np.ndarray, left: Sequence[Sequence[int]]) -> np.ndarray:
+    """Where the classes that still have images end on a line from 0 to 1."""
+    there = np.array([bool(images) for images in left])
+    weights = np.where(there, share, 0.0)
+    if not weights.sum() > 0:  # what this site prefers is used up, or at the very end everything
+        weights = (there if there.any() else ~there).astype(float)
+    limits = np.cumsum(weights / weights.sum())
+    # Rounding must not leave a gap below 1, nor lead beyond the last class that has images.
+    limits[limits >= limits[np.flatnonzero(weights)[-1]]] = 1.0
+    return limits

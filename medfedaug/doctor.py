@@ -1,0 +1,205 @@
+"""Whether a site is ready to take part: everything that can be checked before a job comes, in plain words."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from medfedaug._version import __version__
+from medfedaug.data.sites import SiteFolder, open_site
+from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.federation.site import resolve_data_folder
+from medfedaug.nvflare_jobs.kit import (
+    ALLOWED,
+    DEFAULT_LAUNCHER,
+    LAUNCHER,
+    Kit,
+    allow_list,
+    forbid_code,
+    open_kit,
+)
+from medfedaug.settings import SiteSettings
+
+__all__ = ["Check", "examine"]
+
+_LEAST_DISK = 2 * 2**30
+"""Bytes that must be free where the site keeps its state: a job leaves logs and checkpoints."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Args:
+        name: what.
+        ok: whether it is as it should be; ``None`` where a site can do without.
+        found: what was found, in a few words.
+        advice: what to do about it, empty where nothing is to be done.
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    advice: str = ""
+
+
+def examine(kit: str | Path | None = None, data: str | Path | None = None) -> list[Check]:
+    """Look at software, device, data, kit and disk of a site, or of the server where the kit is the server's.
+
+    Args:
+        kit: the NVFlare kit; without one, its files are not looked at.
+        data: the site's data, in place of what the kit's settings or ``MEDFEDAUG_DATA`` name.
+
+    Returns:
+        The checks in the order in which trouble should be removed.
+
+    Raises:
+        ConfigError: when ``kit`` is not a kit.
+    """
+    opened = open_kit(kit) if kit is not None else None
+    checks = list(_versions())
+    if opened is not None:
+        checks += _kit_files(opened)
+    else:
+        checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
+    if opened is not None and opened.server:
+        return [*checks, _disk("disk", opened.path)]
+    try:
+        settings = SiteSettings.load(opened.path if opened else None)
+    except ConfigError as error:
+        return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site-config.")]
+    checks.append(_device(settings.device))
+    checks += _data(
+        opened.name if opened else "", Path(data) if data else settings.data, settings.privacy.min_images
+    )
+    if settings.state is not None:
+        checks.append(_disk("state folder", settings.state))
+    return checks
+
+
+def _versions() -> Iterator[Check]:
+    about = metadata.metadata("medfedaug")
+    yield Check("medfedaug", True, __version__)
+    needed = about["Requires-Python"]
+    python = platform.python_version()
+    fits = SpecifierSet(needed).contains(python)
+    yield Check("python", fits, python, "" if fits else f"Install Python {needed}.")
+    for line in metadata.requires("medfedaug") or []:
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        advice = f"pip install '{requirement.name}{requirement.specifier}'"
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield Check(requirement.name, False, "missing", advice)
+            continue
+        # A local build such as 2.13.0+cpu is that version; a pre-release that is installed is meant to be.
+        fits = requirement.specifier.contains(version, prereleases=True)
+        yield Check(requirement.name, fits, version, "" if fits else advice)
+
+
+def _kit_files(kit: Kit) -> Iterator[Check]:
+    configure = f"medfedaug site-config --kit {kit.path}"
+    try:
+        resources, policy = kit.resources(), kit.policy()
+    except ConfigError as error:
+        yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
+        return
+    allowed = allow_list(resources)
+    if ALLOWED in allowed:
+        yield Check("allow-list", True, f"{ALLOWED} may be named by jobs")
+    else:
+        yield Check("allow-list", False, f"{ALLOWED} is not in class_allow_list", configure)
+    if not kit.server:
+        yield _launcher(kit.launchers(), configure)
+    roles = forbid_code(policy)[1]
+    if roles:
+        yield Check(
+            "policy", None, f"jobs may carry code of {', '.join(roles)}", f"{configure} --forbid-code"
+        )
+    else:
+        yield Check("policy", True, "jobs may not carry code")
+
+
+def _launcher(found: list[str], configure: str) -> Check:
+    if found == [LAUNCHER]:
+        return Check("launcher", True, "a job process that dies is started again")
+    if found == [DEFAULT_LAUNCHER]:
+        return Check("launcher", False, "a job process that dies ends everybody's job", configure)
+    if len(found) != 1:
+        return Check(
+            "launcher", False, f"{len(found)} in resources.json; one is needed", "Remove the others."
+        )
+    return Check("launcher", None, f"{found[0]}, not ours: a process that dies may end everybody's job")
+
+
+def _device(name: str) -> Check:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    if name == "auto":
+        return Check("device", True, gpus) if gpus else Check("device", None, "no GPU: the CPU computes")
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        return Check("device", False, f"{name}: {str(error).splitlines()[0][:80]}", "Set another --device.")
+    return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
+
+
+def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
+    try:
+        site = open_site(resolve_data_folder(name, folder), name=name or None)
+        channels = site.check_files()
+    except MedFedAugError as error:
+        yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
+        return
+    counts = ", ".join(f"{len(cases)} {split}" for split, cases in site.cases.items() if cases)
+    yield Check(
+        "data",
+        True,
+        f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
+    )
+    yield _decoding(site)
+    number = len(site.cases["training"])
+    if not site.trains:
+        yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
+    elif number >= least:
+        yield Check("number of images", True, f"{number} for training; {least} or more may be summarised")
+    else:
+        yield Check(
+            "number of images",
+            False,
+            f"{number} for training; statistics of fewer than {least} stay here",
+            "Add images, or lower the limit with medfedaug site-config --min-images.",
+        )
+
+
+def _decoding(site: SiteFolder) -> Check:
+    case = next(case for cases in site.cases.values() for case in cases)
+    try:
+        image = site.load_image(case)
+    except MedFedAugError as error:
+        return Check("one image", False, str(error), "Replace the file or take the case out of the list.")
+    return Check("one image", True, f"{case.name}: {' x '.join(map(str, image.shape))} decoded")
+
+
+def _disk(name: str, folder: Path) -> Check:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Check(name, False, f"{there}: cannot be written ({error.strerror})", "Change its owner.")
+    free = shutil.disk_usage(there).free
+    text = f"{os.fspath(folder)}: {free / 2**30:.1f} GiB free"
+    return Check(name, free >= _LEAST_DISK, text, "" if free >= _LEAST_DISK else "Make room.")

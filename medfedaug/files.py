@@ -1,0 +1,89 @@
+"""Files that are written whole or not at all, and JSON that says everything once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from medfedaug.errors import StorageError
+
+__all__ = ["parse_json", "write_atomic"]
+
+
+def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+    """Write a file so that at every moment the old one or the new one is there, whole.
+
+    Args:
+        path: the file; an existing one is replaced.
+        write: called with a file open for writing.
+
+    Raises:
+        StorageError: naming the file, when the disk is full or the folder cannot be written; what was there
+            before stays as it was.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> write_atomic(path, lambda file: file.write(b"kept"))
+        >>> path.read_text()
+        'kept'
+    """
+    path = Path(path)
+    temporary: str | None = None
+    try:
+        # In the same folder, since a rename is atomic within one file system only.
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's files can be read by their owner alone
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        cause = _system_error(error)
+        if cause is None:
+            raise
+        raise StorageError(path, cause, full=cause.errno in (errno.ENOSPC, errno.EDQUOT)) from error
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The operating system's error behind an exception: PyTorch raises its own while it closes a file."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def parse_json(text: str) -> Any:
+    """JSON in which a key may occur once only; Python's reader keeps the last and drops the others.
+
+    Raises:
+        ValueError: for text that is not JSON, is nested too deeply, or has a key twice in one object.
+
+    Example:
+        >>> parse_json('{"A": 1, "A": 2}')
+        Traceback (most recent call last):
+        ValueError: 'A' occurs twice
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_reject_duplicates)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{twice}' occurs twice")
+    return result

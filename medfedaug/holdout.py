@@ -1,0 +1,85 @@
+"""Leave one site out: train on the others, and score the one that nobody has seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medfedaug.config import RunConfig
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation.output import RESULTS, write_json
+from medfedaug.simulate import simulate
+from medfedaug.tasks import make_task
+
+__all__ = ["HOLDOUT", "leave_one_site_out"]
+
+HOLDOUT = "holdout.json"
+
+
+def leave_one_site_out(
+    data_dir: str | Path,
+    out: str | Path,
+    config: RunConfig,
+    *,
+    sites: Sequence[str] | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Run a federation once for each site, without it, and gather how well each unseen site was served.
+
+    Args:
+        data_dir: the folder that holds the sites' folders.
+        out: receives a folder for each held-out site, with what `medfedaug.simulate.simulate` writes, and
+            ``holdout.json``.
+        config: the run; sites that it holds out already are unseen in every run.
+        sites: the sites to hold out in turn; by default all that could train.
+        on_event: see `medfedaug.federation.FederationServer`; the event ``"holdout"`` names the site whose
+            turn it is.
+        **options: of `medfedaug.simulate.simulate`.
+
+    Returns:
+        The content of ``holdout.json``: ``{"metric": name, "unseen": {site: score}, "seen": {site: mean over
+        the sites that trained}, "mean": mean over the held-out sites, "config": {...}}``; a score is ``None``
+        where the model is not complete without the site (`medfedaug.methods.FedBN`).
+
+    Raises:
+        MedFedAugError: one line that says what is wrong and where.
+    """
+    out = Path(out)
+    if (out / RESULTS).exists():
+        raise ConfigError(
+            f"{out} holds the results of a run; choose another folder for runs without each site"
+        )
+    found = find_sites(data_dir, limit=config.limit)
+    able = [site.name for site in found if site.trains and site.name not in config.holdout]
+    chosen = list(sites) if sites is not None else able
+    for name in chosen:
+        if name not in able:
+            raise ConfigError(f"cannot hold out {name!r}; the sites that train are {', '.join(able)}")
+    if len(able) < 3:
+        raise DataError(
+            f"two sites must remain when one is left out, and {len(able)} can train", path=data_dir
+        )
+    metric = make_task(config, normalised=False).metric
+    unseen: dict[str, float | None] = {}
+    seen: dict[str, float | None] = {}
+    for name in chosen:
+        if on_event is not None:
+            on_event({"event": "holdout", "site": name})
+        run = replace(config, holdout=(*config.holdout, name))
+        test = simulate(data_dir, out / name, run, on_event=on_event, **options)["test"]
+        unseen[name], seen[name] = test["unseen"].get(name, {}).get(metric), test["mean"][metric]
+        known = [score for score in unseen.values() if score is not None]
+        table = {
+            "metric": metric,
+            "unseen": unseen,
+            "seen": seen,
+            "mean": sum(known) / len(known) if known else None,
+            "config": config.to_dict(),
+        }
+        write_json(out / HOLDOUT, table)  # after each, so that what is there can be read
+    return dict(json.loads((out / HOLDOUT).read_text()))

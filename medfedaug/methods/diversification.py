@@ -1,0 +1,86 @@
+"""What FedFD adds to the loss, whether it diversifies batch norms' statistics or a transformer's prompts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import SitePart, Step
+from medfedaug.models import find_head
+
+__all__ = ["DiversifiedSite", "Weights", "mixing_range"]
+
+# Table 2 of the paper; "random" is U(low, high).
+_MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
+
+
+def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
+    """The range of u for a way of mixing.
+
+    Raises:
+        ConfigError: naming the method.
+    """
+    if mixing not in ("random", *_MIXING):
+        raise ConfigError(f"{name}: mixing is one of random, {', '.join(_MIXING)}, not {mixing!r}")
+    if not low <= high:
+        raise ConfigError(f"{name}: low {low} is above high {high}")
+    return _MIXING.get(mixing, (low, high))
+
+
+class Weights:
+    """λ₁ and λ₂ of FedFD Eq. 5, how the distance adds up, and the module whose input the features are."""
+
+    def __init__(self, name: str, lambda1: float, lambda2: float, distance: str, head: str | None) -> None:
+        if not 0 <= lambda1 <= 1 or lambda2 < 0:
+            raise ConfigError(f"{name}: 0 ≤ lambda1 ≤ 1 and lambda2 ≥ 0 are needed, got {lambda1}, {lambda2}")
+        if distance not in ("mean", "sum"):
+            raise ConfigError(f"{name}: distance is 'mean' or 'sum' over the channels, not {distance!r}")
+        self.lambda1, self.lambda2, self.distance, self.head = lambda1, lambda2, distance, head
+
+
+class DiversifiedSite(SitePart):
+    """A site whose loss compares a batch with its diversified self (FedFD Eq. 3-5).
+
+    Args:
+        network: the site's.
+        weights: of the two terms.
+    """
+
+    def __init__(self, network: nn.Module, weights: Weights) -> None:
+        self.network, self.weights = network, weights
+        self.ready = False  # until the server has sent what to diversify with
+        self._features: Tensor | None = None
+        find_head(network, weights.head).register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._features = args[0] if module.training else None
+
+    @abstractmethod
+    def diversified(self) -> AbstractContextManager[Any]:
+        """Within, the network computes diversified features."""
+
+    def loss(self, step: Step) -> Tensor | None:
+        """What turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
+        features, self._features = self._features, None
+        weights = self.weights
+        if not self.ready or not (weights.lambda1 or weights.lambda2):
+            return None
+        with self.diversified():
+            outputs = step.network(step.inputs)
+        diversified, self._features = self._features, None
+        assert features is not None
+        assert diversified is not None
+        classification = weights.lambda1 * (step.criterion(outputs, step.targets) - step.task_loss)
+        distance = feature_distance(features, diversified)
+        if weights.distance == "mean":
+            distance = distance / features.shape[1]
+        return classification + weights.lambda2 * distance
+
+
+def feature_distance(features: Tensor, diversified: Tensor) -> Tensor:
+    """CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and, of maps, over voxels."""
+    return (features - diversified).square().sum(dim=1).mean()

@@ -1,0 +1,131 @@
+"""`SiteSettings`: what belongs to a site and never travels with a job.
+
+They live in ``local/medfedaug.json`` of the site's NVFlare kit, which ``medfedaug site-config`` writes, and
+in environment variables, which come first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from medfedaug.errors import ConfigError
+from medfedaug.privacy import PrivacyPolicy
+
+__all__ = [
+    "DATA_VARIABLE",
+    "DEVICE_VARIABLE",
+    "SETTINGS_FILE",
+    "STATE_VARIABLE",
+    "SiteSettings",
+]
+
+DATA_VARIABLE, DEVICE_VARIABLE = "MEDFEDAUG_DATA", "MEDFEDAUG_DEVICE"
+STATE_VARIABLE = "MEDFEDAUG_STATE"
+SETTINGS_FILE = "local/medfedaug.json"
+
+_VARIABLES = {"data": DATA_VARIABLE, "device": DEVICE_VARIABLE, "state": STATE_VARIABLE}
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What a site decides for itself.
+
+    Args:
+        data: the folder with the site's images; see `medfedaug.federation.site.resolve_data_folder`.
+        device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
+        state: the folder for what must survive a restart of the site.
+        privacy: the limits of what may leave the site.
+
+    Example:
+        >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
+        20
+    """
+
+    data: Path | None = None
+    device: str = "auto"
+    state: Path | None = None
+    privacy: PrivacyPolicy = field(default_factory=PrivacyPolicy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON types."""
+        values = {**dataclasses.asdict(self), "privacy": self.privacy.to_dict()}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Any, source: object) -> SiteSettings:
+        """Settings from JSON; an unknown key is an error, since it would silently do nothing.
+
+        Args:
+            values: what the file holds.
+            source: where it comes from, for messages.
+
+        Raises:
+            ConfigError: naming the source and the key.
+        """
+        if not isinstance(values, dict):
+            raise ConfigError(f"{source}: a JSON object is needed, got {type(values).__name__}")
+        known = [f.name for f in dataclasses.fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ConfigError(f"{source}: unknown key {unknown[0]!r}; known: {', '.join(known)}")
+        for name in ("data", "device", "state"):
+            if not isinstance(values.get(name), str | None) or values.get(name) == "":
+                raise ConfigError(f"{source}: {name} must be text, got {values[name]!r}")
+        try:
+            policy = PrivacyPolicy.from_dict(values.get("privacy", {}))
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        data, state = values.get("data"), values.get("state")
+        return cls(
+            data=Path(data) if data else None,
+            device=values.get("device") or "auto",
+            state=Path(state) if state else None,
+            privacy=policy,
+        )
+
+    @classmethod
+    def load(cls, kit: str | Path | None, environment: Mapping[str, str] = os.environ) -> SiteSettings:
+        """The settings of the site whose NVFlare kit is ``kit``.
+
+        A missing file means the defaults. Relative folders in the file are relative to the kit.
+
+        Args:
+            kit: the folder that holds ``local`` and ``startup``; ``None`` for the environment alone.
+            environment: ``MEDFEDAUG_DATA``, ``MEDFEDAUG_DEVICE`` and ``MEDFEDAUG_STATE`` in it come first.
+
+        Returns:
+            Settings; where there is a kit with a ``state`` folder, ``<kit>/medfedaug`` by default.
+
+        Raises:
+            ConfigError: naming the file and what is wrong with it.
+        """
+        settings = cls() if kit is None else cls._from_kit(Path(kit))
+        given = {name: environment[key] for name, key in _VARIABLES.items() if environment.get(key)}
+        for name in given.keys() - {"device"}:  # as everywhere, a variable is relative to the working folder
+            given[name] = os.path.abspath(given[name])
+        if given:
+            settings = cls.from_dict({**settings.to_dict(), **given}, "environment")
+        return settings
+
+    @classmethod
+    def _from_kit(cls, kit: Path) -> SiteSettings:
+        file = kit / SETTINGS_FILE
+        values: Any = {}
+        try:
+            values = json.loads(file.read_text())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: not readable as JSON ({error})") from error
+        settings = cls.from_dict(values, file)
+        return dataclasses.replace(
+            settings,
+            data=kit / settings.data if settings.data else None,
+            state=kit / (settings.state or "medfedaug"),
+        )

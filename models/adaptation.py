@@ -1,0 +1,420 @@
+"""Batch norm whose statistics lie between an image's own and the federation's (FedFD, FedFD-A).
+
+`adapt_batch_norm` gives the batch norms of a network a second way to normalise and changes nothing else:
+modules, names and state dict stay, and until asked otherwise so does every number. `interpolating` asks for
+one pass, `AdaptiveBatchNorm.inference` for every pass in evaluation mode. `insert_instance_adapters` adds
+FedFD-A's small networks that choose how far to go, image by image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from medfedaug.functional import feature_statistics, mix_statistics, normalise_features
+
+__all__ = [
+    "AdaptiveBatchNorm",
+    "BesideStateDict",
+    "FixedAlpha",
+    "InstanceAdapter",
+    "InstanceAware",
+    "Interpolation",
+    "LearnedAlpha",
+    "RandomAlpha",
+    "RandomMix",
+    "adapt_batch_norm",
+    "adaptive_norms",
+    "insert_instance_adapters",
+    "instance_adapters",
+    "interpolating",
+    "remove_instance_adapters",
+    "training_adapters",
+]
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class Interpolation(Protocol):
+    """How the statistics of a pass follow from those of the images and those of the federation."""
+
+    def __call__(
+        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation to normalise with.
+
+        Args:
+            norm: the layer; `AdaptiveBatchNorm.global_statistics` gives the federation's.
+            mean: of each image and channel, (B, C).
+            std: alike.
+            voxels: over how many voxels they were taken.
+        """
+
+
+class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """A batch norm that can also normalise each image with interpolated statistics (FedFD-A Eq. 6).
+
+    Made from an existing batch norm by `adapt_batch_norm`. Parameters, buffers and their names are those of
+    the batch norm that it was.
+
+    Attributes:
+        inference: how to interpolate in evaluation mode; ``None`` for plain batch norm.
+        override: how to interpolate now, whatever the mode; see `interpolating`.
+        global_mean: the federation's mean, (C,); ``None`` where none was set: the running one then serves.
+        global_var: the federation's variance, alike.
+    """
+
+    inference: Interpolation | None
+    override: Interpolation | None
+    global_mean: Tensor | None
+    global_var: Tensor | None
+
+    def set_global_statistics(self, mean: Tensor, var: Tensor) -> None:
+        """Set the federation's mean and variance, (C,) each."""
+        assert self.running_mean is not None
+        self.global_mean, self.global_var = mean.to(self.running_mean), var.to(self.running_mean)
+
+    def global_statistics(self) -> tuple[Tensor, Tensor]:
+        """The federation's mean and standard deviation, (C,) each; ``eps`` is inside the root."""
+        mean, var = self._global()
+        return mean, (var + self.eps).sqrt()
+
+    def _global(self) -> tuple[Tensor, Tensor]:
+        mean = self.running_mean if self.global_mean is None else self.global_mean
+        var = self.running_var if self.global_var is None else self.global_var
+        assert mean is not None
+        assert var is not None
+        return mean, var
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) or (B, C, *spatial) to the same shape."""
+        how = self.override if self.override is not None or self.training else self.inference
+        if how is None:
+            return super().forward(x)
+        if x.dim() == 2:
+            # A feature without extent has no statistics of its own: those of the batch are mixed in their
+            # place, as local statistics, and at inference the federation's stand alone.
+            if not isinstance(how, RandomMix):
+                return nn.functional.batch_norm(x, *self._global(), self.weight, self.bias, eps=self.eps)
+            return self._interpolated(x.t()[None], how)[0].t()
+        return self._interpolated(x, how)
+
+    def _interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
+        mean, std = feature_statistics(x, self.eps)
+        mean, std = how(self, mean, std, math.prod(x.shape[2:]))
+        return normalise_features(x, mean, std, self.weight, self.bias)
+
+
+class AdaptiveBatchNorm1d(AdaptiveBatchNorm, nn.BatchNorm1d):
+    """`AdaptiveBatchNorm` of (B, C) or (B, C, L)."""
+
+
+class AdaptiveBatchNorm2d(AdaptiveBatchNorm, nn.BatchNorm2d):
+    """`AdaptiveBatchNorm` of (B, C, H, W)."""
+
+
+class AdaptiveBatchNorm3d(AdaptiveBatchNorm, nn.BatchNorm3d):
+    """`AdaptiveBatchNorm` of (B, C, H, W, D)."""
+
+
+_ADAPTIVE: dict[type[nn.Module], type[AdaptiveBatchNorm]] = {
+    nn.BatchNorm1d: AdaptiveBatchNorm1d,
+    nn.BatchNorm2d: AdaptiveBatchNorm2d,
+    nn.BatchNorm3d: AdaptiveBatchNorm3d,
+}
+_PLAIN = {adaptive: plain for plain, adaptive in _ADAPTIVE.items()}
+
+
+@dataclass
+class RandomMix:
+    """One u ~ U(low, high) a channel and call, the same for all images (FedFD Eq. 2): training only.
+
+    Beyond [0, 1] a deviation may come out below zero; it is held at the layer's ``eps``.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __call__(
+        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Eq. 2 for mean and deviation with the same u."""
+        global_mean, global_std = norm.global_statistics()
+        u = torch.empty_like(global_mean).uniform_(self.low, self.high)
+        mixed = mix_statistics(std, global_std, u)
+        return mix_statistics(mean, global_mean, u), mixed.clamp_min(math.sqrt(norm.eps))
+
+
+@dataclass
+class FixedAlpha:
+    """The same α for all images and layers: 0 the federation's statistics, 1 the image's own."""
+
+    alpha: float = 0.5
+
+    def __call__(
+        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Eq. 6."""
+        return _mixed(norm, mean, std, mean.new_full((len(mean), 1), self.alpha))
+
+
+@dataclass
+class RandomAlpha:
+    """α ~ U(0, 1), one an image and layer, from a generator of its own so that scores repeat."""
+
+    seed: int = 0
+    _generator: torch.Generator | None = field(default=None, repr=False, compare=False)
+
+    def __call__(
+        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Eq. 6."""
+        if self._generator is None:
+            self._generator = torch.Generator().manual_seed(self.seed)
+        alpha = torch.rand((len(mean), 1), generator=self._generator)
+        return _mixed(norm, mean, std, alpha.to(mean))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RandomAlpha:
+        # Generators cannot be copied; a copied network starts anew.
+        return RandomAlpha(self.seed)
+
+
+@dataclass
+class InstanceAware:
+    """IABN: follow an image only where it deviates by more than sampling explains.
+
+    Gong et al., "NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation", NeurIPS 2022.
+    With N voxels, the mean of an image that is like the federation's scatters by σ_G/√N and its variance by
+    σ_G²·√(2/(N−1)). The difference of each from the federation's is shrunk towards zero by k times that.
+    """
+
+    k: float = 4.0
+
+    def __call__(
+        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and deviation, corrected."""
+        global_mean, global_std = norm.global_statistics()
+        global_var = global_std.square()
+        mean = global_mean + _shrink(mean - global_mean, self.k * global_std / math.sqrt(voxels))
+        scatter = self.k * global_var * math.sqrt(2.0 / max(voxels - 1, 1))
+        return mean, (global_var + _shrink(std.square() - global_var, scatter)).sqrt()
+
+
+def _shrink(difference: Tensor, by: Tensor) -> Tensor:
+    return difference.sign() * (difference.abs() - by).clamp_min(0.0)
+
+
+@dataclass
+class LearnedAlpha:
+    """FedFD-A: α of each image from the layer's `InstanceAdapter` (Eq. 7).
+
+    Args:
+        noise: z ~ N(0, 1), one an image, as in the adapter's training; without, z = 0, as at test time.
+    """
+
+    noise: bool = False
+
+    def __call__(
+        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Eq. 6 with the adapter's α; a layer without adapter stays with the federation's statistics."""
+        if not hasattr(norm, "adapter"):
+            return _mixed(norm, mean, std, mean.new_zeros(len(mean), 1))
+        global_mean, global_std = norm.global_statistics()
+        z = torch.randn(len(mean), 1, device=mean.device, dtype=mean.dtype) if self.noise else None
+        alpha = norm.adapter(mean - global_mean, std - global_std, z)
+        return _mixed(norm, mean, std, alpha)
+
+
+def _mixed(norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    global_mean, global_std = norm.global_statistics()
+    weight = alpha.expand_as(mean)
+    return mix_statistics(mean, global_mean, weight), mix_statistics(std, global_std, weight)
+
+
+class BesideStateDict(nn.Module):
+    """A module in a network whose own parameters are no part of the network's state dict.
+
+    The network's checkpoint is then the same with and without it; a method sends these parameters as an
+    exchange of its own.
+    """
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class InstanceAdapter(BesideStateDict):
+    r"""How far to follow an image's own statistics, from how far they are from the federation's.
+
+    .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad
+              [\delta; \epsilon] = G([\mu_i - \mu_G;\ \sigma_i - \sigma_G])
+
+    FedFD-A Eq. 7: one α an image and layer. G is Linear(2C → C/16), ReLU, Linear(→ 2).
+
+    The parameters' `requires_grad` is off outside `training_adapters`, so that no optimiser of the network
+    takes them for its own.
+
+    Args:
+        channels: C.
+        reduction: 16, which reproduces the paper's 11.31 M → 11.53 M parameters of a ResNet-18.
+
+    Deviations:
+        The paper says nothing of the initial values. The last layer starts with weights 0 and biases δ = 0,
+        ε = 0.1: next to the plain network, and inside [0, 1], outside of which α has no gradient.
+    """
+
+    def __init__(self, channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        hidden = max(1, channels // reduction)
+        first = nn.Linear(2 * channels, hidden)
+        self.hidden_weight, self.hidden_bias = first.weight, first.bias
+        self.out_weight = nn.Parameter(torch.zeros(2, hidden))
+        self.out_bias = nn.Parameter(torch.tensor([0.0, 0.1]))
+        self.requires_grad_(False)
+
+    def forward(self, mean_difference: Tensor, std_difference: Tensor, z: Tensor | None = None) -> Tensor:
+        """α, (B, 1), from two differences (B, C) and z (B, 1); without z, its mean 0."""
+        differences = torch.cat([mean_difference, std_difference], dim=1)
+        hidden = nn.functional.linear(differences, self.hidden_weight, self.hidden_bias).relu()
+        delta, epsilon = nn.functional.linear(hidden, self.out_weight, self.out_bias).split(1, dim=1)
+        return (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+
+
+def adapt_batch_norm(net: Network) -> Network:
+    """Make every batch norm with running statistics an `AdaptiveBatchNorm`.
+
+    The modules stay the same objects, with their hooks, names and entries; only their class is another, as
+    with PyTorch's parametrisations.
+
+    Args:
+        net: the network, changed in place; batch norms that are adaptive already stay so.
+
+    Returns:
+        `net` itself. In training and evaluation it computes what it computed before.
+
+    Raises:
+        ValueError: when there is no batch norm with running statistics.
+    """
+    for module in net.modules():
+        adaptive = _ADAPTIVE.get(type(module))
+        if adaptive is not None and getattr(module, "running_mean", None) is not None:
+            module.__class__ = adaptive
+            assert isinstance(module, AdaptiveBatchNorm)
+            module.inference = module.override = None
+            module.register_buffer("global_mean", None, persistent=False)
+            module.register_buffer("global_var", None, persistent=False)
+    if not adaptive_norms(net):
+        raise ValueError(
+            f"{type(net).__name__} has no batch norm with running statistics to interpolate; choose another "
+            "network or norm='batch'"
+        )
+    return net
+
+
+def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
+    """FedFD-A: an `InstanceAdapter` before each batch norm, used in evaluation mode.
+
+    Evaluation takes one forward pass, image by image, so that a batch of one is as good as any. In training
+    mode nothing changes; the adapters are trained within `training_adapters`. The network's state dict does
+    not hold them (`instance_adapters` gives them by name).
+
+    Args:
+        net: the network, 2D or 3D, changed in place.
+        reduction: see `InstanceAdapter`.
+
+    Returns:
+        `net` itself.
+
+    Raises:
+        ValueError: when there is no batch norm of features with an extent, or there are adapters already.
+
+    Deviations:
+        Batch norms of fully connected layers get no adapter, since a feature without extent has no
+        statistics of its own.
+
+    Example:
+        >>> from monai.networks.nets import resnet18
+        >>> net = resnet18(spatial_dims=2, n_input_channels=3, num_classes=7)
+        >>> before = sum(p.numel() for p in net.parameters())
+        >>> sum(p.numel() for p in insert_instance_adapters(net).parameters()) - before
+        218540
+    """
+    adapt_batch_norm(net)
+    if instance_adapters(net):
+        raise ValueError("the network already has instance adapters: call remove_instance_adapters first")
+    for norm in adaptive_norms(net).values():
+        norm.inference = LearnedAlpha()
+        if not isinstance(norm, nn.BatchNorm1d):
+            norm.add_module("adapter", InstanceAdapter(norm.num_features, reduction).to(norm.weight.device))
+    if not instance_adapters(net):
+        raise ValueError(f"{type(net).__name__} has no batch norm of features with an extent")
+    return net
+
+
+def remove_instance_adapters(net: Network) -> Network:
+    """The plain network again: its batch norms are batch norms, and the adapters are gone."""
+    for norm in adaptive_norms(net).values():
+        norm._modules.pop("adapter", None)
+        for name in ("global_mean", "global_var"):
+            del norm._buffers[name]
+            norm._non_persistent_buffers_set.discard(name)
+        del norm.inference, norm.override
+        norm.__class__ = _PLAIN[type(norm)]
+    return net
+
+
+def adaptive_norms(net: nn.Module) -> dict[str, AdaptiveBatchNorm]:
+    """The adaptive batch norms by dotted name, in the order of the network's modules."""
+    return {name: module for name, module in net.named_modules() if isinstance(module, AdaptiveBatchNorm)}
+
+
+def instance_adapters(net: nn.Module) -> dict[str, InstanceAdapter]:
+    """The adapters by the dotted name of their batch norm, in the order of the network's modules."""
+    return {name: norm.adapter for name, norm in adaptive_norms(net).items() if hasattr(norm, "adapter")}
+
+
+@contextmanager
+def interpolating(net: nn.Module, how: Interpolation) -> Iterator[None]:
+    """Within, all adaptive batch norms interpolate, in training mode too; running statistics stand still."""
+    norms = adaptive_norms(net).values()
+    before = [norm.override for norm in norms]
+    try:
+        for norm in norms:
+            norm.override = how
+        yield
+    finally:
+        for norm, how_before in zip(norms, before, strict=True):
+            norm.override = how_before
+
+
+@contextmanager
+def training_adapters(net: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Within, a forward pass is the one that trains the adapters; gives their parameters.
+
+    The network is in evaluation mode, the test condition that the adapters are to learn: its running
+    statistics and random layers stand still. z is drawn (Eq. 7). Take gradients by the parameters that are
+    given, with `torch.autograd.grad`: those of the network are then not even computed.
+    """
+    parameters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
+    modes = {module: module.training for module in net.modules()}
+    try:
+        net.eval()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with interpolating(net, LearnedAlpha(noise=True)):
+            yield parameters
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        for module, mode in modes.items():
+            module.training = mode

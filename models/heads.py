@@ -1,0 +1,40 @@
+"""Where a network's features end and its head begins."""
+
+from __future__ import annotations
+
+from torch import nn
+
+__all__ = ["find_head"]
+
+_HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
+    """The layer that turns features into logits; its input is what papers call the features.
+
+    By default the last fully connected or convolutional layer in the order in which the network's modules
+    were registered: the classifier of MONAI's and this library's networks, and the last convolution of
+    their U-Nets.
+
+    Args:
+        net: the network.
+        name: dotted name of the module, where the order says something else.
+
+    Raises:
+        ValueError: when there is no such module.
+
+    Example:
+        >>> from monai.networks.nets import resnet18
+        >>> find_head(resnet18(spatial_dims=2, n_input_channels=3, num_classes=7))
+        Linear(in_features=512, out_features=7, bias=True)
+    """
+    if name is not None:
+        modules = dict(net.named_modules())
+        if name not in modules or not name:
+            last = ", ".join([n for n, m in modules.items() if isinstance(m, _HEADS)][-5:])
+            raise ValueError(f"{type(net).__name__} has no module {name!r}; its last layers are {last}")
+        return modules[name]
+    heads = [module for module in net.modules() if isinstance(module, _HEADS)]
+    if not heads:
+        raise ValueError(f"{type(net).__name__} has no fully connected or convolutional layer as its head")
+    return heads[-1]

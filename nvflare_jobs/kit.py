@@ -1,0 +1,285 @@
+"""A site's NVFlare kit: what medfedaug needs in its ``local`` folder, written or checked.
+
+A kit ships ``local/*.json.default``; a file without that suffix takes the place of the default as a whole.
+What is written here starts from the file that is in force and changes single entries of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+from medfedaug.errors import ConfigError
+from medfedaug.privacy import PrivacyPolicy
+from medfedaug.settings import SETTINGS_FILE, SiteSettings
+
+__all__ = [
+    "ALLOWED",
+    "DEFAULT_LAUNCHER",
+    "LAUNCHER",
+    "Kit",
+    "KitFile",
+    "allow_list",
+    "forbid_code",
+    "open_kit",
+]
+
+ALLOWED = "medfedaug."
+"""The one entry in a site's allow-list that this package needs."""
+
+LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
+DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+# NVFlare's default for the jobs and snapshots of all servers of a machine.
+_SHARED_FOLDER = "/tmp/nvflare/"
+
+# What the default policy grants by name; a role with one expression for everything gets them one by one,
+# since NVFlare looks at such an expression before it looks at any single right.
+_RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands")
+
+
+@dataclass
+class KitFile:
+    """One JSON file of a kit, in force and as it should be.
+
+    Args:
+        path: where it is, or will be.
+        found: its content, or that of the default; ``None`` where there is neither.
+        wanted: the content that is needed.
+        changes: what is missing in ``found``, in words.
+    """
+
+    path: Path
+    found: dict[str, Any] | None
+    wanted: dict[str, Any]
+    changes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A kit of a server or of a site, as NVFlare's provisioning or POC mode makes it.
+
+    Args:
+        path: its folder.
+        server: whether it is the server's.
+    """
+
+    path: Path
+    server: bool
+
+    @property
+    def name(self) -> str:
+        """The site's name, by which server and data folder know it; the kit's folder may have another."""
+        file = "fed_server.json" if self.server else "fed_client.json"
+        startup = _read(self.path / "startup" / file) or {}
+        return str((startup.get("client") or {}).get("fqsn") or self.path.resolve().name).rsplit(".", 1)[-1]
+
+    def plan(
+        self,
+        *,
+        data: str | Path | None = None,
+        device: str | None = None,
+        state: str | Path | None = None,
+        min_images: int | None = None,
+        forbid: bool = False,
+    ) -> list[KitFile]:
+        """The files that medfedaug needs, with what is to change in each; nothing is written.
+
+        Args:
+            data: the folder with the site's images; ``None`` keeps what is set, as for all that follow.
+            device: the site's device.
+            state: the folder for what must survive a restart.
+            min_images: statistics leave the site only if they summarise at least so many images.
+            forbid: refuse jobs that carry code.
+
+        Raises:
+            ConfigError: naming the file that cannot be used, or an option that a server has no use for.
+        """
+        files = [self._resources()]
+        if self.server:
+            if data or device or state or min_images:
+                raise ConfigError(
+                    f"{self.path}: a server has no data, device, state or min_images of its own"
+                )
+        else:
+            files.append(self._settings(data, device, state, min_images))
+        if forbid:
+            files.append(self._policy())
+        return files
+
+    def write(self, files: Iterable[KitFile]) -> None:
+        """Write the files that are to change.
+
+        Raises:
+            ConfigError: naming the file that cannot be written.
+        """
+        for file in files:
+            if file.changes:
+                try:
+                    file.path.write_text(json.dumps(file.wanted, indent=2) + "\n")
+                except OSError as error:
+                    raise ConfigError(f"{file.path}: cannot be written ({error.strerror})") from error
+
+    def policy(self) -> dict[str, Any]:
+        """The authorization policy in force.
+
+        Raises:
+            ConfigError: naming the file that cannot be used.
+        """
+        return _in_force(self.path / "local/authorization.json") or {}
+
+    def resources(self) -> dict[str, Any]:
+        """The resources in force.
+
+        Raises:
+            ConfigError: naming the file that cannot be used.
+        """
+        return _in_force(self.path / "local/resources.json") or {}
+
+    def launchers(self) -> list[str]:
+        """The class paths of what starts job processes: NVFlare needs exactly one."""
+        paths = (str(component.get("path", "")) for component in _components(self.resources()))
+        return [path for path in paths if path.endswith("Launcher")]
+
+    def _resources(self) -> KitFile:
+        path = self.path / "local/resources.json"
+        found = _in_force(path)
+        if found is None:
+            raise ConfigError(f"{path}: is missing, and so is {path.name}.default; provision the kit again")
+        file = KitFile(path, found, copy.deepcopy(found))
+        allowed = allow_list(found)
+        if ALLOWED not in allowed:
+            file.wanted["class_allow_list"] = [*allowed, ALLOWED]
+            file.changes.append(f"class_allow_list: {ALLOWED}")
+        for component in _components(file.wanted):
+            if not self.server and component.get("path") == DEFAULT_LAUNCHER:
+                component.update(path=LAUNCHER, args={})
+                file.changes.append(f"{component.get('id')}: {LAUNCHER}")
+            self._own_folder(component, "uri_root", "jobs-storage", file)
+        snapshots = file.wanted.get("snapshot_persistor") or {}
+        storage = (snapshots.get("args") or {}).get("storage") or {}
+        self._own_folder(storage, "root_dir", "snapshot-storage", file)
+        return file
+
+    def _own_folder(self, component: dict[str, Any], key: str, name: str, file: KitFile) -> None:
+        """Take the server's storage out of the folder that all servers of a machine share."""
+        values = component.get("args") or {}
+        if self.server and str(values.get(key, "")).startswith(_SHARED_FOLDER):
+            values[key] = str(self.path.resolve() / name)
+            file.changes.append(f"{name}: {values[key]}")
+
+    def _settings(
+        self,
+        data: str | Path | None,
+        device: str | None,
+        state: str | Path | None,
+        min_images: int | None,
+    ) -> KitFile:
+        path = self.path / SETTINGS_FILE
+        found = _read(path)
+        if found is not None:
+            SiteSettings.from_dict(found, path)
+        wanted: dict[str, Any] = {
+            "privacy": {"min_images": PrivacyPolicy().min_images},
+            **copy.deepcopy(found or {}),
+        }
+        if data:
+            if not Path(data).is_dir():
+                raise ConfigError(f"{data}: no such folder")
+            wanted["data"] = str(Path(data).resolve())
+        if device:
+            wanted["device"] = device
+        if state:
+            wanted["state"] = str(Path(state).resolve())
+        if min_images is not None:
+            wanted["privacy"] = {**wanted["privacy"], "min_images": min_images}
+        SiteSettings.from_dict(wanted, path)
+        before = found or {}
+        changes = [f"{key}: {json.dumps(value)}" for key, value in wanted.items() if before.get(key) != value]
+        return KitFile(path, found, wanted, changes)
+
+    def _policy(self) -> KitFile:
+        path = self.path / "local/authorization.json"
+        found = _in_force(path)
+        if found is None:
+            raise ConfigError(f"{path}: is missing, and so is {path.name}.default; provision the kit again")
+        wanted, roles = forbid_code(found)
+        changes = [f"permissions.{role}.byoc: none" for role in roles]
+        return KitFile(path, found, wanted, changes)
+
+
+def open_kit(path: str | Path) -> Kit:
+    """Open the kit of a server or of a site.
+
+    Raises:
+        ConfigError: when the folder is not one.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such folder")
+    startup = path / "startup"
+    for file, server in (("fed_server.json", True), ("fed_client.json", False)):
+        if (startup / file).is_file():
+            if not (path / "local").is_dir():
+                raise ConfigError(f"{path}: the kit has no folder 'local'; provision it again")
+            return Kit(path, server)
+    if (startup / "fed_admin.json").is_file():
+        raise ConfigError(f"{path}: is an administrator's kit; name the server's or a site's")
+    raise ConfigError(
+        f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
+        "that holds 'startup' and 'local'"
+    )
+
+
+def allow_list(resources: dict[str, Any]) -> list[str]:
+    """The classes that a job without code may name; without an entry NVFlare uses a list of its own."""
+    return list(resources.get("class_allow_list", DEFAULT_CLASS_ALLOW_LIST))
+
+
+def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A policy under which nobody may send a job with code of its own.
+
+    Setting the right ``byoc`` of the role ``lead`` alone would leave the project's administrator, whose role
+    has one expression for all rights.
+
+    Args:
+        policy: the content of ``authorization.json``.
+
+    Returns:
+        The policy, and the roles that had the right before.
+    """
+    wanted, roles = copy.deepcopy(policy), []
+    for role, rights in wanted.get("permissions", {}).items():
+        if not isinstance(rights, dict):
+            wanted["permissions"][role] = {**dict.fromkeys(_RIGHTS, rights), "byoc": "none"}
+            roles.append(role)
+        elif rights.get("byoc", "none") != "none":
+            rights["byoc"] = "none"
+            roles.append(role)
+    return wanted, roles
+
+
+def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in resources.get("components", []) if isinstance(entry, dict)]
+
+
+def _in_force(path: Path) -> dict[str, Any] | None:
+    content = _read(path)
+    return _read(path.with_name(f"{path.name}.default")) if content is None else content
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a JSON object is needed, got {type(content).__name__}")
+    return content

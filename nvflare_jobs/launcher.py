@@ -1,0 +1,135 @@
+"""A launcher for sites whose job process comes back when it has died.
+
+NVFlare 2.9 reports a job process that was killed, ran out of memory or crashed to the server, which then ends
+the job for everybody. Here the site's parent process starts it again, and NVFlare's server sends a restarted
+process the task that it still waits for. When that does not help, the site is silent, and the server's rules
+(its time limits and the number of sites that it needs) decide what becomes of the job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.fuel.common.exit_codes import ProcessExitCode
+
+__all__ = ["RestartingHandle", "RestartingLauncher"]
+
+# The site or its policy cannot run this job: the next attempt would end the same way.
+_PERMANENT = (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
+# Theirs to report: the end of the job, and a job that names what the site forbids.
+_REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAFE_COMPONENT)
+
+
+class RestartingLauncher(ClientProcessJobLauncher):
+    """Starts a site's job process, and starts it again when it died.
+
+    Not after a clean exit, an abort, or an exit that says that this site cannot run the job.
+
+    Args:
+        restarts: how often at most, counted anew after a process that was healthy.
+        pause: seconds before the first restart; doubled each time.
+        healthy: seconds that a process must have lasted to be called so; a job may run for weeks.
+    """
+
+    def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
+        super().__init__()
+        self.restarts, self.pause, self.healthy = restarts, pause, healthy
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """Start the job process; the handle that is returned looks after it."""
+        job_id = str(job_meta.get(JobConstants.JOB_ID))
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        start = super().launch_job
+        return RestartingHandle(
+            lambda: start(job_meta, fl_ctx),
+            exit_file=Path(workspace.get_root_dir()) / job_id / FLMetaKey.PROCESS_RC_FILE,
+            restarts=self.restarts,
+            pause=self.pause,
+            healthy=self.healthy,
+            log=lambda text: self.logger.warning(f"job {job_id}: {text}"),
+        )
+
+
+class RestartingHandle(JobHandleSpec):
+    """A job process and its successors, as one.
+
+    Args:
+        start: starts the process and returns its handle.
+        exit_file: where a process that ended by itself may have written how it ended.
+        restarts: see `RestartingLauncher`.
+        pause: see `RestartingLauncher`.
+        healthy: see `RestartingLauncher`.
+        log: told of every restart.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], JobHandleSpec],
+        *,
+        exit_file: Path,
+        restarts: int,
+        pause: float,
+        healthy: float,
+        log: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._start, self._exit_file, self._log = start, exit_file, log
+        self._restarts, self._first_pause, self._healthy = restarts, pause, healthy
+        self._left, self._pause = restarts, pause
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._result: int | None = None
+        self._process = start()
+
+    def terminate(self) -> None:
+        """Kill the process, for good."""
+        with self._lock:
+            self._stopped.set()
+            self._process.terminate()
+
+    def poll(self) -> int:
+        """How the last process ended; `JobReturnCode.UNKNOWN` while one runs or is about to."""
+        return JobReturnCode.UNKNOWN if self._result is None else self._result
+
+    def wait(self) -> None:
+        """Until the job is over at this site: restarts happen in here."""
+        while True:
+            started = time.monotonic()
+            self._process.wait()
+            code = self._exit_code()
+            if self._stopped.is_set() or code in _REPORTED:
+                self._result = code
+                return
+            lasted = time.monotonic() - started
+            if lasted >= self._healthy:
+                self._left, self._pause = self._restarts, self._first_pause
+            text = f"the job process died after {lasted:.0f} s (code {code})"
+            if code in _PERMANENT or not self._left:
+                self._log(f"{text}; it is not started again, and this site is left out")
+                break
+            self._left -= 1
+            self._log(f"{text}; it is started again in {self._pause:g} s, {self._left} more times at most")
+            if self._stopped.wait(self._pause):
+                break
+            self._pause *= 2
+            with self._lock:
+                if self._stopped.is_set():
+                    break
+                self._process = self._start()
+        # Any other code would be reported to the server as the failure of everybody's job.
+        self._exit_file.unlink(missing_ok=True)
+        self._result = JobReturnCode.UNKNOWN
+
+    def _exit_code(self) -> int:
+        try:
+            return int(self._exit_file.read_text())
+        except (OSError, ValueError):
+            return int(self._process.poll())

@@ -1,0 +1,60 @@
+"""The job folders that are shipped; ``python -m medfedaug.nvflare_jobs.ready_jobs FOLDER`` writes them.
+
+Each is what ``medfedaug export`` writes with the options of `READY_JOBS`. For other classes, channels, rounds
+or numbers of sites, export a job of your own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from medfedaug.config import RunConfig, task_defaults
+from medfedaug.methods import parse_methods
+from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+
+__all__ = ["READY_JOBS", "write_ready_jobs"]
+
+_HOSPITALS: dict[str, Any] = {"rounds": 50, "min_sites": 2, "round_timeout": 7200.0}
+_SEGMENTATION: dict[str, Any] = {"task": "segmentation", **_HOSPITALS}
+_CLASSIFICATION: dict[str, Any] = {
+    "task": "classification",
+    "classes": ("negative", "positive"),
+    "in_channels": 3,
+    "image_size": 256,
+    **_HOSPITALS,
+}
+
+READY_JOBS: dict[str, dict[str, Any]] = {
+    "segmentation_fedavg": {"methods": "fedavg", **_SEGMENTATION},
+    "segmentation_fedrdn": {"methods": "fedrdn", **_SEGMENTATION},
+    "segmentation_fedfa": {"methods": "fedfa", **_SEGMENTATION},
+    "segmentation_fedrdn_fedfa": {"methods": "fedrdn,fedfa", **_SEGMENTATION},
+    "segmentation_fedrdn_fedfa_plus": {"methods": "fedrdn,fedfa+", **_SEGMENTATION},
+    "classification_fedfa_plus": {"methods": "fedfa+", **_CLASSIFICATION},
+}
+"""Fields of `medfedaug.config.RunConfig` by the job's name; ``methods`` as on the command line."""
+
+
+def write_ready_jobs(folder: str | Path) -> list[Path]:
+    """Write the jobs of `READY_JOBS`, over what is there.
+
+    Returns:
+        The jobs' folders.
+    """
+    written = []
+    for name, options in READY_JOBS.items():
+        methods = parse_methods(options["methods"])
+        config = RunConfig.from_dict({**task_defaults(options["task"]), **options, "methods": methods})
+        recipe = MedFedAugRecipe(config=config, name=name)
+        recipe.export(job_dir=str(folder))
+        written.append(Path(folder) / name)
+    return written
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m medfedaug.nvflare_jobs.ready_jobs FOLDER")
+    for job in write_ready_jobs(sys.argv[1]):
+        print(job)

@@ -1,0 +1,92 @@
+"""What a site did in a round, as NVFlare's analytics: for TensorBoard or MLflow at the server."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.recipe.utils import add_experiment_tracking
+from nvflare.widgets.widget import Widget
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply
+from medfedaug.nvflare_jobs.messages import reply_from_model
+
+if TYPE_CHECKING:
+    from nvflare.recipe.spec import Recipe
+
+__all__ = ["MLFLOW_FILE", "TRACKERS", "TRACKING_FOLDER", "RoundMetrics", "add_tracking", "tracked"]
+
+TRACKING_FOLDER = "medfedaug/tracking"
+"""Where in the server's run folder TensorBoard's events are, below it one folder a site."""
+
+MLFLOW_FILE = "mlflow.db"
+"""MLflow's store in the server's run folder."""
+
+_PACKAGES = {"tensorboard": ["tensorboard"], "mlflow": ["mlflow", "alembic"]}  # mlflow-skinny has no store
+
+TRACKERS: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": TRACKING_FOLDER}, "mlflow": {}}
+"""The trackers, and what NVFlare's receiver for each is told."""
+
+
+def add_tracking(recipe: Recipe, tracker: str) -> None:
+    """Let the sites of a job send their metrics, and the server hand them to a tracker.
+
+    Args:
+        recipe: the job.
+        tracker: a name of `TRACKERS`.
+
+    Raises:
+        ConfigError: for another name, and when the tracker's package is not installed.
+    """
+    if tracker not in TRACKERS:
+        raise ConfigError(f"tracking {tracker!r} is not known; choose from {', '.join(TRACKERS)}")
+    missing = [package for package in _PACKAGES[tracker] if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"tracking with {tracker} needs the package {missing[0]}: pip install 'medfedaug[tracking]'"
+        )
+    recipe._job.to_clients(RoundMetrics(), id="round_metrics")
+    add_experiment_tracking(recipe, tracker, tracking_config=TRACKERS[tracker])
+
+
+class RoundMetrics(Widget):
+    """Sends the numbers of a site's replies to the server as analytics, one by one with their round.
+
+    It reads the replies on their way, so that no other component knows of it.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Look at a task's result before it is sent."""
+        if event_type != EventType.AFTER_TASK_EXECUTION:
+            return
+        result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+        for name, value, round_ in tracked(reply_from_model(FLModelUtils.from_shareable(result))):
+            dxo = create_analytic_dxo(name, value, AnalyticsDataType.SCALAR, global_step=round_)
+            send_analytic_dxo(self, dxo, fl_ctx)
+
+
+def tracked(reply: Reply) -> list[tuple[str, float, int]]:
+    """Name, value and round of the numbers in a reply.
+
+    A validation score that comes with an update belongs to the round before: its model was scored.
+
+    >>> tracked(Reply("train", 3, metrics={"train_loss": 0.5, "val_dice": 0.7, "seconds": None}))
+    [('train_loss', 0.5, 3), ('val_dice', 0.7, 2)]
+    """
+    prefix = {TRAIN: "", VALIDATE: "val_", TEST: "test_"}.get(reply.task)
+    if prefix is None:
+        return []
+    found = []
+    for name, value in reply.metrics.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            earlier = reply.task == TRAIN and name.startswith("val_")
+            found.append((prefix + name, float(value), reply.round - int(earlier)))
+    return found

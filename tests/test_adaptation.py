@@ -1,0 +1,298 @@
+"""Batch norms that interpolate, against FedFD's equations written out in float64."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from medfedaug import functional as F
+from medfedaug.models import (
+    build_network,
+    insert_ffa,
+    insert_instance_adapters,
+    instance_adapters,
+    remove_instance_adapters,
+    training_adapters,
+)
+from medfedaug.models.adaptation import (
+    FixedAlpha,
+    InstanceAware,
+    LearnedAlpha,
+    RandomAlpha,
+    RandomMix,
+    adapt_batch_norm,
+    adaptive_norms,
+    interpolating,
+)
+
+
+def lively_norm(channels=3, dims=2, seed=0):
+    """An adaptive batch norm in which nothing is 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    norm = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[dims](channels).double()
+    for tensor, low in ((norm.weight, -1), (norm.bias, -1), (norm.running_mean, -1), (norm.running_var, 0.5)):
+        tensor.data.uniform_(low, 2, generator=generator)
+    net = adapt_batch_norm(nn.Sequential(norm))
+    return net, net[0]
+
+
+def features(shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.rand(shape[:2], generator=generator, dtype=torch.float64) * 3 + 0.2
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return x * spread.reshape(*shape[:2], *[1] * (len(shape) - 2)) + 0.7
+
+
+def written_out(x, norm, weight_of_own, mean_g, var_g):
+    """Eq. 2 and 6: normalise every image with u·own + (1 − u)·federation's."""
+    result = torch.empty_like(x)
+    for b in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            values, u = x[b, c], weight_of_own[b, c]
+            own_mean = values.sum() / values.numel()
+            own_std = (((values - own_mean) ** 2).sum() / values.numel() + norm.eps).sqrt()
+            mean = u * own_mean + (1 - u) * mean_g[c]
+            std = u * own_std + (1 - u) * (var_g[c] + norm.eps).sqrt()
+            result[b, c] = norm.weight[c] * (values - mean) / std + norm.bias[c]
+    return result
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 6, 5), (2, 3, 4, 3, 5), (1, 3, 7, 7)])
+def test_a_mixed_pass_is_equation_2_with_one_u_a_channel(shape):
+    net, norm = lively_norm(dims=len(shape) - 2)
+    mean_g, var_g = torch.tensor([0.3, -1.0, 2.0]).double(), torch.tensor([0.4, 2.0, 1.5]).double()
+    norm.set_global_statistics(mean_g, var_g)
+    x, before = features(shape), copy.deepcopy(norm.state_dict())
+    net.train()
+    torch.manual_seed(3)
+    with interpolating(net, RandomMix(-0.1, 1.1)):
+        found = net(x)
+    torch.manual_seed(3)
+    u = torch.empty(3, dtype=torch.float64).uniform_(-0.1, 1.1)
+    expected = written_out(x, norm, u.expand(shape[0], 3), mean_g, var_g)
+    torch.testing.assert_close(found, expected)
+    assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
+
+
+def test_without_interpolation_nothing_changes():
+    torch.manual_seed(0)
+    plain = build_network("resnet18", in_channels=3, out_channels=4)
+    net = adapt_batch_norm(copy.deepcopy(plain))
+    x = torch.randn(4, 3, 48, 48)
+    assert list(net.state_dict()) == list(plain.state_dict())
+    for mode in (True, False):
+        assert torch.equal(net.train(mode)(x), plain.train(mode)(x))
+    with interpolating(net, FixedAlpha(0.0)):  # the federation's alone are the running ones here
+        torch.testing.assert_close(net(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_deviation_that_extrapolation_would_make_negative_is_held():
+    net, norm = lively_norm(channels=1)
+    norm.set_global_statistics(torch.zeros(1), torch.full((1,), 1e4))
+    with interpolating(net, RandomMix(1.1, 1.1)):
+        assert bool(torch.isfinite(net(features((2, 1, 5, 5)))).all())
+
+
+def test_features_without_extent_are_mixed_with_the_statistics_of_the_batch():
+    net, norm = lively_norm(dims=1)
+    x = features((5, 3, 1))[..., 0]
+    norm.set_global_statistics(torch.tensor([0.3, -1.0, 2.0]), torch.tensor([0.4, 2.0, 1.5]))
+    with interpolating(net, RandomMix(0.25, 0.25)):
+        found = net.train()(x)
+    expected = written_out(x.t()[None], norm, torch.full((1, 3), 0.25), norm.global_mean, norm.global_var)[
+        0
+    ].t()
+    torch.testing.assert_close(found, expected)
+    with interpolating(net, FixedAlpha(1.0)):  # one image at inference has no statistics: the federation's
+        one = net(x[:1])
+    expected = norm.weight * (x[:1] - norm.global_mean) / (norm.global_var + norm.eps).sqrt() + norm.bias
+    torch.testing.assert_close(one, expected)
+
+
+def test_instance_aware_statistics_follow_only_what_sampling_does_not_explain():
+    net, norm = lively_norm(channels=2)
+    mean_g, var_g = torch.tensor([0.0, 5.0]).double(), torch.tensor([1.0, 0.01]).double()
+    norm.set_global_statistics(mean_g, var_g)
+    x = features((3, 2, 6, 6))
+    found = interpolated(net, InstanceAware(2.0), x)
+    n = 36
+    for b in range(3):
+        for c in range(2):
+            mean = x[b, c].mean()
+            var = ((x[b, c] - mean) ** 2).mean() + norm.eps
+            reference = var_g[c] + norm.eps
+            for_mean = 2.0 * (reference / n).sqrt()
+            for_var = 2.0 * reference * (2 / (n - 1)) ** 0.5
+            used_mean, used_var = mean_g[c], reference
+            if (mean - mean_g[c]).abs() > for_mean:
+                used_mean = mean - for_mean * (mean - mean_g[c]).sign()
+            if (var - reference).abs() > for_var:
+                used_var = var - for_var * (var - reference).sign()
+            expected = norm.weight[c] * (x[b, c] - used_mean) / used_var.sqrt() + norm.bias[c]
+            torch.testing.assert_close(found[b, c], expected)
+    calm = interpolated(net, InstanceAware(1e9), x)
+    torch.testing.assert_close(calm, interpolated(net, FixedAlpha(0.0), x))
+
+
+def interpolated(net, how, x):
+    with torch.no_grad(), interpolating(net, how):
+        return net.eval()(x)
+
+
+def test_random_alpha_differs_by_image_and_repeats():
+    net, _ = lively_norm()
+    x = features((4, 3, 5, 5))
+    first = interpolated(net, RandomAlpha(), x)
+    assert torch.equal(first, interpolated(net, RandomAlpha(), x))
+    assert not torch.equal(first, interpolated(net, RandomAlpha(seed=1), x))
+    with interpolating(net, RandomAlpha()):
+        copy.deepcopy(net)(x)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def moved_adapters(net, seed=5):
+    """Adapters that no longer stand at their start."""
+    generator = torch.Generator().manual_seed(seed)
+    for adapter in instance_adapters(net).values():
+        adapter.hidden_bias.data.fill_(2.0)  # so that hardly a unit is off
+        adapter.out_weight.data.normal_(0, 0.05, generator=generator)
+        adapter.out_bias.data.copy_(torch.tensor([0.3, 0.4]))
+    return net
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_an_adapted_pass_is_equations_6_and_7(noise):
+    norm = nn.BatchNorm2d(32).double()
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    net = moved_adapters(insert_instance_adapters(nn.Sequential(norm)).double())
+    (adapter,) = instance_adapters(net).values()
+    x = features((5, 32, 4, 4))
+    torch.manual_seed(7)
+    found = interpolated(net, LearnedAlpha(noise), x)
+    torch.manual_seed(7)
+    z = torch.randn(5, 1, dtype=torch.float64) if noise else torch.zeros(5, 1).double()
+    alphas = []
+    for b in range(5):
+        mean = x[b].mean(dim=(1, 2))
+        std = (((x[b] - mean[:, None, None]) ** 2).mean(dim=(1, 2)) + norm.eps).sqrt()
+        std_g = (norm.running_var + norm.eps).sqrt()
+        difference = torch.cat([mean - norm.running_mean, std - std_g])
+        hidden = (adapter.hidden_weight @ difference + adapter.hidden_bias).clamp_min(0)
+        delta, epsilon = adapter.out_weight @ hidden + adapter.out_bias
+        alphas.append(min(max(float(z[b] * delta + epsilon), 0.0), 1.0))
+    assert len(set(alphas)) > 2  # it differs by image
+    own = torch.tensor(alphas).double()[:, None].expand(5, 32)
+    expected = written_out(x, norm, own, norm.running_mean, norm.running_var)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_resnet_18_gains_as_many_parameters_as_the_paper_says():
+    net = build_network("resnet18", in_channels=3, out_channels=7)
+    plain, keys = sum(p.numel() for p in net.parameters()), list(net.state_dict())
+    insert_instance_adapters(net)
+    gained = sum(p.numel() for p in net.parameters()) - plain
+    assert gained == sum(2 * c * (c // 16) + c // 16 + 2 * (c // 16) + 2 for c in 5 * [64, 128, 256, 512])
+    assert round(gained / 1e6, 2) == round(11.53 - 11.31, 2)
+    assert list(net.state_dict()) == keys
+    net.load_state_dict(build_network("resnet18", in_channels=3, out_channels=7).state_dict())
+
+
+@pytest.mark.parametrize(("network", "channels", "dims"), [("resnet18", 3, 2), ("basicunet", 1, 3)])
+def test_one_image_at_a_time_gives_what_the_batch_gives(network, channels, dims):
+    torch.manual_seed(0)
+    net = build_network(network, spatial_dims=dims, in_channels=channels, out_channels=3)
+    moved_adapters(insert_instance_adapters(net)).eval()
+    x = torch.randn(3, channels, *[32] * dims) * torch.tensor([0.5, 1.0, 3.0]).reshape(3, *[1] * (dims + 1))
+    with torch.no_grad():
+        together, alone = net(x), torch.cat([net(image[None]) for image in x])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_the_network_stands_still_while_the_adapters_train_and_the_other_way_round():
+    torch.manual_seed(0)
+    net = insert_instance_adapters(build_network("alexnet", in_channels=3, out_channels=4))
+    insert_ffa(net)
+    net.train()
+    x, y = torch.rand(4, 3, 64, 64), torch.tensor([0, 1, 2, 3])
+    adapters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
+
+    def snapshot(tensors):
+        return [t.detach().clone() for t in tensors]
+
+    def same(before, tensors):
+        return all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+
+    network = list(net.state_dict().values()) + [b for _, b in net.named_buffers()]
+    before, adapters_before = snapshot(network), snapshot(adapters)
+    with training_adapters(net) as parameters:
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), parameters)
+    torch.optim.SGD(adapters, lr=0.1)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.data -= 0.1 * gradient
+    assert same(before, network)
+    assert not same(adapters_before, adapters)
+    assert all(p.grad is None for p in net.parameters())
+    assert all(module.training for module in net.modules())
+
+    adapters_before = snapshot(adapters)
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    assert not {id(p) for p in trainable} & {id(p) for p in adapters}
+    optimiser = torch.optim.SGD(trainable, lr=0.1)
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimiser.step()
+    assert same(adapters_before, adapters)
+    assert not same(before, network)
+
+
+def test_adapters_come_out_again_and_survive_copies():
+    torch.manual_seed(0)
+    net = build_network("basicunet", features=(4, 8, 8, 8, 8, 4))
+    plain, x = copy.deepcopy(net).eval(), torch.rand(2, 1, 32, 32)
+    moved_adapters(insert_instance_adapters(net)).eval()
+    with torch.no_grad():
+        adapted = net(x)
+        assert not torch.allclose(adapted, plain(x))
+        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            assert torch.equal(other(x), adapted)
+        remove_instance_adapters(net)
+        assert torch.equal(net(x), plain(x))
+    assert [type(m) for m in net.modules()] == [type(m) for m in plain.modules()]
+    assert [n for n, _ in net.named_buffers()] == [n for n, _ in plain.named_buffers()]
+    insert_instance_adapters(net)
+
+
+def test_what_cannot_be_adapted_says_why():
+    with pytest.raises(ValueError, match=r"BasicUNet has no batch norm.*norm='batch'"):
+        insert_instance_adapters(build_network("basicunet", norm="instance"))
+    with pytest.raises(ValueError, match="already has instance adapters"):
+        insert_instance_adapters(insert_instance_adapters(build_network("basicunet")))
+    with pytest.raises(ValueError, match="extent"):
+        insert_instance_adapters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    with pytest.raises(ValueError, match="no batch norm with running"):
+        adapt_batch_norm(nn.BatchNorm2d(2, track_running_stats=False))
+
+
+def test_normalising_has_the_gradient_of_the_equation():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    rest = [
+        torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5 for shape in ((2, 3), (2, 3), 3, 3)
+    ]
+    for tensor in rest:
+        tensor.requires_grad_()
+    assert torch.autograd.gradcheck(F.normalise_features, (x, *rest))
+    with pytest.raises(ValueError, match="std"):
+        F.normalise_features(x, rest[0], rest[2])
+
+
+def test_adaptive_norms_are_named_as_the_modules_are():
+    net = adapt_batch_norm(build_network("resnet18", in_channels=3, out_channels=2))
+    assert list(adaptive_norms(net))[:2] == ["bn1", "layer1.0.bn1"]
+    assert len(adaptive_norms(net)) == 20

@@ -1,0 +1,174 @@
+"""What `medfedaug doctor` says of a site, and that it says so of what is really wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import metadata
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_volume
+
+from medfedaug import doctor
+from medfedaug.doctor import examine
+from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs.kit import open_kit
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in ("MEDFEDAUG_DATA", "MEDFEDAUG_DEVICE", "MEDFEDAUG_STATE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def kit(kits, make_site):
+    """A kit of a site that is ready."""
+    found = open_kit(kits / "hospital-a")
+    data = make_site("hospital-a", cases=(10, 1, 1))
+    found.write(found.plan(data=data, device="cpu", forbid=True))
+    return found.path
+
+
+def verdicts(checks) -> dict[str, bool | None]:
+    return {check.name: check.ok for check in checks}
+
+
+def the(checks, name):
+    return next(check for check in checks if check.name == name)
+
+
+def test_a_site_that_is_ready(kit, run):
+    checks = examine(kit)
+    assert set(verdicts(checks).values()) == {True}, [check for check in checks if not check.ok]
+    assert {"python", "monai", "torch", "nvflare", "nibabel", "SimpleITK"} <= verdicts(checks).keys()
+    assert "10 training" in the(checks, "data").found
+    assert "1 x 16 x 16 x 4" in the(checks, "one image").found
+    code, out, err = run("doctor", "--kit", kit)
+    assert code == 0, err
+    assert "state folder" in out
+    assert out.endswith("ready\n")
+
+
+def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
+    code, out, _ = run("doctor", "--kit", kits / "hospital-b")
+    assert code == 1
+    assert "not ready: allow-list, launcher, data" in out
+    assert "site-config" in out
+    checks = examine(kits / "hospital-b")
+    assert the(checks, "policy").ok is None
+    assert "project_admin, lead" in the(checks, "policy").found
+
+
+def test_a_server_has_no_data_to_look_at(kits):
+    kit = open_kit(kits / "fl-server.example.org")
+    assert verdicts(examine(kit.path))["allow-list"] is False
+    kit.write(kit.plan(forbid=True))
+    found = verdicts(examine(kit.path))
+    assert set(found.values()) == {True}
+    assert not {"data", "device", "launcher"} & found.keys()
+
+
+def change(kit, **values):
+    file = kit / "local/medfedaug.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def no_listing(kit, data):
+    (data / "dataset.json").unlink()
+
+
+def bad_header(kit, data):
+    (data / "images/3.nii.gz").write_bytes(b"garbage")
+
+
+def bad_voxels(kit, data):
+    voxels = np.full((16, 16, 4), np.nan, np.float32)
+    write_volume(data / "images/0.nii.gz", voxels)
+
+
+def few_images(kit, data):
+    change(kit, privacy={"min_images": 11})
+
+
+def no_device(kit, data):
+    change(kit, device="nonsense")
+
+
+def bad_settings(kit, data):
+    change(kit, min_images=3)
+
+
+def state_in_a_file(kit, data):
+    (kit / "file").write_text("")
+    change(kit, state=str(kit / "file" / "state"))
+
+
+def two_launchers(kit, data):
+    file = kit / "local/resources.json"
+    values = json.loads(file.read_text())
+    (launcher,) = (entry for entry in values["components"] if entry["id"] == "process_launcher")
+    values["components"].append({**launcher, "id": "another"})
+    file.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (no_listing, "data", "no data of a site"),
+        (bad_header, "data", "images/3.nii.gz: cannot be read"),
+        (bad_voxels, "one image", "images/0.nii.gz: has NaN or infinite voxels"),
+        (few_images, "number of images", "10 for training; statistics of fewer than 11 stay here"),
+        (no_device, "device", "nonsense"),
+        (bad_settings, "settings", "unknown key 'min_images'"),
+        (state_in_a_file, "state folder", "cannot be written"),
+        (two_launchers, "launcher", "2 in resources.json"),
+    ],
+)
+def test_what_is_wrong_is_found(kit, tmp_path, spoil, name, words):
+    spoil(kit, tmp_path / "data/hospital-a")
+    checks = examine(kit)
+    assert [check.name for check in checks if check.ok is False] == [name]
+    assert words in the(checks, name).found
+    assert the(checks, name).advice
+
+
+def test_a_full_disk_is_found(kit, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    assert [check.name for check in examine(kit) if not check.ok] == ["state folder"]
+
+
+def test_versions_that_do_not_fit_are_found(kit, monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name == "SimpleITK":
+            raise metadata.PackageNotFoundError(name)
+        return {"nvflare": "2.10.1", "torch": "2.4.0+cu121"}.get(name) or real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    checks = examine(kit)
+    assert [check.name for check in checks if not check.ok] == ["SimpleITK", "nvflare"]
+    assert the(checks, "SimpleITK").found == "missing"
+    assert "nvflare<2.10,>=2.9" in the(checks, "nvflare").advice
+
+
+def test_without_a_kit_the_data_alone_are_looked_at(make_site, monkeypatch):
+    data = make_site("A", channels=2, cases=(0, 0, 2))
+    checks = examine(data=data)
+    assert the(checks, "kit").ok is None
+    assert "channels: 2" in the(checks, "data").found
+    assert the(checks, "number of images").ok is True
+    assert "state folder" not in verdicts(checks)
+    assert the(checks, "device").ok is (True if torch.cuda.is_available() else None)
+    write_volume(data / "images/0.nii.gz", torch.zeros(16, 16, 9).numpy())
+    monkeypatch.setenv("MEDFEDAUG_DATA", str(data))
+    assert "its image 16 x 16 x 9" in the(examine(), "data").found
+
+
+def test_a_folder_that_is_no_kit_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not an NVFlare kit"):
+        examine(tmp_path)

@@ -1,0 +1,265 @@
+"""FedFD, FedFD-A and SiloBN: losses, exchanges and what becomes of an unseen site."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from monai.networks.nets import BasicUNet
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import FedFD, FedFDA, SiloBN, build_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import build_network, find_head, instance_adapters
+from medfedaug.models.adaptation import LearnedAlpha, RandomMix, adaptive_norms, interpolating
+
+SITES = ["site_A", "site_B", "site_C"]
+
+
+def step_of(network, inputs, targets, criterion):
+    outputs = network(inputs)
+    return Step(network, inputs, targets, outputs, criterion, criterion(outputs, targets))
+
+
+def drawn_payload(network, method, seed=0):
+    """What a server might send: averages of two sites that differ."""
+    server = method.every_round(ServerContext(network, 1))
+    generator = torch.Generator().manual_seed(seed)
+    payload = {}
+    for key, shape in server.shapes.items():
+        low = 0.5 if key.endswith("running_var") else -0.5
+        payload[key] = torch.empty(shape).uniform_(low, 1.5, generator=generator)
+    return payload
+
+
+CASES = {
+    "classification": ("resnet18", {}, 3, (6, 3, 32, 32), nn.CrossEntropyLoss()),
+    "segmentation": ("basicunet", {"features": (4, 8, 8, 8, 8, 4)}, 1, (3, 1, 32, 32), nn.CrossEntropyLoss()),
+    "3D": ("unet", {"spatial_dims": 3}, 1, (2, 1, 16, 16, 16), nn.CrossEntropyLoss()),
+}
+
+
+@pytest.mark.parametrize("distance", ["mean", "sum"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_is_equation_5(case, distance):
+    name, args, channels, shape, criterion = CASES[case]
+    torch.manual_seed(0)
+    network = build_network(name, in_channels=channels, out_channels=2, **args)
+    method = FedFD(lambda1=0.3, lambda2=2.0, distance=distance)
+    network = method.prepare_network(network).double().train()
+    site = method.at_site(SiteContext("A", network))
+    inputs = torch.randn(shape, dtype=torch.float64)
+    targets = torch.randint(0, 2, (shape[0], *(() if case == "classification" else shape[2:])))
+    assert site.loss(step_of(network, inputs, targets, criterion)) is None  # nothing was averaged yet
+    site.apply(drawn_payload(network, method))
+
+    kept = {}
+    find_head(network).register_forward_pre_hook(lambda m, a: kept.update(f=a[0]))
+    reference = copy.deepcopy(network)
+    torch.manual_seed(1)
+    step = step_of(network, inputs, targets, criterion)
+    found = step.task_loss + site.loss(step)
+
+    kept_of = {}
+    find_head(reference).register_forward_pre_hook(lambda m, a: kept_of.update(f=a[0]))
+    torch.manual_seed(1)
+    plain = criterion(reference(inputs), targets)
+    f = kept_of["f"]
+    with interpolating(reference, RandomMix()):
+        diversified = criterion(reference(inputs), targets)
+    squares = (f - kept_of["f"]) ** 2
+    cafl = squares.sum() / (squares.numel() / f.shape[1]) / (f.shape[1] if distance == "mean" else 1)
+    torch.testing.assert_close(found, 0.7 * plain + 0.3 * diversified + 2.0 * cafl)
+    assert float(cafl.detach()) > 0.01
+    ours = torch.autograd.grad(found, next(iter(network.parameters())))[0]
+    theirs = torch.autograd.grad(0.7 * plain + 0.3 * diversified + 2.0 * cafl, next(reference.parameters()))[
+        0
+    ]
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "low", "high"),
+    [("global", 0, 0), ("instance", 1, 1), ("fixed", 0.5, 0.5), ("random", -0.1, 1.1)],
+)
+def test_variants_are_ranges_of_u(mixing, low, high):
+    assert FedFD(mixing=mixing, low=-0.1, high=1.1).mix == RandomMix(low, high)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "fedfd", "args": {"lambda1": 2}}, "lambda1"),
+        ({"name": "fedfd", "args": {"mixing": "both"}}, "'both'"),
+        ({"name": "fedfd", "args": {"low": 2}}, "above high"),
+        ({"name": "fedfd", "args": {"distance": "max"}}, "'max'"),
+        ({"name": "fedfd_a", "args": {"inference": "mixnorm"}}, "'mixnorm'"),
+        ({"name": "fedfd_a", "args": {"alpha": 2}}, "alpha"),
+    ],
+)
+def test_arguments_out_of_range_are_named(spec, words):
+    with pytest.raises(ConfigError, match=words):
+        build_methods([spec])
+
+
+@pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "silobn"])
+def test_a_network_without_batch_norm_is_refused_with_the_way_out(tiny_config, methods):
+    config = tiny_config(methods, network_args={"features": [4, 8, 8, 8, 8, 4], "norm": "group"})
+    with pytest.raises(ConfigError, match=r"BasicUNet has no .*norm='batch'"):
+        Composition(config)
+
+
+def test_silobn_keeps_statistics_by_type_and_shares_the_weights():
+    class Oddly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.running_mean_conv = nn.Conv2d(1, 2, 1)  # a word in a key proves nothing
+            self.downsample = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
+            self.last = nn.InstanceNorm3d(2, affine=True)
+
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    assert SiloBN().kept_at_site(Oddly()) == {f"downsample.1.{name}" for name in names}
+    # What FedFD adds to a layer is no entry that could be kept.
+    net = FedFD().prepare_network(Oddly())
+    assert SiloBN().kept_at_site(net) == {f"downsample.1.{name}" for name in names}
+
+
+@pytest.mark.parametrize("method", [FedFD(), FedFD(affine=True), FedFDA()])
+def test_the_exchange_is_the_average_weighted_as_the_models_are(method):
+    networks = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        network = method.prepare_network(BasicUNet(2, 1, 2, features=(4, 8, 8, 8, 8, 4), norm="batch"))
+        network.train()(torch.randn(2, 1, 32, 32) * (seed + 1))
+        networks.append(network)
+    sites = [method.at_site(SiteContext(str(i), net)) for i, net in enumerate(networks)]
+    server = method.every_round(ServerContext(networks[0], 1))
+    sent = [site.every_round.collect() for site in sites]
+    for index, payload in enumerate(sent):
+        assert {key: tuple(value.shape) for key, value in payload.items()} == server.shapes
+        server.check(payload)
+        server.accept(str(index), payload, weight=(1.0, 3.0)[index])
+    result = server.result()
+    for key in server.shapes:
+        torch.testing.assert_close(result[key], (sent[0][key] + 3 * sent[1][key]) / 4)
+    sites[0].apply(result)
+    name, norm = next(iter(adaptive_norms(networks[0]).items()))
+    assert torch.equal(norm.global_mean, result[f"{name}.running_mean"])
+    kept = sites[0].stand_ins()
+    assert kept.keys() <= networks[0].state_dict().keys()
+    wrong = {**sent[0], f"{name}.running_var": -torch.ones_like(norm.running_var)}
+    with pytest.raises(ValueError, match="negative"):
+        server.check(wrong)
+
+
+def trained_payload(server):
+    return {key.split("/", 1)[1]: value for key, value in server.selected_payload.items()}
+
+
+@pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "fedfd,silobn", "fedfd_a,silobn"])
+def test_an_unseen_site_is_scored_by_the_selected_model_with_what_belongs_to_it(
+    tiny_config, phantom_dir, methods
+):
+    server = run_in_process(tiny_config(methods, rounds=3), phantom_dir, SITES, "cpu")
+    scores = server.results()["test"]["unseen"]["site_C"]
+    assert 0 <= scores["dice"] <= 1
+
+    # The same by hand: the selected weights, with the statistics and adapters of that round.
+    composition = Composition(server.config)
+    network, payload = composition.network, trained_payload(server)
+    network.load_state_dict({key: server.selected_state[key] for key in composition.shared}, strict=False)
+    for name, norm in adaptive_norms(network).items():
+        norm.set_global_statistics(payload[f"{name}.running_mean"], payload[f"{name}.running_var"])
+        norm.running_mean.copy_(payload[f"{name}.running_mean"])
+        norm.running_var.copy_(payload[f"{name}.running_var"])
+    for name, adapter in instance_adapters(network).items():
+        for key, parameter in adapter.named_parameters():
+            parameter.data.copy_(payload[f"{name}.adapter.{key}"])
+    trainer = SiteTrainer(server.config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_C"})
+    cases = trainer.task.evaluation_cases(trainer.folder, "test")
+    transform = trainer._transform(training=False)
+    assert trainer.task.evaluate(network, cases, transform, trainer.device, 4) == scores
+
+
+def test_with_fedbn_an_unseen_site_needs_the_affine_parameters_too(tiny_config, phantom_dir):
+    for settings, known in (({}, False), ({"fedfd": {"affine": True}}, True)):
+        config = tiny_config("fedfd,fedbn", settings=settings, rounds=1)
+        server = run_in_process(config, phantom_dir, SITES, "cpu")
+        assert (server.results()["test"]["unseen"]["site_C"]["dice"] is not None) == known
+
+
+def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phantom_dir, tmp_path):
+    server = run_in_process(tiny_config("fedfd_a", rounds=2), phantom_dir, SITES, "cpu")
+    server.save(tmp_path / "server.pt")
+    other = FederationServer(server.config)
+    other.restore(tmp_path / "server.pt")
+    request, expected = other.test(), server.test()
+    assert request.payload.keys() == expected.payload.keys()
+    assert len(request.payload) > 0
+    assert all(torch.equal(request.payload[key], value) for key, value in expected.payload.items())
+
+
+def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, phantom_dir):
+    """FedFD-A without diversification trains the network exactly as FedAvg, and the adapters beside it."""
+
+    def after_two_rounds(methods, settings=None):
+        config = tiny_config(methods, settings=settings, optimizer="sgd", learning_rate=0.05)
+        server = run_in_process(config, phantom_dir, SITES[:2], "cpu")
+        return server
+
+    plain = after_two_rounds("fedavg")
+    adapted = after_two_rounds("fedfd_a", {"fedfd_a": {"lambda1": 0, "lambda2": 0, "adapter_lr": 0.5}})
+    assert all(torch.equal(plain.state[key], value) for key, value in adapted.state.items())
+    start = Composition(adapted.config).network
+    for name, adapter in instance_adapters(start).items():
+        received = adapted._payload[f"fedfd_a/{name}.adapter.out_bias"]
+        assert not torch.equal(received, adapter.out_bias), name
+    assert "fedfd_a/adapter_loss" in adapted.rounds[1]["sites"]["site_A"]
+
+
+@pytest.mark.parametrize("inference", ["global", "instance", "fixed", "random", "iabn"])
+def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, inference):
+    config = tiny_config("fedfd_a", settings={"fedfd_a": {"inference": inference}}, rounds=1)
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert not any("adapter" in key for key in server.selected_payload)
+    assert server.results()["test"]["unseen"]["site_C"]["dice"] is not None
+
+
+def test_methods_whose_loss_runs_the_network_again_come_last(tiny_config, phantom_dir):
+    methods = build_methods([{"name": "fedfd_a"}, {"name": "fedfa_h"}, {"name": "fedfa"}])
+    assert [method.name for method in methods] == ["fedfa_h", "fedfa", "fedfd_a"]
+
+
+def test_one_step_of_the_adapters_is_the_update_written_out(tiny_config, phantom_dir):
+    config = tiny_config("fedfd_a", settings={"fedfd_a": {"adapter_momentum": 0.0, "adapter_lr": 0.2}})
+    trainer = SiteTrainer(config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    part = trainer.parts["fedfd_a"]
+    batch = trainer.task.collate(trainer._training_samples()[:4])
+    trainer.network.train()
+    payload = drawn_payload(trainer.network, FedFDA())
+    trainer.receive(ExchangeObject(statistics={"payload": {f"fedfd_a/{k}": v for k, v in payload.items()}}))
+    part.start_round()
+    before = {key: value.detach().clone() for key, value in part.adapters.items()}
+    twin = copy.deepcopy(trainer.network)
+    step = step_of(trainer.network, batch["image"], batch["label"], trainer.task.loss)
+    twin.load_state_dict(trainer.network.state_dict())
+    twin.eval()
+    torch.manual_seed(4)
+    with interpolating(twin, LearnedAlpha(noise=True)):
+        for adapter in instance_adapters(twin).values():
+            adapter.requires_grad_(True)
+        trainer.task.loss(twin(batch["image"]), batch["label"]).backward()
+    torch.manual_seed(4)
+    part.after_step(step)
+    for name, adapter in instance_adapters(twin).items():
+        for key, parameter in adapter.named_parameters():
+            found, start = part.adapters[f"{name}.adapter.{key}"], before[f"{name}.adapter.{key}"]
+            torch.testing.assert_close(found.detach(), start - 0.2 * parameter.grad)

@@ -1,0 +1,281 @@
+"""One volume, written in every format, is the same volume when it is read."""
+
+from __future__ import annotations
+
+import json
+import locale
+from contextlib import contextmanager
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from monai.transforms import LoadImage
+
+from medfedaug.data import readers
+from medfedaug.data.readers import Header, SimpleITKReader, load_volume, read_header
+from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
+from medfedaug.errors import DataError
+
+SHAPE = (7, 6, 5)
+
+
+def turn(x: float, y: float, z: float) -> np.ndarray:
+    """A rotation about all three axes."""
+    (a, b, c), (d, e, f) = np.cos([x, y, z]), np.sin([x, y, z])
+    return (
+        np.array([[1, 0, 0], [0, a, -d], [0, d, a]])
+        @ np.array([[b, 0, e], [0, 1, 0], [-e, 0, b]])
+        @ np.array([[c, -f, 0], [f, c, 0], [0, 0, 1]])
+    )
+
+
+# To left and posterior, as scanners write it, oblique, with three different spacings: RAS millimetres.
+AFFINE = np.eye(4)
+AFFINE[:3, :3] = turn(0.2, -0.1, 0.15) @ np.diag([-0.8, -1.25, 3.0])
+AFFINE[:3, 3] = (31.5, -12.25, 7.0)
+
+
+@pytest.fixture(scope="module")
+def voxels() -> np.ndarray:
+    return np.random.default_rng(0).integers(-100, 900, SHAPE).astype(np.int16)
+
+
+def itk_image(voxels: np.ndarray, affine: np.ndarray = AFFINE) -> sitk.Image:
+    """The image in ITK's terms, from the definition of its world: LPS, that is RAS with x and y turned."""
+    lps = np.diag([-1, -1, 1, 1]) @ affine
+    spacing = np.linalg.norm(lps[:3, :3], axis=0)
+    image = sitk.GetImageFromArray(
+        voxels.transpose(2, 1, 0, *range(3, voxels.ndim)), isVector=voxels.ndim > 3
+    )
+    image.SetSpacing(spacing.tolist())
+    image.SetOrigin(lps[:3, 3].tolist())
+    image.SetDirection((lps[:3, :3] / spacing).ravel().tolist())
+    return image
+
+
+@contextmanager
+def same_locale():
+    """GDCM's writer (its reader does not) leaves the whole process in the locale "C", where text is ASCII."""
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+
+
+@same_locale()
+def write_dicom(folder: Path, image: sitk.Image, series: str = "1.2.3", leave_out: int | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = sitk.ImageFileWriter()
+    writer.KeepOriginalImageUIDOn()
+    d = image.GetDirection()
+    for z in range(image.GetDepth()):
+        if z == leave_out:
+            continue
+        piece = image[:, :, z]
+        tags = {
+            "0008|0060": "MR",
+            "0008|0018": f"{series}.{z + 1}",
+            "0020|000d": "1.2",
+            "0020|000e": series,
+            "0020|0013": str(z + 1),
+            "0020|0032": "\\".join(map(str, image.TransformIndexToPhysicalPoint((0, 0, z)))),
+            "0020|0037": "\\".join(map(str, (d[0], d[3], d[6], d[1], d[4], d[7]))),
+            "0028|1052": "0",
+            "0028|1053": "1",
+        }
+        for tag, value in tags.items():
+            piece.SetMetaData(tag, value)
+        # Named against the order of the slices, as archives do.
+        writer.SetFileName(str(folder / f"{series}-{90 - z}.dcm"))
+        writer.Execute(piece)
+    return folder
+
+
+def write(path: Path, voxels: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.name.endswith((".nii", ".nii.gz")):
+        nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
+    elif path.suffix:
+        sitk.WriteImage(itk_image(voxels, affine), str(path), useCompression="small" in path.name)
+    else:
+        write_dicom(path, itk_image(voxels, affine))
+    return path
+
+
+# The element "rescale slope" as it is in a file: tag, length, value.
+SLOPE_OF_ONE = b"\x28\x00\x53\x10\x02\x00\x00\x001 "
+
+FORMATS = {
+    "nifti": "image.nii.gz",
+    "plain nifti": "image.nii",
+    "mha": "image.mha",
+    "compressed mha": "image_small.mha",
+    "mhd": "image.mhd",
+    "nrrd": "image.nrrd",
+    "compressed nrrd": "image_small.nrrd",
+    "dicom": "image",
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_voxels_affine_and_header_are_the_same(tmp_path, voxels, kind):
+    path = write(tmp_path / FORMATS[kind], voxels)
+    image = load_volume(path)
+    np.testing.assert_array_equal(image.numpy()[0], voxels)
+    # NIfTI keeps its affine in single precision, DICOM its numbers in 16 characters.
+    np.testing.assert_allclose(image.affine.numpy(), AFFINE, atol=1e-5)
+    assert read_header(path) == Header(SHAPE, 1, "LPS")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_headers_are_read_without_decoding(tmp_path, voxels, monkeypatch, kind):
+    path = write(tmp_path / FORMATS[kind], voxels)
+
+    def decode(*_, **__):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(readers.sitk, "ReadImage", decode)
+    monkeypatch.setattr(nibabel.arrayproxy.ArrayProxy, "__array__", decode)
+    assert read_header(path).shape == SHAPE
+
+
+@pytest.mark.parametrize("kind", ["nifti", "mha", "nrrd"])
+def test_channels_come_first(tmp_path, kind):
+    voxels = np.random.default_rng(1).normal(size=(*SHAPE, 2)).astype(np.float32)
+    path = write(tmp_path / FORMATS[kind], voxels)
+    assert read_header(path) == Header(SHAPE, 2, "LPS")
+    np.testing.assert_array_equal(load_volume(path).numpy(), np.moveaxis(voxels, -1, 0))
+
+
+def test_monai_takes_the_reader(tmp_path, voxels):
+    for kind in ("mha", "nrrd", "dicom"):
+        path = write(tmp_path / FORMATS[kind], voxels)
+        for reader in (SimpleITKReader, SimpleITKReader()):
+            image = LoadImage(reader=reader, ensure_channel_first=True)(path)
+            np.testing.assert_array_equal(image.numpy()[0], voxels)
+            np.testing.assert_allclose(image.affine.numpy(), AFFINE, atol=1e-5)
+    assert not SimpleITKReader().verify_suffix("image.nii.gz")
+
+
+def test_a_picture_of_two_dimensions_has_an_affine_of_two(tmp_path):
+    image = sitk.GetImageFromArray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    image.SetSpacing((2.0, 5.0))
+    sitk.WriteImage(image, str(tmp_path / "flat.mha"))
+    flat = LoadImage(reader=SimpleITKReader())(tmp_path / "flat.mha")
+    assert flat.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert flat.meta["affine"].tolist() == [[-2, 0, 0], [0, -5, 0], [0, 0, 1]]
+    with pytest.raises(ValueError, match="2-dimensional, a volume was expected"):
+        load_volume(tmp_path / "flat.mha")
+
+
+def test_dicom_is_rescaled_slice_by_slice(tmp_path):
+    """As in PET: stored integers, and a slope of each slice's own."""
+    stored = np.arange(18, dtype=np.int16).reshape(2, 3, 3)
+    folder = write_dicom(tmp_path / "pet", itk_image(stored, np.eye(4)))
+    slopes = (1.0, 0.5, 0.25)  # the first alone could do with whole numbers
+    for path, slope in zip(sorted(folder.iterdir(), reverse=True), slopes, strict=True):
+        raw, value = path.read_bytes(), f"{slope:<4}".encode()
+        assert raw.count(SLOPE_OF_ONE) == 1
+        path.write_bytes(raw.replace(SLOPE_OF_ONE, SLOPE_OF_ONE[:4] + bytes([len(value), 0, 0, 0]) + value))
+    np.testing.assert_array_equal(load_volume(folder).numpy()[0], stored * np.array(slopes))
+
+
+def test_sites_of_every_format_have_the_same_statistics(tmp_path, voxels):
+    label = (voxels > 400).astype(np.uint8)
+    for site, image in (("A", "image.nii.gz"), ("B", "image.mha"), ("C", "image.nrrd"), ("D", "image")):
+        content = {"labels": {"0": "background", "1": "lesion"}}
+        for index, split in enumerate(("training", "validation", "test")):
+            write(tmp_path / site / str(index) / image, voxels + np.int16(index))
+            target = "label.nrrd" if image == "image" else image.replace("image", "label")
+            write(tmp_path / site / str(index) / target, label)
+            content[split] = [{"image": f"{index}/{image}", "label": f"{index}/{target}"}]
+        (tmp_path / site / "dataset.json").write_text(json.dumps(content))
+    sites = find_sites(tmp_path)
+    assert check_federation(sites)[:2] == ("segmentation", 1)
+    assert len(sites) == 4
+    for site in sites:
+        assert site_statistics(site) == site_statistics(sites[0])
+        image, truth = site.load_case(site.cases["test"][0])
+        np.testing.assert_array_equal(image[0], voxels + 2)
+        np.testing.assert_array_equal(truth[0], label)
+        # Every case's file has the same name, so the folder tells the cases apart.
+        assert [case.name for case in site.cases["validation"]] == ["1/image"]
+
+
+def damage_none(folder, image):
+    (folder / "notes.txt").write_text("no DICOM here")
+
+
+SERIES = {
+    "no series": (damage_none, "holds no DICOM series"),
+    "two series": (lambda f, i: [write_dicom(f, i, s) for s in ("1.2.3", "1.2.4")], "holds 2 DICOM series"),
+    "missing slice": (lambda f, i: write_dicom(f, i, leave_out=2), "4 slices, 3 to 6 mm apart"),
+}
+
+
+@pytest.mark.parametrize("fault", SERIES)
+def test_a_series_that_is_not_whole_is_refused(make_site, voxels, fault):
+    folder = make_site("Basel")
+    (folder / "images/0.nii.gz").unlink()
+    (folder / "images/0").mkdir()
+    SERIES[fault][0](folder / "images/0", itk_image(voxels))
+    listing = folder / "dataset.json"
+    listing.write_text(listing.read_text().replace("images/0.nii.gz", "images/0"))
+    for check in (VolumeFolder.check_files, lambda s: s.load_image(s.cases["training"][0])):
+        with pytest.raises(DataError) as caught:
+            check(VolumeFolder.open(folder))
+        assert "site Basel, " in str(caught.value)
+        assert "images/0: " in str(caught.value)
+        assert SERIES[fault][1] in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".mha", ".nrrd"])
+@pytest.mark.parametrize("content", [b"", b"no image at all", None])
+def test_a_damaged_file_is_one_line(make_site, voxels, suffix, content):
+    folder = make_site("Basel")
+    path = write(folder / f"images/0{suffix}", voxels)
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    listing = folder / "dataset.json"
+    listing.write_text(listing.read_text().replace("images/0.nii.gz", f"images/0{suffix}"))
+    site = VolumeFolder.open(folder)
+    with pytest.raises(DataError) as caught:
+        site.load_image(site.cases["training"][0])
+    message = str(caught.value)
+    assert f"site Basel, {path}: cannot be read as an image" in message
+    assert "\n" not in message
+    assert "0x" not in message
+    assert ".cxx" not in message
+
+
+@pytest.mark.parametrize("name", ["image.nii", "image.nii.gz"])
+def test_a_truncated_nifti_is_seen_before_training(tmp_path, name):
+    noise = np.random.default_rng(0).integers(0, 255, (30, 30, 30), dtype=np.uint8)
+    path = write(tmp_path / name, noise)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(Exception):  # noqa: B017
+        read_header(path)
+
+
+def test_bytes_after_the_voxels_are_no_fault(tmp_path, voxels):
+    path = write(tmp_path / "image.nii", voxels)
+    path.write_bytes(path.read_bytes() + b"padding")
+    assert read_header(path).shape == SHAPE
+
+
+def test_a_label_map_that_lies_the_other_way_is_refused(make_site):
+    folder = make_site("Basel")
+    image = nibabel.load(folder / "labels/0.nii.gz")
+    flipped = nibabel.Nifti1Image(np.asarray(image.dataobj), np.diag([-1, -1, 1, 1]))
+    nibabel.save(flipped, folder / "labels/0.nii.gz")
+    with pytest.raises(
+        DataError, match=r"site Basel, .*labels/0.nii.gz: .* point to LPS, its image's to RAS"
+    ):
+        VolumeFolder.open(folder).check_files()
+    # A header that says nothing of orientation is believed to fit.
+    flipped.set_sform(None, 0)
+    flipped.set_qform(None, 0)
+    nibabel.save(flipped, folder / "labels/0.nii.gz")
+    assert VolumeFolder.open(folder).check_files() == 1

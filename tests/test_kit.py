@@ -1,0 +1,155 @@
+"""NVFlare's kits as `medfedaug site-config` leaves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
+from nvflare.security.security import COMMAND_CATEGORIES
+
+from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs.kit import LAUNCHER, forbid_code, open_kit
+
+
+def content(kit: Path, name: str) -> dict:
+    return json.loads((kit / "local" / name).read_text())
+
+
+def test_the_project_has_four_hospitals_and_needs_no_open_port_at_any(provisioned):
+    hospitals = {f"hospital-{letter}" for letter in "abcd"}
+    assert hospitals < {path.name for path in provisioned.iterdir()}
+    for name in hospitals:
+        startup = json.loads((provisioned / name / "startup/fed_client.json").read_text())
+        assert startup["client"]["connection_security"] == "mtls"
+        assert startup["servers"][0]["service"]["target"] == "fl-server.example.org:8002"
+
+
+def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path):
+    kit, data = kits / "hospital-a", tmp_path / "data"
+    data.mkdir()
+    before = content(kit, "resources.json.default")
+    code, out, err = run("site-config", "--kit", kit, "--data", data, "--min-images", 20, "--state", tmp_path)
+    assert code == 0, err
+    for word in ("class_allow_list", LAUNCHER, "min_images", str(data)):
+        assert word in out
+    after = content(kit, "resources.json")
+    assert after["class_allow_list"] == [*before["class_allow_list"], "medfedaug."]
+    changed = [(a, b) for a, b in zip(before["components"], after["components"], strict=True) if a != b]
+    assert [(a["id"], b) for a, b in changed] == [
+        ("process_launcher", {"id": "process_launcher", "path": LAUNCHER, "args": {}})
+    ]
+    for key in before.keys() - {"class_allow_list", "components"}:
+        assert after[key] == before[key]
+    assert content(kit, "medfedaug.json") == {
+        "privacy": {"min_images": 20},
+        "data": str(data.resolve()),
+        "state": str(tmp_path.resolve()),
+    }
+    assert not (kit / "local/authorization.json").exists()
+
+
+def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
+    kit = kits / "hospital-b"
+    assert run("site-config", "--kit", kit, "--device", "cuda:1", "--min-images", 30)[0] == 0
+    settings = kit / "local/medfedaug.json"
+    settings.write_text(
+        json.dumps({"device": "cuda:1", "privacy": {"min_images": 30, "cases_per_patient": 2}})
+    )
+    files = {path: path.read_bytes() for path in (kit / "local").iterdir()}
+    code, out, _ = run("site-config", "--kit", kit)
+    assert code == 0
+    assert "nothing to change" in out
+    assert {path: path.read_bytes() for path in (kit / "local").iterdir()} == files
+    assert run("site-config", "--kit", kit, "--min-images", 12)[0] == 0
+    assert content(kit, "medfedaug.json") == {
+        "privacy": {"min_images": 12, "cases_per_patient": 2},
+        "device": "cuda:1",
+    }
+
+
+def test_check_says_what_is_missing_and_writes_nothing(run, kits):
+    kit = kits / "hospital-a"
+    files = {path.name for path in (kit / "local").iterdir()}
+    code, out, _ = run("site-config", "--kit", kit, "--check", "--forbid-code")
+    assert code == 1
+    for word in ("class_allow_list", "process_launcher", "min_images", "permissions.lead.byoc"):
+        assert word in out
+    assert {path.name for path in (kit / "local").iterdir()} == files
+    assert run("site-config", "--kit", kit, "--forbid-code")[0] == 0
+    assert run("site-config", "--kit", kit, "--check", "--forbid-code")[0] == 0
+
+
+def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kits):
+    kit = kits / "fl-server.example.org"
+    assert "/tmp/nvflare" in (kit / "local/resources.json.default").read_text()
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 0, err
+    text = (kit / "local/resources.json").read_text()
+    assert "/tmp/nvflare" not in text
+    assert str(kit / "jobs-storage") in text
+    assert str(kit / "snapshot-storage") in text
+    assert "medfedaug." in content(kit, "resources.json")["class_allow_list"]
+    assert LAUNCHER not in text
+    assert not (kit / "local/medfedaug.json").exists()
+    code, _, err = run("site-config", "--kit", kit, "--device", "cpu")
+    assert code == 2
+    assert "a server has no data" in err
+
+
+def test_another_launcher_stays(run, kits):
+    kit = kits / "hospital-a"
+    values = content(kit, "resources.json.default")
+    for component in values["components"]:
+        if component["id"] == "process_launcher":
+            component["path"] = "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher"
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    assert run("site-config", "--kit", kit)[0] == 0
+    assert content(kit, "resources.json")["components"] == values["components"]
+
+
+def permitted(policy: dict, role: str, right: str) -> bool:
+    parsed, error = parse_policy_config(policy, COMMAND_CATEGORIES)
+    assert not error
+    return parsed.evaluate("hospital_a", AuthzContext(right, Person("who", "coordination", role)))[0]
+
+
+def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
+    default = content(kits / "hospital-a", "authorization.json.default")
+    policy, roles = forbid_code(default)
+    assert roles == ["project_admin", "lead"]
+    rights = {*COMMAND_CATEGORIES, *COMMAND_CATEGORIES.values()}
+    assert len(rights) > 20
+    for role in default["permissions"]:
+        assert not permitted(policy, role, "byoc")
+        for right in rights:
+            assert permitted(policy, role, right) == permitted(default, role, right), (role, right)
+    assert permitted(default, "project_admin", "byoc")
+    assert forbid_code(policy) == (policy, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "no such folder"),
+        (".", "not an NVFlare kit"),
+        ("lead@example.org", "administrator's kit"),
+    ],
+)
+def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
+    with pytest.raises(ConfigError, match=words):
+        open_kit(kits / name)
+
+
+def test_a_damaged_file_of_a_kit_is_named(run, kits):
+    kit = kits / "hospital-a"
+    (kit / "local/resources.json").write_text("{")
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 2
+    assert "resources.json: not readable as JSON" in err
+    (kit / "local/resources.json").unlink()
+    code, _, err = run("site-config", "--kit", kit, "--data", kit / "nowhere")
+    assert code == 2
+    assert "nowhere: no such folder" in err
+    assert not (kit / "local/resources.json").exists()

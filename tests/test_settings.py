@@ -1,0 +1,78 @@
+"""What a site sets for itself: file, environment, and how mistakes are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medfedaug.errors import ConfigError
+from medfedaug.privacy import PrivacyPolicy
+from medfedaug.settings import SETTINGS_FILE, SiteSettings
+
+
+@pytest.fixture
+def kit(tmp_path):
+    (tmp_path / "local").mkdir()
+    return tmp_path
+
+
+def write(kit: Path, content) -> None:
+    (kit / SETTINGS_FILE).write_text(json.dumps(content))
+
+
+def test_without_a_file_the_defaults_hold(kit):
+    settings = SiteSettings.load(kit, {})
+    assert settings == SiteSettings(state=kit / "medfedaug")
+    assert settings.privacy.min_images == 10
+
+
+def test_the_environment_comes_before_the_file(kit, monkeypatch):
+    write(
+        kit,
+        {
+            "data": "/srv/data",
+            "device": "cpu",
+            "state": "kept",
+            "privacy": {"min_images": 25, "cases_per_patient": 2},
+        },
+    )
+    settings = SiteSettings.load(kit, {})
+    assert settings == SiteSettings(
+        Path("/srv/data"), "cpu", kit / "kept", privacy=PrivacyPolicy(min_images=25, cases_per_patient=2)
+    )
+    assert settings.privacy.min_images == 25
+    monkeypatch.chdir(kit)
+    changed = SiteSettings.load(
+        kit / "local" / "..",
+        {"MEDFEDAUG_DATA": "there", "MEDFEDAUG_DEVICE": "cuda:1", "MEDFEDAUG_STATE": "/var/state"},
+    )
+    assert changed == SiteSettings(Path.cwd() / "there", "cuda:1", Path("/var/state"), settings.privacy)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"min_images": 5}, ["unknown key 'min_images'", "privacy"]),
+        ({"data": 3}, ["data must be text", "3"]),
+        ({"device": ""}, ["device must be text"]),
+        ({"privacy": [10]}, ["privacy: expected an object"]),
+        ({"privacy": {"min_images": 0}}, ["min_images", "0"]),
+        ({"privacy": {"min_images": True}}, ["min_images", "True"]),
+        ([], ["JSON object", "list"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_file(kit, content, words):
+    write(kit, content)
+    with pytest.raises(ConfigError) as raised:
+        SiteSettings.load(kit, {})
+    for word in (str(kit / SETTINGS_FILE), *words):
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_no_json_is_named(kit):
+    (kit / SETTINGS_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=r"medfedaug\.json: not readable as JSON"):
+        SiteSettings.load(kit, {})

@@ -1,0 +1,249 @@
+"""A peer that means harm: absurd numbers, pickles, unknown keys. None reaches the model or is executed.
+
+Beside it, what a site's own NVFlare filters do to its weights, and that they leave the statistics alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from medfedaug.federation import FederationServer, Reply
+from medfedaug.nvflare_jobs.messages import reply_from_model, reply_to_model
+
+METHODS = "fedrdn,fedfa+"
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def pair(mean=0.5, std=0.2, count=12.0):
+    return {
+        "fedrdn/mean": torch.tensor([mean]),
+        "fedrdn/std": torch.tensor([std]),
+        "fedrdn/count": torch.tensor([count]),
+    }
+
+
+@pytest.fixture
+def server(tiny_config):
+    server = FederationServer(tiny_config(METHODS, min_sites=1))
+    for site in "AB":
+        assert server.accept_preparation(site, Reply("prepare", num_samples=10, payload=pair()))
+    server.finish_preparation()
+    server.start_round()
+    return server
+
+
+def update(server, site="A", **changes):
+    payload = {}
+    for name, exchange in server._every_round.items():
+        for key, shape in exchange.shapes.items():
+            value = torch.rand(shape)
+            payload[f"{name}/{key}"] = value / value.sum(dim=-1, keepdim=True)
+    weights = {key: torch.ones_like(server.state[key]) for key in server.shared}
+    reply = Reply("train", server.round, weights=weights, payload=payload, num_samples=10)
+    for part, entries in changes.items():
+        getattr(reply, part).update(entries)
+    return reply
+
+
+def bomb_bytes():
+    return pickle.dumps(Bomb("/nonexistent/never"))
+
+
+ABSURD = {
+    "weights of 1e30": lambda s: {"weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], 1e30)}},
+    "statistics of 1e30": lambda s: {"payload": {"fedfa/enc1/mean": torch.full((4,), 1e30)}},
+    "statistics of -1e30": lambda s: {"payload": {"fedfa/enc5/std": torch.full((8,), -1e30)}},
+    "a negative deviation": lambda s: {"payload": {"fedfa/enc2/std": torch.tensor([-1e-3] + [1.0] * 7)}},
+    "a histogram of 1e9": lambda s: {"payload": {"fedfa_h/histogram": torch.full((8, 8), 1e9)}},
+    "a negative histogram": lambda s: {"payload": {"fedfa_h/histogram": torch.eye(8) * 2 - 1 / 8}},
+    "an unknown key": lambda s: {"payload": {"fedfa/enc9/mean": torch.zeros(4)}},
+    "another method's key": lambda s: {"payload": {"fraug/generator": torch.zeros(4)}},
+    "a key that is no text": lambda s: {"payload": {7: torch.zeros(4)}},
+    "a pickle in the payload": lambda s: {"payload": {"fedfa/enc1/mean": bomb_bytes()}},
+    "an object in the payload": lambda s: {"payload": {"fedfa/enc1/mean": Bomb("/nonexistent/never")}},
+    "an object in the weights": lambda s: {"weights": {s.shared[0]: Bomb("/nonexistent/never")}},
+    "a list": lambda s: {"payload": {"fedfa/enc1/mean": [0.0] * 4}},
+    "complex numbers": lambda s: {"payload": {"fedfa/enc1/mean": torch.zeros(4, dtype=torch.complex64)}},
+}
+
+
+@pytest.mark.parametrize("harm", ABSURD)
+def test_a_harmful_update_is_refused_by_name_and_leaves_no_trace(server, harm):
+    assert not server.accept("A", update(server, "A", **ABSURD[harm](server)))
+    (refusal,) = server.rounds[-1]["refused"]
+    assert refusal["site"] == "A"
+    assert server.accept("B", update(server, "B"))
+    state = server.finish_round()
+    assert all(bool((state[key] == 1.0).all()) for key in server.shared)
+    for key, value in server._payload.items():
+        assert bool(torch.isfinite(value).all()), key
+        assert float(value.abs().max()) < 100, key
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pair(mean=1e30),
+        pair(std=1e30),
+        pair(std=-1.0),
+        pair(std=0.0),
+        pair(count=0.0),
+        pair(count=-3.0),
+        {**pair(), "fedrdn/secret": torch.zeros(1)},
+        {**pair(), "fedrdn/mean": bomb_bytes()},
+        {**pair(), "fedrdn/mean": Bomb("/nonexistent/never")},
+        {"fedrdn/mean": torch.zeros(1)},
+        {},
+    ],
+)
+def test_harmful_statistics_before_training_keep_a_site_out(tiny_config, payload):
+    server = FederationServer(tiny_config(METHODS, min_sites=2))
+    assert not server.accept_preparation("E", Reply("prepare", num_samples=10, payload=payload))
+    assert list(server.left_out) == ["E"]
+    for site in "AB":
+        server.accept_preparation(site, Reply("prepare", num_samples=10, payload=pair()))
+    server.finish_preparation()
+    assert set(server.sites) == {"A", "B"}
+    assert not [key for key in server.start_round().once if key.endswith("/E")]
+
+
+# ---------------------------------------------------------------- on the wire
+
+
+def test_a_message_with_a_pickle_is_data_and_stays_so(tmp_path):
+    """Bytes travel as bytes: nothing on the way looks inside."""
+    fobs.register(TensorDecomposer)
+    target = tmp_path / "exploded"
+    harmful = Reply("train", 1, weights={"w": torch.ones(1)}, payload={"fedfa/x": pickle.dumps(Bomb(target))})
+    wire = fobs.dumps(FLModelUtils.to_shareable(reply_to_model(harmful)))
+    arrived = reply_from_model(FLModelUtils.from_shareable(fobs.loads(wire)))
+    assert isinstance(arrived.payload["fedfa/x"], bytes)
+    assert not target.exists()
+
+
+def test_nvflares_messages_do_not_unpickle(tmp_path):
+    target = tmp_path / "exploded"
+    raw = pickle.dumps(Bomb(target))
+    with pytest.raises(Exception):  # noqa: B017 - whatever it raises, it must not run what it was sent
+        fobs.loads(raw)
+    assert not target.exists()
+    pickle.loads(raw)
+    assert target.exists()  # the test would have noticed
+
+
+RECEIVER = """
+import sys, pathlib
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+fobs.register(TensorDecomposer)
+try:
+    fobs.loads(pathlib.Path(sys.argv[1]).read_bytes())
+except ValueError as error:
+    sys.exit(0 if "is not allowed" in str(error) else 3)
+sys.exit(2)
+"""
+
+
+def test_an_object_of_a_class_that_nobody_registered_does_not_arrive(tmp_path):
+    """A sender can put anything on the wire; what counts is another process that receives it."""
+    reply = Reply("train", 1, weights={"w": torch.ones(1)}, payload={"x": Bomb("/nonexistent/never")})
+    wire = tmp_path / "message"
+    wire.write_bytes(fobs.dumps(FLModelUtils.to_shareable(reply_to_model(reply))))
+    assert b"Bomb" in wire.read_bytes()
+    assert subprocess.run([sys.executable, "-c", RECEIVER, str(wire)]).returncode == 0
+
+
+def test_a_checkpoint_with_a_pickle_in_it_is_refused(tmp_path):
+    target = tmp_path / "exploded"
+    torch.save({"w": Bomb(target)}, tmp_path / "model.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "model.pt", weights_only=True)
+    assert not target.exists()
+
+
+def test_a_message_that_is_nothing_we_know_becomes_an_empty_reply():
+    model = reply_to_model(Reply("train", 1, weights={"w": torch.ones(1)}))
+    model.meta["medfedaug"] = Bomb("/nonexistent/never")
+    reply = reply_from_model(model)
+    assert (reply.task, reply.round, reply.num_samples, reply.payload) == ("", 0, 0, {})
+    model.meta["medfedaug"] = {"round": "1", "num_samples": True, "payload": [1], "metrics": "x", "error": 3}
+    reply = reply_from_model(model)
+    assert (reply.round, reply.num_samples, reply.payload, reply.metrics) == (0, 0, {}, {})
+
+
+# ---------------------------------------------------------------- a site's own filters
+
+WEIGHTS = {"enc.w": torch.linspace(-2.0, 2.0, 9).view(3, 3), "dec.b": torch.tensor([1.0, 0.1])}
+STATISTICS = {"fedfa/enc1/mean": torch.tensor([20.0, 2.0])}
+
+
+def filtered(filter_, reply):
+    wire = filter_.process(FLModelUtils.to_shareable(reply_to_model(reply)), FLContext())
+    return reply_from_model(FLModelUtils.from_shareable(wire))
+
+
+@pytest.mark.parametrize(
+    "filter_",
+    [PercentilePrivacy(gamma=0.5), ExcludeVars("^enc"), SVTPrivacy()],
+    ids=lambda f: type(f).__name__,
+)
+def test_a_sites_filter_sees_the_weights_and_not_the_statistics(filter_):
+    weights = {key: value.clone() for key, value in WEIGHTS.items()}
+    reply = Reply("train", 3, weights=weights, payload=dict(STATISTICS), num_samples=7)
+    found = filtered(filter_, reply)
+    assert found.weights.keys() != WEIGHTS.keys() or any(
+        not torch.equal(found.weights[key], WEIGHTS[key]) for key in WEIGHTS
+    )
+    assert all(isinstance(value, torch.Tensor) for value in found.weights.values())
+    assert found.payload.keys() == STATISTICS.keys()
+    assert all(torch.equal(found.payload[key], STATISTICS[key]) for key in STATISTICS)
+    assert (found.round, found.num_samples) == (3, 7)
+    before = filtered(filter_, Reply("prepare", payload=dict(STATISTICS), num_samples=7))
+    assert all(torch.equal(before.payload[key], STATISTICS[key]) for key in STATISTICS)
+
+
+def test_the_largest_share_filter_computes_what_it_says():
+    reply = Reply("train", 1, weights={k: v.clone() for k, v in WEIGHTS.items()}, payload=dict(STATISTICS))
+    found = filtered(PercentilePrivacy(percentile=20, gamma=0.5), reply)
+    cut = torch.quantile(torch.cat([v.abs().flatten() for v in WEIGHTS.values()]).double(), 0.2)
+    for key, value in WEIGHTS.items():
+        expected = torch.where(value.abs() < cut, 0.0, value).clamp(-0.5, 0.5)
+        torch.testing.assert_close(found.weights[key], expected)
+
+
+def test_what_a_filter_leaves_can_be_averaged_and_what_it_takes_out_is_named(server):
+    good = filtered(PercentilePrivacy(gamma=0.5), update(server, "A"))
+    assert server.accept("A", good), server.rounds[-1]["refused"]
+    lacking = filtered(ExcludeVars([server.shared[0]]), update(server, "B"))
+    assert not server.accept("B", lacking)
+    assert f"site B, {server.shared[0]}" in server.rounds[-1]["refused"][0]["reason"]
+    assert float(server.finish_round()[server.shared[0]].flatten()[0]) == 0.5
+
+
+def test_payloads_travel_in_a_part_of_the_message_that_filters_are_not_given():
+    shareable = FLModelUtils.to_shareable(
+        reply_to_model(Reply("train", 1, weights=dict(WEIGHTS), payload=dict(STATISTICS)))
+    )
+    assert set(from_shareable(shareable).data) == set(WEIGHTS)
