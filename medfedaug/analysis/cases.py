@@ -171,7 +171,7 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
     tallest = max(v.image.shape[each - 1] / v.image.shape[2 - each] for v in views)
     height = rows * (width / columns * min(tallest, 1.5) + 0.3) + 0.35
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=_PAPER)
-    figure.get_layout_engine().set(h_pad=0.08)
+    figure.get_layout_engine().set(h_pad=0.08, rect=(0, 0, 1, 1 - 0.1 / height))
     for view, place in zip(views, places, strict=True):
         panels = [figure.add_subplot(rows, columns, place * each + k + 1) for k in range(each)]
         for panel in panels:
