@@ -15,7 +15,7 @@ from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.site import SiteTrainer
 
 __all__ = ["evaluate_model", "open_model"]
@@ -33,7 +33,8 @@ def open_model(
     """A global model at one site after the other.
 
     Args:
-        model: ``global_model.pt`` of a run.
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``; by default the one beside the model.
         limit: at most so many cases a site.
@@ -52,11 +53,12 @@ def open_model(
     record = _load_record(config or model.parent / RESULTS)
     run = RunConfig.from_dict(record["config"])
     state = Path(state or model.parent / STATE)
-    weights = _load_weights(model)
+    weights, beside = _load_weights(model), exchange_file(model)
+    payload = _load_weights(beside) if beside.exists() else {}
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
+    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
             f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
         )
@@ -65,7 +67,7 @@ def open_model(
         trainer = SiteTrainer(run, data, device, state / name)
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
         trainer.enter_run(record["run"])
-        trainer.receive(ExchangeObject(weights=weights))
+        trainer.receive(ExchangeObject(weights=weights, statistics={"payload": payload}))
         yield trainer, round_
 
 
@@ -82,7 +84,8 @@ def evaluate_model(
     """Score a global model on the images of sites, each normalised as at the site that they come from.
 
     Args:
-        model: ``global_model.pt`` of a run.
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``; by default the one beside the model.
         split: ``"test"`` or ``"validation"``.

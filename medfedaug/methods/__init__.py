@@ -8,10 +8,12 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
+from medfedaug.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.fraug import FRAug
 from medfedaug.methods.manifold_mixup import ManifoldMixUp
 from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
@@ -22,6 +24,7 @@ from medfedaug.methods.scaffold import Scaffold
 from medfedaug.methods.silobn import SiloBN
 
 __all__ = [
+    "FRAug",
     "FedAvg",
     "FedAvgM",
     "FedBN",
@@ -29,6 +32,7 @@ __all__ = [
     "FedFAh",
     "FedFD",
     "FedFDA",
+    "FedFDPrompt",
     "FedMix",
     "FedProx",
     "FedRDN",

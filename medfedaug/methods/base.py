@@ -364,6 +364,8 @@ class Method:
     name: ClassVar[str]
     normalises_input: ClassVar[bool] = False
     """Whether `SitePart.transforms` normalises the intensities, in place of the plain scaling to [0, 1]."""
+    contains: ClassVar[tuple[str, ...]] = ()
+    """Names of methods that this one already is, so that they are not to be named beside it."""
     runs_network_again: ClassVar[bool] = False
     """Whether `SitePart.loss` runs the network once more: it then comes after the other methods, whose hooks
     have seen the main pass and nothing else until then."""
