@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from enum import Enum
 from pathlib import Path
@@ -146,6 +147,9 @@ Participation = Annotated[float, typer.Option(help="Share of the sites that each
 Weighting = Annotated[str, typer.Option(help="Of sites in the average: samples or uniform.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads a site; 0 shares the cores among the sites.")]
 Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: the sites' metrics by round.")]
+Holdout = Annotated[
+    list[str] | None, typer.Option(help="A site that does not train and is tested as unseen; repeatable.")
+]
 MinSites = Annotated[int, typer.Option(min=0, help="Good updates that a round needs; 0 for all sites.")]
 RoundTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for ever.")
@@ -160,6 +164,7 @@ Grace = Annotated[
 
 @app.command()
 def simulate(
+    context: typer.Context,
     data: Data,
     methods: Methods,
     out: Annotated[
@@ -212,31 +217,10 @@ def simulate(
     from medfedaug.simulate import simulate as run
 
     in_turn = holdout == ["all"]
-    specs = _specification(methods, set_)
-    config = configure(
-        find_sites(data, limit=limit),
-        methods=specs,
-        task=task,
-        network=network,
-        network_args=_json_object(network_args, "--network-args"),
-        rounds=rounds,
-        local_epochs=local_epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        image_size=image_size,
-        participation=participation,
-        weighting=weighting,
-        intensity=intensity,
-        seed=seed,
-        limit=limit,
-        threads=threads,
-        holdout=() if in_turn else tuple(holdout or ()),
-        min_sites=min_sites,
-        round_timeout=round_timeout,
-        grace=grace,
-    )
+    options = _run_options(context)
+    if in_turn:
+        options["holdout"] = ()
+    config = configure(find_sites(data, limit=limit), **options)
     with _RoundProgress(rounds) as progress:
         results = (leave_one_site_out if in_turn else run)(
             data,
@@ -259,6 +243,7 @@ def simulate(
 
 @app.command()
 def export(
+    context: typer.Context,
     methods: Methods,
     out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
     task: Annotated[str, typer.Option(help="segmentation or classification.")] = "segmentation",
@@ -293,6 +278,7 @@ def export(
             "--resume", help="A job that continues the run of this name from the server's checkpoint."
         ),
     ] = False,
+    holdout: Holdout = None,
     tracking: Tracking = None,
 ) -> None:
     """Write the run as an NVFlare job without code, data or paths."""
@@ -301,36 +287,12 @@ def export(
 
     if out.exists():
         raise ConfigError(f"{out} is there already; choose another folder")
-    specs = _specification(methods, set_)
-    chosen = {
-        "network": network,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
+    options = {
+        **_run_options(context),
+        "classes": [name.strip() for name in classes.split(",")],
+        "in_channels": channels,
     }
-    config = RunConfig.from_dict(
-        {
-            **task_defaults(task),
-            **{name: value for name, value in chosen.items() if value is not None},
-            "methods": specs,
-            "task": task,
-            "classes": [name.strip() for name in classes.split(",")],
-            "in_channels": channels,
-            "network_args": _json_object(network_args, "--network-args"),
-            "rounds": rounds,
-            "local_epochs": local_epochs,
-            "momentum": momentum,
-            "image_size": image_size,
-            "participation": participation,
-            "weighting": weighting,
-            "intensity": intensity,
-            "seed": seed,
-            "threads": threads,
-            "min_sites": min_sites,
-            "round_timeout": round_timeout,
-            "grace": grace,
-        }
-    )
+    config = RunConfig.from_dict({**task_defaults(task), **options})
     recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume, tracking=tracking)
     recipe.export(job_dir=str(out.parent))
     out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
@@ -412,7 +374,8 @@ def site_config(
     if not changed:
         out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
     elif not check:
-        out_console.print("A running site or server reads this when it is started again.", highlight=False)
+        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
+        out_console.print(note, highlight=False, soft_wrap=True)
     if check and changed:
         raise typer.Exit(1)
 
@@ -522,6 +485,18 @@ def _print_holdout(results: dict[str, Any], methods: str) -> None:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def _run_options(context: typer.Context) -> dict[str, Any]:
+    """The fields of `RunConfig` among a command's options; what was not given is left to its default."""
+    from medfedaug.config import RunConfig
+
+    given, fields = context.params, {field.name for field in dataclasses.fields(RunConfig)}
+    return {
+        **{name: value for name, value in given.items() if name in fields and value is not None},
+        "methods": _specification(given["methods"], given["set_"]),
+        "network_args": _json_object(given["network_args"], "--network-args"),
+    }
 
 
 def _specification(methods: str, settings: list[str] | None) -> tuple[dict[str, Any], ...]:

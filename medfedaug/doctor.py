@@ -170,15 +170,16 @@ def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
         f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
     )
     yield _decoding(site)
-    number = len(site.cases["training" if site.trains else "test"])
-    text = f"{number} {'training' if site.trains else 'test'} images"
-    if number >= least:
-        yield Check("number of images", True, f"{text}; statistics leave the site from {least} on")
+    number = len(site.cases["training"])
+    if not site.trains:
+        yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
+    elif number >= least:
+        yield Check("number of images", True, f"{number} for training; {least} or more may be summarised")
     else:
         yield Check(
             "number of images",
             False,
-            f"{text}; statistics of fewer than {least} stay here",
+            f"{number} for training; statistics of fewer than {least} stay here",
             "Add images, or lower the limit with medfedaug site-config --min-images.",
         )
 

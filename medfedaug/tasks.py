@@ -41,6 +41,9 @@ class Task(ABC):
     """Samples, loss, inference and metric; the trainer is the same for all tasks."""
 
     metric: ClassVar[str]
+    dense: ClassVar[bool]
+    """Whether every pixel has a target of its own."""
+    num_classes: int
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
@@ -71,8 +74,12 @@ class Task(ABC):
         """A batch."""
 
     @abstractmethod
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """Targets as probabilities of the classes, (B, K, ...), which can be averaged and given to `loss`."""
+
+    @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The scalar that training minimises."""
+        """The scalar that training minimises, with targets as labels or as `probabilities`."""
 
     @abstractmethod
     def evaluate(
@@ -105,10 +112,12 @@ class SegmentationTask(Task):
     """
 
     metric = "dice"
+    dense = True
 
     def __init__(self, num_classes: int, intensity: str = "raw", divisor: int = 16) -> None:
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
         self.criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+        self.soft_criterion = DiceCELoss(include_background=False, softmax=True, batch=True)
 
     def check_site(self, site: SiteFolder) -> None:
         """As many classes as the federation has; what a site calls them is its own affair."""
@@ -159,9 +168,14 @@ class SegmentationTask(Task):
             return _plain_batch(pad_list_data_collate(samples))
         return _plain_batch(pad_list_data_collate([pad(sample) for sample in samples]))
 
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """(B, 1, H, W) as one-hot (B, K, H, W)."""
+        return one_hot(targets, self.num_classes)
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Dice plus cross-entropy of logits (B, K, H, W) and labels (B, 1, H, W)."""
-        return self.criterion(outputs, targets)
+        """Dice plus cross-entropy of logits (B, K, H, W) and labels (B, 1, H, W) or probabilities."""
+        soft = targets.shape[1] == self.num_classes
+        return self.soft_criterion(outputs, targets) if soft else self.criterion(outputs, targets)
 
     @torch.no_grad()
     def evaluate(
@@ -215,9 +229,11 @@ class ClassificationTask(Task):
     """
 
     metric = "accuracy"
+    dense = False
 
     def __init__(self, classes: Sequence[str], scale: bool, image_size: int | None = None) -> None:
         self.classes, self.scale, self.image_size = tuple(classes), scale, image_size
+        self.num_classes = len(self.classes)
         self.criterion = nn.CrossEntropyLoss()
 
     def check_site(self, site: SiteFolder) -> None:
@@ -262,8 +278,12 @@ class ClassificationTask(Task):
             raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
         return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
 
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """(B,) as one-hot (B, K)."""
+        return one_hot(targets[:, None], len(self.classes))
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of logits (B, K) and classes (B,)."""
+        """Cross-entropy of logits (B, K) and classes (B,) or probabilities (B, K)."""
         return self.criterion(outputs, targets)
 
     @torch.no_grad()

@@ -9,20 +9,36 @@ from medfedaug.models.adaptation import (
 )
 from medfedaug.models.ffa import FFALayer
 from medfedaug.models.heads import find_head
-from medfedaug.models.insertion import ffa_layers, insert_ffa, remove_ffa
+from medfedaug.models.insertion import (
+    ffa_layers,
+    insert_ffa,
+    insert_layers,
+    remove_ffa,
+    remove_layers,
+    stage_layers,
+)
+from medfedaug.models.mixing import FeatureMixLayer, MixStyleLayer, MomentExchangeLayer
 from medfedaug.models.networks import build_network, network_names
+from medfedaug.models.stage_layer import StageLayer
 
 __all__ = [
     "FFALayer",
+    "FeatureMixLayer",
     "InstanceAdapter",
+    "MixStyleLayer",
+    "MomentExchangeLayer",
+    "StageLayer",
     "build_network",
     "ffa_layers",
     "find_head",
     "insert_ffa",
     "insert_instance_adapters",
+    "insert_layers",
     "instance_adapters",
     "network_names",
     "remove_ffa",
     "remove_instance_adapters",
+    "remove_layers",
+    "stage_layers",
     "training_adapters",
 ]

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
+from medfedaug.models.stage_layer import StageLayer
 
 __all__ = ["FFALayer"]
 
@@ -15,7 +16,7 @@ _VARIANCES = ("adaptive", "direct", "client", "random")
 _RUNNING = ("reset", "continue")
 
 
-class FFALayer(nn.Module):
+class FFALayer(StageLayer):
     r"""Augment the statistics of features within what the sites of the federation show (FedFA+ Algorithm 2).
 
     .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
@@ -87,6 +88,9 @@ class FFALayer(nn.Module):
         True
     """
 
+    kind = "FFA"
+    slug = "ffa"
+
     running_mean: Tensor
     running_std: Tensor
     gamma_mean: Tensor
@@ -105,9 +109,7 @@ class FFALayer(nn.Module):
         running: str = "reset",
         bias_correction: bool = False,
     ) -> None:
-        super().__init__()
-        if num_channels < 1:
-            raise ValueError(f"num_channels is {num_channels}, expected at least 1")
+        super().__init__(num_channels)
         if not 0.0 <= prob <= 1.0:
             raise ValueError(f"prob is {prob}, expected a probability")
         if not 0.0 <= momentum < 1.0:
@@ -120,16 +122,12 @@ class FFALayer(nn.Module):
             raise ValueError(f"running is '{running}', expected one of {', '.join(_RUNNING)}")
         if bias_correction and running != "reset":
             raise ValueError('bias_correction needs running="reset"')
-        self.num_channels = num_channels
         self.prob = float(prob)
         self.momentum = float(momentum)
         self.eps = float(eps)
         self.variance = variance
         self.running = running
         self.bias_correction = bias_correction
-        # Name of the stage and its position among the network's stages, set where the layer is inserted.
-        self.stage = ""
-        self.stage_index = 0
 
         self.register_buffer("running_mean", torch.zeros(num_channels), persistent=False)
         self.register_buffer("running_std", torch.ones(num_channels), persistent=False)

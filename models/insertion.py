@@ -1,4 +1,4 @@
-"""Put FFA layers into a network and take them out again.
+"""Put layers after the encoder stages of a network and take them out again.
 
 The code and the state dict of the network stay the same: the layers act through hooks, so that the modules
 keep their places and names. Each layer is registered as a child of a module of the network, so that
@@ -15,47 +15,47 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from medfedaug.models.ffa import FFALayer
+from medfedaug.models.stage_layer import StageLayer
 from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
 
-__all__ = ["ffa_layers", "insert_ffa", "remove_ffa"]
+__all__ = ["ffa_layers", "insert_ffa", "insert_layers", "remove_ffa", "remove_layers", "stage_layers"]
 
 Network = TypeVar("Network", bound=nn.Module)
+Layer = TypeVar("Layer", bound=StageLayer)
 
 # Containers whose `forward` may run through all their children; an extra child would become part of it.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_CHILD = {"output": "ffa_output", "input": "ffa_input"}
 
 
-class _AugmentOutput:
-    """Forward hook that passes a module's output through the layer at `path`."""
+class _Hook:
+    """Passes features through the layer at `path`, of type `kind`, on behalf of a stage."""
 
-    def __init__(self, path: str, stage: str) -> None:
-        self.path = path
-        self.stage = stage
+    def __init__(self, kind: type[StageLayer], path: str, stage: str) -> None:
+        self.kind, self.path, self.stage = kind, path, stage
+
+    def require_tensor(self, value: Any, what: str) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"stage '{self.stage}': {self.kind.kind} needs the {what} of the module to be a tensor, got "
+                f"{type(value).__name__}"
+            )
+
+
+class _AugmentOutput(_Hook):
+    """Forward hook on a module's output."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        _require_tensor(output, self.stage, "output")
+        self.require_tensor(output, "output")
         return module.get_submodule(self.path)(output)
 
 
-class _AugmentInput:
-    """Forward pre-hook that passes a module's first argument through the layer at `path`."""
-
-    def __init__(self, path: str, stage: str) -> None:
-        self.path = path
-        self.stage = stage
+class _AugmentInput(_Hook):
+    """Forward pre-hook on a module's first argument."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         features = args[0] if args else None
-        _require_tensor(features, self.stage, "first argument")
+        self.require_tensor(features, "first argument")
         return (module.get_submodule(self.path)(features), *args[1:])
-
-
-def _require_tensor(value: Any, stage: str, what: str) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"stage '{stage}': FFA needs the {what} of the module to be a tensor, got {type(value).__name__}"
-        )
 
 
 def insert_ffa(
@@ -97,11 +97,34 @@ def insert_ffa(
         >>> list(ffa_layers(insert_ffa(remove_ffa(net), stages=[1, "enc3"])))
         ['enc1', 'enc3']
     """
-    if any(_is_inserted(layer) for layer in net.modules()):
-        raise ValueError("the network already has FFA layers: call remove_ffa first")
+    return insert_layers(net, FFALayer, stages, **ffa)
+
+
+def insert_layers(
+    net: Network,
+    kind: type[StageLayer],
+    stages: Sequence[int | str] | Mapping[str, int] | None = None,
+    **args: Any,
+) -> Network:
+    """Insert a layer after each stage of a network's encoder; several kinds may follow one another.
+
+    Args:
+        net: the network, 2D or 3D, changed in place.
+        kind: the layer.
+        stages: as for `insert_ffa`.
+        **args: arguments of the layer other than the number of channels.
+
+    Returns:
+        `net` itself.
+
+    Raises:
+        ValueError: as `insert_ffa`.
+    """
+    if any(_is_inserted(layer, kind) for layer in net.modules()):
+        raise ValueError(f"the network already has {kind.kind} layers: remove them first")
     chosen = _choose_stages(net, stages)
     reference = next(net.parameters(), None)
-    layers = [FFALayer(stage.channels, **ffa) for stage in chosen]
+    layers = [kind(stage.channels, **args) for stage in chosen]
     targets = [net.get_submodule(stage.module) for stage in chosen]
     hosts = [_host_path(target, stage.side) for target, stage in zip(targets, chosen, strict=True)]
     # Everything that can fail has been done: no network is left half-way.
@@ -110,13 +133,13 @@ def insert_ffa(
         layer.train(target.training)
         if reference is not None:
             layer.to(reference.device)
-        child = _CHILD[stage.side]
+        child = f"{kind.slug}_{stage.side}"
         target.get_submodule(host).add_module(child, layer)
         path = f"{host}.{child}" if host else child
         if stage.side == "output":
-            target.register_forward_hook(_AugmentOutput(path, stage.name))
+            target.register_forward_hook(_AugmentOutput(kind, path, stage.name))
         else:
-            target.register_forward_pre_hook(_AugmentInput(path, stage.name))
+            target.register_forward_pre_hook(_AugmentInput(kind, path, stage.name))
     return net
 
 
@@ -135,11 +158,25 @@ def remove_ffa(net: Network) -> Network:
         >>> ffa_layers(remove_ffa(net))
         {}
     """
+    return remove_layers(net, FFALayer)
+
+
+def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
+    """Take out all layers of a kind that were inserted; of every kind, by default.
+
+    Args:
+        net: the network, changed in place.
+        kind: the layer.
+
+    Returns:
+        `net` itself.
+    """
     for module in list(net.modules()):
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [k for k, hook in hooks.items() if isinstance(hook, (_AugmentOutput, _AugmentInput))]:
+            ours = [k for k, hook in hooks.items() if isinstance(hook, _Hook) and issubclass(hook.kind, kind)]
+            for key in ours:
                 del hooks[key]
-        for name in [n for n, child in module.named_children() if _is_inserted(child)]:
+        for name in [n for n, child in module.named_children() if _is_inserted(child, kind)]:
             delattr(module, name)
     return net
 
@@ -154,15 +191,20 @@ def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
         The layers by name of their stage, in the order of the stages. A layer that is part of the network's
         own code comes after those and goes by the dotted name of the module.
     """
-    found = [(name, m) for name, m in net.named_modules() if isinstance(m, FFALayer)]
-    inserted = sorted((m for _, m in found if _is_inserted(m)), key=lambda layer: layer.stage_index)
+    return stage_layers(net, FFALayer)
+
+
+def stage_layers(net: nn.Module, kind: type[Layer]) -> dict[str, Layer]:
+    """The layers of a kind, as `ffa_layers` gives those of FFA."""
+    found = [(name, m) for name, m in net.named_modules() if isinstance(m, kind)]
+    inserted = sorted((m for _, m in found if _is_inserted(m, kind)), key=lambda layer: layer.stage_index)
     layers = {layer.stage: layer for layer in inserted}
-    layers.update({name: m for name, m in found if not _is_inserted(m)})
+    layers.update({name: m for name, m in found if not _is_inserted(m, kind)})
     return layers
 
 
-def _is_inserted(module: nn.Module) -> bool:
-    return isinstance(module, FFALayer) and module.stage_index > 0
+def _is_inserted(module: nn.Module, kind: type[StageLayer]) -> bool:
+    return isinstance(module, kind) and module.stage_index > 0
 
 
 def _host_path(target: nn.Module, side: str) -> str:
@@ -172,7 +214,7 @@ def _host_path(target: nn.Module, side: str) -> str:
     while isinstance(host, _CONTAINERS):
         children = list(host.named_children())
         if not children:
-            raise ValueError("cannot insert an FFA layer into a container without modules")
+            raise ValueError("cannot insert a layer into a container without modules")
         name, host = children[-1 if side == "output" else 0]
         path.append(name)
     return ".".join(path)

@@ -1,6 +1,6 @@
 """Where the encoder stages of MONAI's networks end.
 
-FFA layers go after each stage of the encoder, after its pooling where it has one, and never into a skip
+Layers go after each stage of the encoder, after its pooling where it has one, and never into a skip
 connection (FedFA+ section 3.2.6 and Fig. 1). What that means in the modules of a network is written down
 here, one function a network class. Where the features of a stage are both a skip connection and the input of
 what follows, the place is the input of what follows.
@@ -31,7 +31,7 @@ from monai.networks.nets import (
 from torch import nn
 
 from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
-from medfedaug.models.ffa import FFALayer
+from medfedaug.models.stage_layer import StageLayer
 
 __all__ = ["Stage", "known_stages", "output_channels", "supported_networks"]
 
@@ -40,7 +40,7 @@ Side = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One place for an FFA layer.
+    """One place for a layer.
 
     Args:
         name: name of the stage, "enc1" for the first of the encoder.
@@ -59,7 +59,9 @@ def output_channels(module: nn.Module) -> int | None:
     """Number of channels after the last convolution or normalisation of a module, None if it has neither."""
     for part in reversed(list(module.modules())):
         # A layer that was inserted, or makes a container of the norm that it sits on, changes no width.
-        if isinstance(part, FFALayer) or not all(isinstance(child, FFALayer) for child in part.children()):
+        if isinstance(part, StageLayer) or not all(
+            isinstance(child, StageLayer) for child in part.children()
+        ):
             continue
         for attribute in ("out_channels", "num_features", "num_channels"):
             width = getattr(part, attribute, None)

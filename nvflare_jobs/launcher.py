@@ -34,13 +34,14 @@ class RestartingLauncher(ClientProcessJobLauncher):
     Not after a clean exit, an abort, or an exit that says that this site cannot run the job.
 
     Args:
-        restarts: how often at most in one job.
+        restarts: how often at most, counted anew after a process that was healthy.
         pause: seconds before the first restart; doubled each time.
+        healthy: seconds that a process must have lasted to be called so; a job may run for weeks.
     """
 
-    def __init__(self, restarts: int = 3, pause: float = 5.0) -> None:
+    def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
         super().__init__()
-        self.restarts, self.pause = restarts, pause
+        self.restarts, self.pause, self.healthy = restarts, pause, healthy
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the job process; the handle that is returned looks after it."""
@@ -52,6 +53,7 @@ class RestartingLauncher(ClientProcessJobLauncher):
             exit_file=Path(workspace.get_root_dir()) / job_id / FLMetaKey.PROCESS_RC_FILE,
             restarts=self.restarts,
             pause=self.pause,
+            healthy=self.healthy,
             log=lambda text: self.logger.warning(f"job {job_id}: {text}"),
         )
 
@@ -64,6 +66,7 @@ class RestartingHandle(JobHandleSpec):
         exit_file: where a process that ended by itself may have written how it ended.
         restarts: see `RestartingLauncher`.
         pause: see `RestartingLauncher`.
+        healthy: see `RestartingLauncher`.
         log: told of every restart.
     """
 
@@ -74,10 +77,12 @@ class RestartingHandle(JobHandleSpec):
         exit_file: Path,
         restarts: int,
         pause: float,
+        healthy: float,
         log: Callable[[str], None],
     ) -> None:
         super().__init__()
         self._start, self._exit_file, self._log = start, exit_file, log
+        self._restarts, self._first_pause, self._healthy = restarts, pause, healthy
         self._left, self._pause = restarts, pause
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -104,6 +109,8 @@ class RestartingHandle(JobHandleSpec):
                 self._result = code
                 return
             lasted = time.monotonic() - started
+            if lasted >= self._healthy:
+                self._left, self._pause = self._restarts, self._first_pause
             text = f"the job process died after {lasted:.0f} s (code {code})"
             if code in _PERMANENT or not self._left:
                 self._log(f"{text}; it is not started again, and this site is left out")

@@ -79,6 +79,7 @@ def test_statistics_prints_and_saves(run, phantom_dir, tmp_path):
 def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     job = tmp_path / "job"
     options = ["--methods", "fedrdn,fedfa", "--rounds", 3, "--min-sites", 4, "--classes", "background,lesion"]
+    options += ["--holdout", "hospital-d"]
     code, out, err = run("export", *options, "--out", job)
     assert code == 0, err
     assert "nvflare job submit" in out
@@ -90,6 +91,7 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
     config = RunConfig.from_dict(executor["executor"]["args"]["config"])
     assert (config.rounds, config.min_sites, config.classes) == (3, 4, ("background", "lesion"))
+    assert config.holdout == ("hospital-d",)
     assert [method["name"] for method in config.methods] == ["fedrdn", "fedfa"]
     code, _, err = run("export", *options, "--out", job)
     assert code == 2

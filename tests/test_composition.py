@@ -10,7 +10,7 @@ import torch
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import method_names
+from medfedaug.methods import build_methods, method_names
 from medfedaug.models import network_names
 from medfedaug.simulate import configure
 
@@ -18,7 +18,12 @@ SITES = ["site_A", "site_B"]
 SEGMENTING = ("basicunet", "unet")
 CLASSIFYING = ("fraug", "fedfd_prompt")
 METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+", *CLASSIFYING)]
-REFUSED = {("norm", "fedrdn"): "both normalise", ("fedfd", "fedfd_a"): "contains fedfd"}
+CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
+
+
+def small(methods):
+    """Arguments that let a method run on a case or two."""
+    return {"fedmix": {"group": 2}} if "fedmix" in methods else None
 
 
 NOT_ON = {
@@ -35,23 +40,60 @@ def check(server):
     assert all(bool(torch.isfinite(value).all()) for value in server.state.values())
 
 
-@pytest.mark.parametrize("pair", itertools.combinations(METHODS, 2), ids="+".join)
+def excluded(*names: str) -> str:
+    try:
+        build_methods([{"name": name} for name in names])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_which_methods_exclude_each_other():
+    found = {pair for pair in itertools.combinations(sorted(METHODS), 2) if excluded(*pair)}
+    groups = [
+        ("fedrdn", "norm"),  # both normalise
+        ("fedmix", "manifold_mixup", "mixup", "moex"),  # all mix labels
+    ]
+    expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
+    # Labels mixed by the one, needed unmixed by the other.
+    expected |= {tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a"))}
+    expected.add(("fedfd", "fedfd_a"))  # the second contains the first
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=() if {*pair} <= set(CORE) else pytest.mark.slow)
+        for pair in itertools.combinations(METHODS, 2)
+        if not excluded(*pair)
+    ],
+    ids="+".join,
+)
 def test_every_pair_of_methods(tiny_config, phantom_dir, pair):
-    config = tiny_config(",".join(pair), rounds=1, limit=1)
-    if pair in REFUSED:
-        with pytest.raises(ConfigError, match=REFUSED[pair]):
-            run_in_process(config, phantom_dir, SITES, "cpu")
-    else:
-        check(run_in_process(config, phantom_dir, SITES, "cpu"))
+    config = tiny_config(",".join(pair), rounds=1, limit=1, settings=small(pair))
+    check(run_in_process(config, phantom_dir, SITES, "cpu"))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in CORE])
+def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
+    methods = ("fedrdn", "fedfa", name)
+    config = tiny_config(",".join(methods), rounds=1, limit=1, settings=small(methods))
+    check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
 # A transformer has neither batch norms nor stages.
-PAIRS = [("fraug", other) for other in METHODS] + [
-    ("fedfd_prompt", other) for other in ("fedavg", "fedprox", "fedbn", "norm", "fedrdn")
+PAIRS = [
+    *(("fraug", other) for other in METHODS if not excluded("fraug", other)),
+    *(("fedfd_prompt", other) for other in ("fedavg", "fedprox", "fedbn", "norm", "fedrdn")),
 ]
 
 
-@pytest.mark.parametrize(("method", "other"), PAIRS, ids="+".join)
+@pytest.mark.parametrize(
+    ("method", "other"),
+    [pytest.param(*pair, marks=() if pair[1] in (*CORE, "fedfd_a") else pytest.mark.slow) for pair in PAIRS],
+    ids=map("+".join, PAIRS),
+)
 def test_every_method_beside_those_for_classification(make_photos, tmp_path, tiny_config, method, other):
     network, args = {
         "fraug": ("lenet5", {}),

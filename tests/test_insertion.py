@@ -377,7 +377,7 @@ def test_impossible_layers_change_nothing():
 
 def test_inserting_twice_is_refused():
     net = insert_ffa(unet(), stages=[1])
-    with pytest.raises(ValueError, match="call remove_ffa first"):
+    with pytest.raises(ValueError, match="already has FFA layers: remove them first"):
         insert_ffa(net, stages=[2])
     assert list(ffa_layers(net)) == ["enc1"]
 

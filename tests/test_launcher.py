@@ -52,10 +52,15 @@ class Starts:
 
 @pytest.fixture
 def handle(tmp_path):
-    def make(*codes, restarts: int = 3, pause: float = 0.0):
+    def make(*codes, restarts: int = 3, pause: float = 0.0, healthy: float = 3600.0):
         starts, log = Starts(tmp_path / "_process_rc.txt", *codes), []
         made = RestartingHandle(
-            starts, exit_file=starts.exit_file, restarts=restarts, pause=pause, log=log.append
+            starts,
+            exit_file=starts.exit_file,
+            restarts=restarts,
+            pause=pause,
+            healthy=healthy,
+            log=log.append,
         )
         return made, starts, log
 
@@ -88,6 +93,13 @@ def test_after_the_last_restart_the_site_is_silent(handle, tmp_path, death):
     assert len(starts.processes) == 4
     assert "left out" in log[-1]
     assert reported(made, tmp_path) not in REPORTABLE_JOB_FAILURES
+
+
+def test_deaths_far_apart_do_not_add_up(handle, tmp_path):
+    made, starts, _ = handle(*[DIED] * 5, 0, restarts=1, healthy=0.0)
+    made.wait()
+    assert len(starts.processes) == 6
+    assert reported(made, tmp_path) == JobReturnCode.SUCCESS
 
 
 def test_a_clean_exit_is_the_end(handle, tmp_path):

@@ -564,6 +564,6 @@ def test_without_a_policy_nothing_changes_and_noise_does_not_disturb_training(ti
     for other in (guarded, noisy):
         assert all(torch.equal(plain.state[key], other.state[key]) for key in plain.state)
     assert "privacy/epsilon" not in guarded.rounds[0]["sites"]["site_A"]
-    assert plain._payload.keys() == noisy._payload.keys()
-    assert any(not torch.equal(plain._payload[k], noisy._payload[k]) for k in plain._payload)
-    assert all(torch.equal(plain._payload[k], guarded._payload[k]) for k in plain._payload)
+    assert plain.payload.keys() == noisy.payload.keys()
+    assert any(not torch.equal(plain.payload[k], noisy.payload[k]) for k in plain.payload)
+    assert all(torch.equal(plain.payload[k], guarded._payload[k]) for k in plain.payload)

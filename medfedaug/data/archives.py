@@ -66,7 +66,7 @@ class ArchiveSite(SiteFolder):
         reader: what reads such a file. It is read once and kept for the process.
     """
 
-    reader: Reader | None = None
+    reader: Reader
 
     task: ClassVar[str] = "classification"
     listing: ClassVar[str] = ""
@@ -110,7 +110,6 @@ class ArchiveSite(SiteFolder):
         return image / 255 if intensity == "scale" else image
 
     def _images(self, path: Path) -> np.ndarray:
-        assert self.reader is not None
         try:
             return read_archive(self.reader, path).images
         except FileNotFoundError as error:

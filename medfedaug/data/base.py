@@ -15,7 +15,7 @@ from medfedaug.errors import DataError, first_line
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SPLITS", "Case", "SiteFolder"]
+__all__ = ["SPLITS", "Case", "SiteFolder", "base_folder", "spread", "unreadable"]
 
 SPLITS = ("training", "validation", "test")
 
@@ -173,3 +173,8 @@ def unreadable(site: str, path: Path, error: Exception) -> DataError:
         path=path,
         hint="Replace the file or take the case out of the list.",
     )
+
+
+def base_folder(root: Path, *names: str) -> Path:
+    """The folder below ``root`` that an archive unpacks into, or ``root`` where there is none."""
+    return next((root / name for name in names if (root / name).is_dir()), root)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medfedaug.data.archives import load_arrays
-from medfedaug.data.base import Case, SiteFolder, unreadable
+from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, class_cases, published_split
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError, DataError
@@ -26,11 +26,6 @@ _VLCS = ("bird", "car", "chair", "dog", "person")
 
 # Listed in PACS's published splits under a name that its archive does not have.
 _PACS_ERRATA = frozenset({"sketch/dog/n02103406_4068-1.png"})
-
-
-def base_folder(root: Path, *names: str) -> Path:
-    """The folder below ``root`` that an archive unpacks into, or ``root`` where there is none."""
-    return next((root / name for name in names if (root / name).is_dir()), root)
 
 
 def office_caltech_10(root: Path) -> list[SiteFolder]:
@@ -72,8 +67,7 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
             of ``*_crossval_kfold.txt`` every other image validates, the rest tests, since the authors'
             protocol has no test images at a site that trains.
     """
-    folder = base_folder(root, "PACS", "pacs_data", "kfold")
-    folder = base_folder(folder, "kfold", "pacs_data")
+    folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
     if split == "seeded":
         return [_seeded(_existing(folder / name), name) for name in _PACS]
     if split != "published":

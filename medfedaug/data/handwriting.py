@@ -21,8 +21,7 @@ from medfedaug.data.archives import (
     read_mat,
     read_pickled_pair,
 )
-from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.domains import base_folder
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.splits import split_by_class, split_in_order
 from medfedaug.errors import ConfigError

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
-from medfedaug.data.domains import base_folder
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError

@@ -12,8 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, SiteFolder, unreadable
-from medfedaug.data.domains import base_folder
+from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError

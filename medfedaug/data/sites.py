@@ -53,7 +53,7 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
     if not path.is_dir():
         raise DataError("no such folder", site=name, path=path)
     if is_federation(path):
-        sites = {site.name: site for site in open_federation(path, limit)}
+        sites = open_federation(path, limit)
         if name not in sites:
             some = ", ".join(list(sites)[:6]) + (", ..." if len(sites) > 6 else "")
             raise DataError(f"no such site; there are {some}", site=name, path=path / MARKER)
@@ -80,7 +80,7 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
     if not root.is_dir():
         raise DataError("no such folder", path=root)
     if is_federation(root):
-        return open_federation(root, limit)
+        return list(open_federation(root, limit).values())
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     found = [p for p in folders if is_site(p)]
     if not found:

@@ -26,6 +26,10 @@ class Composition:
 
     def __init__(self, config: RunConfig) -> None:
         self.methods: list[Method] = build_methods(config.methods)
+        self.pools_data = any(method.pools_data for method in self.methods)
+        for method in self.methods:
+            if config.task not in method.tasks:
+                raise ConfigError(f"{method.name} is defined for {' and '.join(method.tasks)} alone")
         # Forked, so that building a network does not disturb a caller's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, "network"))

@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "check_tensors",
     "clean_metrics",
+    "fits",
     "namespaced",
     "num_bytes",
     "own_entries",
@@ -119,7 +120,7 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
             got = "none" if value is None else type(value).__name__
             raise UpdateRefused(site, key, expected=f"a tensor of shape {tuple(shape)}", got=got)
         # Compared before anything is added: (1,) would otherwise broadcast silently into (4,).
-        if tuple(value.shape) != tuple(shape):
+        if not fits(tuple(value.shape), shape):
             raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
         if not value.is_floating_point():
             raise UpdateRefused(site, key, expected="floating point", got=str(value.dtype))
@@ -133,6 +134,17 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
             )
         if max(-low, high) > LARGEST:
             raise UpdateRefused(site, key, expected=f"values up to {LARGEST:g}", got=f"{max(-low, high):g}")
+
+
+def fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Whether a shape is the expected one, in which ``None`` stands for any length but zero.
+
+    >>> fits((3, 4), (None, 4)), fits((0, 4), (None, 4)), fits((3, 4), (None, 5))
+    (True, False, False)
+    """
+    return len(found) == len(expected) and all(
+        n > 0 if wanted is None else n == wanted for n, wanted in zip(found, expected, strict=True)
+    )
 
 
 def clean_metrics(metrics: Mapping[str, Any], nested: bool = True) -> dict[str, Any]:

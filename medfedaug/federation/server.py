@@ -31,7 +31,7 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
-from medfedaug.methods.base import Payload, ServerContext, ServerExchange, Shapes
+from medfedaug.methods.base import Payload, ServerContext, ServerExchange, ServerPart, Shapes
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import make_task
 
@@ -69,14 +69,26 @@ class FederationServer:
     def __init__(self, config: RunConfig, on_event: Event | None = None) -> None:
         self.config = config
         composition = Composition(config)
-        self.metric = make_task(config, normalised=composition.normalises_input).metric
+        task = make_task(config, normalised=composition.normalises_input)
+        self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared = composition.shared
         self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
         self._weight_shapes: Shapes = {key: tuple(self.state[key].shape) for key in self.shared}
-        context = ServerContext(composition.network, config.in_channels)
+        context = ServerContext(
+            composition.network,
+            config.in_channels,
+            kept=composition.kept_keys,
+            weights=lambda: {site: self._weight(samples) for site, samples in self.sites.items()},
+            task=task,
+        )
         self._once = _exchanges({m.name: m.before_training(context) for m in composition.methods})
         self._every_round = _exchanges({m.name: m.every_round(context) for m in composition.methods})
+        self._server_parts: dict[str, ServerPart] = {}
+        for method in composition.methods:
+            part = method.at_server(context)
+            if part is not None:
+                self._server_parts[method.name] = part
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
@@ -99,7 +111,7 @@ class FederationServer:
         self._test: dict[str, dict[str, Any]] = {}
         self._untested: dict[str, str] = {}
         self._mean = WeightedMean()
-        self._accepted: list[str] = []
+        self._accepted: dict[str, float] = {}  # with their weights
         self._started = time.perf_counter()
 
     @property
@@ -114,6 +126,10 @@ class FederationServer:
 
     def _round_size(self) -> int:
         return max(1, round(self.config.participation * len(self.sites)))
+
+    def _weight(self, samples: int) -> float:
+        """What a site with so many samples weighs in the mean."""
+        return float(samples) if self.config.weighting == "samples" else 1.0
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
         """A site did not answer a request in a way that can be used.
@@ -174,7 +190,7 @@ class FederationServer:
                 self._tell("unseen", site=site)
                 return True
             for name, exchange in self._once.items():
-                exchange.accept(site, own_entries(reply.payload, name), self._weight(reply))
+                exchange.accept(site, own_entries(reply.payload, name), self._weight(reply.num_samples))
             for name, size in _bytes_by_method(reply.payload).items():
                 self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
@@ -231,7 +247,7 @@ class FederationServer:
         """
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
-        self._mean, self._accepted, self._started = WeightedMean(), [], time.perf_counter()
+        self._mean, self._accepted, self._started = WeightedMean(), {}, time.perf_counter()
         fresh = any(self._once_known.get(site) != self._once_version for site in targets)
         self._once_known.update(dict.fromkeys(targets, self._once_version))
         request = Request(
@@ -273,10 +289,10 @@ class FederationServer:
                 entry["refused"].append({"site": site, "reason": str(refusal)})
                 self._tell("refused", round=self.round, site=site, reason=str(refusal))
                 return False
-            weight = self._weight(reply)
+            weight = self._weight(reply.num_samples)
             for name, exchange in self._every_round.items():
                 exchange.accept(site, own_entries(reply.payload, name), weight)
-            self._accepted.append(site)
+            self._accepted[site] = weight
             self._mean.add(reply.weights, weight)
             metrics = clean_metrics(reply.metrics)
             score = _score_of(metrics.pop(f"val_{self.metric}", None))
@@ -289,9 +305,6 @@ class FederationServer:
             entry["bytes_up"] += sum(up.values())
             self._tell("trained", **{**entry["sites"][site], "round": self.round, "site": site})
             return True
-
-    def _weight(self, reply: Reply) -> float:
-        return float(reply.num_samples) if self.config.weighting == "samples" else 1.0
 
     def _check_update(self, site: str, reply: Reply) -> None:
         if reply.error:
@@ -339,9 +352,17 @@ class FederationServer:
             )
         if self.round > 1:
             self._score(self.round - 1)
-        self.state = {**self.state, **self._mean.result()}
+        shared = self._mean.result()
+        for part in self._server_parts.values():
+            shared = part.update({key: self.state[key] for key in self.shared}, shared, self._accepted)
+        self.state = {**self.state, **shared}
         self.payload = _results(self._every_round)
-        entry["methods"] = {name: exchange.summary() for name, exchange in self._every_round.items()}
+        halves: list[tuple[str, ServerExchange | ServerPart]] = [
+            *self._every_round.items(),
+            *self._server_parts.items(),
+        ]
+        for name, half in halves:
+            entry["methods"].setdefault(name, {}).update(half.summary())
         entry["seconds"] = time.perf_counter() - self._started
         self._tell("round_finished", round=self.round, seconds=entry["seconds"])
         return self.state
@@ -446,9 +467,7 @@ class FederationServer:
                 "selected_model": self.selected_state,
                 "selected_payload": self.selected_payload,
                 "best": self._best,
-                "methods": {
-                    name: exchange.state() for name, exchange in self._exchanges_by_name() if exchange.state()
-                },
+                "methods": {name: half.state() for name, half in self._halves_by_name() if half.state()},
             },
         )
 
@@ -475,19 +494,20 @@ class FederationServer:
         self._once_bytes, self._best = saved["once_bytes"], saved["best"]
         # Sites may have lost what they were sent once: they are sent it again.
         self._once_version, self._once_known = len(self.sites), {}
-        for name, exchange in self._exchanges_by_name():
+        for name, half in self._halves_by_name():
             if name in saved["methods"]:
-                exchange.restore(saved["methods"][name])
+                half.restore(saved["methods"][name])
         for exchange in self._once.values():
             self.statistics.update(exchange.channel_statistics())
         self._tell("resumed", round=self.round, rounds=self.config.rounds)
 
-    def _exchanges_by_name(self) -> list[tuple[str, ServerExchange]]:
-        return [
-            (f"{when}/{name}", exchange)
-            for when, exchanges in (("once", self._once), ("every_round", self._every_round))
-            for name, exchange in exchanges.items()
+    def _halves_by_name(self) -> list[tuple[str, ServerExchange | ServerPart]]:
+        groups: list[tuple[str, Mapping[str, ServerExchange | ServerPart]]] = [
+            ("once", self._once),
+            ("every_round", self._every_round),
+            ("server", self._server_parts),
         ]
+        return [(f"{group}/{name}", half) for group, halves in groups for name, half in halves.items()]
 
     def _score_request(self, task: str, round_: int, state: dict[str, Tensor], payload: Payload) -> Request:
         return Request(
@@ -530,7 +550,7 @@ def _exchanges(found: dict[str, ServerExchange | None]) -> dict[str, ServerExcha
 
 def _check_payload(site: str, payload: Payload, exchanges: dict[str, ServerExchange]) -> None:
     """Everything that could be refused is refused here, before the first exchange takes anything in."""
-    shapes: Shapes = {}
+    shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})
     check_tensors(site, payload, shapes)

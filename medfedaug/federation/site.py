@@ -8,7 +8,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,13 @@ from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, Reply, Request, namespaced, own_entries
-from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step
+from medfedaug.methods.base import IMAGE, LABEL, Payload, SiteContext, Step, Targets
 from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
+from medfedaug.settings import DATA_VARIABLE
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import Sample, make_task
 
-__all__ = ["DATA_VARIABLE", "Site", "SiteTrainer", "resolve_data_folder"]
-
-DATA_VARIABLE = "MEDFEDAUG_DATA"
+__all__ = ["Site", "SiteTrainer", "resolve_data_folder"]
 
 _SPLITS = ("validation", "test")
 
@@ -118,6 +119,7 @@ class SiteTrainer(ClientAlgo):
         self._run = ""
         self._sent: Payload | None = None
         self._once: Payload = {}
+        self._collected: Payload = {}
         self._kept: dict[int, _Kept] = {}
         self._present = 0  # the round whose kept state is in the network and in the methods right now
 
@@ -156,9 +158,12 @@ class SiteTrainer(ClientAlgo):
             self.network,
             statistics=self.statistics,
             num_samples=lambda: len(self._training_samples()),
-            training_images=self._training_images,
+            training_images=lambda: self._images(self._training_samples()),
+            training_batches=lambda: self._batches(self._training_samples()),
             case_images=lambda: self.folder.images("training", self.config.intensity),
-            case_batches=lambda: map(self._batches, self._case_samples()),
+            case_batches=lambda: map(self._images, self._case_samples()),
+            kept=composition.kept_keys,
+            task=self.task,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.guard = PrivacyGuard(
@@ -229,21 +234,24 @@ class SiteTrainer(ClientAlgo):
         for part in self.parts.values():
             part.start_round()
         seed = derive_seed(self.config.seed, self.name, round_)
-        # Forked, so that training leaves the random numbers of the process that it runs in alone.
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with self._own_random_numbers():
             torch.manual_seed(seed)
             losses = self._train_epochs(seed, extra.get("should_stop"))
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
+        self._collected = {}
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+            if part.every_round is not None:
+                self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_metrics.update(self.guard.metrics())
+        # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
     def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
-        loader, optimiser = self._loader(seed), self._optimiser()
+        loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
         for _ in range(self.config.local_epochs):
@@ -253,23 +261,19 @@ class SiteTrainer(ClientAlgo):
                     raise MedFedAugError(f"site {self.name}: the training was stopped")
                 inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
                 targets = batch[LABEL].to(self.device)
-                outputs = self._forward(inputs)
-                loss = self.task.loss(outputs, targets)
-                step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
-                for part in self.parts.values():
-                    term = part.loss(step)
-                    if term is not None:
-                        loss = loss + term
-                losses.append(float(loss.detach()))
-                if not math.isfinite(losses[-1]):
-                    raise MedFedAugError(
-                        f"site {self.name}: the training loss is {losses[-1]}; lower the learning rate or "
-                        "look for odd intensities"
-                    )
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                mixed: Targets = [(1.0, targets)]
+                for part in parts:
+                    inputs, mixed = part.mix(inputs, mixed)
+                drawn = self._random_state()
+                step, loss = self._backward(inputs, targets, mixed)
+                losses.append(loss)
+                again = partial(self._backward_again, inputs, targets, mixed, drawn)
+                for part in parts:
+                    part.gradients(step, again)
+                for part in parts:
+                    part.before_step(step)
                 optimiser.step()
-                for part in self.parts.values():
+                for part in parts:
                     part.after_step(step)
         return losses
 
@@ -287,18 +291,55 @@ class SiteTrainer(ClientAlgo):
                 'for instance --network-args \'{"norm": "layer"}\'.',
             ) from error
 
+    def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, float]:
+        """The gradients of the whole loss, in place of those of before."""
+        outputs = self._forward(inputs)
+        loss = torch.stack([weight * self.task.loss(outputs, labels) for weight, labels in mixed]).sum()
+        step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
+        for part in self.parts.values():
+            term = part.loss(step)
+            if term is not None:
+                loss = loss + term
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise MedFedAugError(
+                f"site {self.name}: the training loss is {value}; lower the learning rate or "
+                "look for odd intensities"
+            )
+        self.network.zero_grad(set_to_none=True)
+        loss.backward()
+        return step, value
+
+    def _backward_again(
+        self, inputs: Tensor, targets: Tensor, mixed: Targets, drawn: tuple[Tensor, ...]
+    ) -> None:
+        """The same at other weights: with the random numbers of the first pass, and without its traces."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        with self._own_random_numbers():
+            torch.set_rng_state(drawn[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(drawn[1], self.device)
+            self._backward(inputs, targets, mixed)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    def _own_random_numbers(self) -> AbstractContextManager[None]:
+        """Within it, what is drawn leaves the random numbers outside alone."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def _random_state(self) -> tuple[Tensor, ...]:
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return (torch.get_rng_state(), *on_device)
+
     def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
-        """The shared entries of the local model, float32 and on the CPU, and the methods' exchange."""
+        """The local model's shared entries and the methods' exchange after `train`, float32 on the CPU."""
         state = self.network.state_dict()
-        payload: Payload = {}
-        for name, part in self.parts.items():
-            if part.every_round is not None:
-                payload.update(namespaced(self.guard.collect(name, part.every_round), name))
         return ExchangeObject(
             weights={key: _portable(state[key]) for key in self.shared},
             weight_type=WeightType.WEIGHTS,
             metrics=dict(self.last_metrics),
-            statistics={"payload": {key: _portable(value) for key, value in payload.items()}},
+            statistics={"payload": {key: _portable(value) for key, value in self._collected.items()}},
         )
 
     def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:
@@ -441,13 +482,14 @@ class SiteTrainer(ClientAlgo):
     def _training_samples(self) -> list[Sample]:
         return [sample for samples in self._case_samples() for sample in samples]
 
-    def _training_images(self) -> Iterator[Tensor]:
-        yield from self._batches(self._training_samples())
+    def _images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+        return (inputs for inputs, _ in self._batches(samples))
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
         dataset = Dataset(samples, self._transform(training=False))
         for batch in DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate):
-            yield batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            yield inputs, batch[LABEL].to(self.device)
 
     def _loader(self, seed: int) -> DataLoader:
         transform = self._transform(training=True)

@@ -4,10 +4,10 @@ A method is a small object that describes itself (`Method`) and makes the part o
 (`SitePart`) and, where something is exchanged, the parts that live at the server (`ServerExchange`).
 ``methods=[FedRDN(), FedFA(), FedBN()]`` is the concatenation of what each contributes:
 
-1. augmentation: `SitePart.transforms` and `Method.prepare_network`;
+1. augmentation: `SitePart.transforms`, `SitePart.mix` and `Method.prepare_network`;
 2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
-3. sharing policy: `Method.kept_at_site`;
-4. the local step: `SitePart.loss` and `SitePart.after_step`.
+3. sharing policy: `Method.kept_at_site`, and `ServerPart`, which makes the global model of the sites' mean;
+4. the local step: `SitePart.loss`, `SitePart.gradients`, `SitePart.before_step` and `SitePart.after_step`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from monai.transforms import Transform
@@ -23,6 +23,9 @@ from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.statistics import ChannelStatistics
+
+if TYPE_CHECKING:
+    from medfedaug.tasks import Task
 
 __all__ = [
     "FEATURE_MEAN",
@@ -38,15 +41,21 @@ __all__ = [
     "Payload",
     "ServerContext",
     "ServerExchange",
+    "ServerPart",
     "Shapes",
     "SiteContext",
     "SiteExchange",
     "SitePart",
     "Step",
+    "Targets",
+    "shared_parameters",
 ]
 
 Payload = dict[str, Tensor]
-Shapes = dict[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int | None, ...]]  # None: whatever length, for `ServerExchange.check` to judge
+
+# The loss of a batch is the sum of weight times the task's loss: one pair, but where images are mixed.
+Targets = list[tuple[float, Tensor]]
 
 IMAGE, LABEL = "image", "label"
 
@@ -80,6 +89,9 @@ class SiteContext:
         case_images: the training images as the statistics see them, (C, *spatial), one a case.
         case_batches: for each training case, the batches of `training_images` that are its own; a case
             without training samples has none.
+        training_batches: the same with the targets.
+        kept: the state-dict entries that stay at the site.
+        task: loss and form of the targets.
     """
 
     name: str
@@ -89,6 +101,9 @@ class SiteContext:
     training_images: Callable[[], Iterable[Tensor]] = _nothing
     case_images: Callable[[], Iterable[Tensor]] = _nothing
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
+    training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
+    kept: frozenset[str] = frozenset()
+    task: Task | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +113,16 @@ class ServerContext:
     Args:
         network: the global network with every method's layers in it, for names and shapes alone.
         in_channels: channels of an image.
+        kept: the state-dict entries that stay at the sites.
+        task: form of the targets.
+        weights: the weight in the mean of every site that trains, whether it answers in a round or not.
     """
 
     network: nn.Module
     in_channels: int
+    kept: frozenset[str] = frozenset()
+    weights: Callable[[], Mapping[str, float]] = _nothing
+    task: Task | None = None
 
 
 @dataclass
@@ -110,8 +131,8 @@ class Step:
 
     Args:
         network: the network in training mode.
-        inputs: the batch of images, (B, C, *spatial).
-        targets: the task's targets.
+        inputs: the batch of images, (B, C, *spatial), as `SitePart.mix` left it.
+        targets: the task's targets, before any mixing.
         outputs: the network's output for ``inputs``.
         criterion: the task's loss, of outputs and targets.
         task_loss: the criterion of ``outputs`` and ``targets``, with its graph.
@@ -157,7 +178,7 @@ class SiteExchange(ABC):
 
     @abstractmethod
     def collect(self) -> Payload:
-        """What the site sends."""
+        """What the site sends: before training, or when the local training of a round is over."""
 
     @abstractmethod
     def apply(self, payload: Payload) -> None:
@@ -233,6 +254,40 @@ class ServerExchange(ABC):
         """Take in what `state` gave."""
 
 
+class ServerPart(ABC):
+    """Makes the new global model of the old one and of the mean of the sites' models.
+
+    Everything that is averaged passes through it, running statistics among it; a method that speaks of
+    parameters takes those of `shared_parameters` and leaves the rest as the mean has it.
+    """
+
+    @abstractmethod
+    def update(
+        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], sites: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """Called once a round.
+
+        Args:
+            previous: the shared entries of the global model that the round began with.
+            mean: the weighted mean of what the sites sent.
+            sites: the weight in it of every site that sent a good update.
+
+        Returns:
+            The shared entries of the new global model, float32.
+        """
+
+    def summary(self) -> dict[str, Any]:
+        """A few numbers about the last update, for ``results.json``."""
+        return {}
+
+    def state(self) -> Payload:
+        """What must be found again after the server was restarted between two rounds, as tensors."""
+        return {}
+
+    def restore(self, state: Payload) -> None:
+        """Take in what `state` gave."""
+
+
 class SitePart:
     """What a method does at one site; every hook does nothing unless a method says otherwise."""
 
@@ -248,9 +303,33 @@ class SitePart:
     def start_round(self) -> None:
         """The global weights are in the network and local training is about to start."""
 
+    def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
+        """Change a batch as a whole, before it goes through the network.
+
+        Args:
+            inputs: (B, C, *spatial).
+            targets: pairs of a weight and targets; ``[(1.0, targets)]`` until a method mixes.
+
+        Returns:
+            Both, changed; not in place.
+        """
+        return inputs, targets
+
     def loss(self, step: Step) -> Tensor | None:
-        """A scalar to add to the task's loss."""
+        """A scalar to add to the task's loss; asked for again when a method takes gradients elsewhere."""
         return None
+
+    def gradients(self, step: Step, again: Callable[[], None]) -> None:
+        """Replace the gradients, which are those of the loss at the network's weights.
+
+        Args:
+            step: the step.
+            again: computes them anew, at the weights that are then in the network and with the same random
+                numbers; the network's buffers stay as the first pass left them.
+        """
+
+    def before_step(self, step: Step) -> None:
+        """The gradients are there and the main optimiser is about to step."""
 
     def after_step(self, step: Step) -> None:
         """The main optimiser has stepped: a method's own optimisers step here."""
@@ -290,6 +369,14 @@ class Method:
     runs_network_again: ClassVar[bool] = False
     """Whether `SitePart.loss` runs the network once more: it then comes after the other methods, whose hooks
     have seen the main pass and nothing else until then."""
+    tasks: ClassVar[tuple[str, ...]] = ("segmentation", "classification")
+    """The tasks that the method is defined for."""
+    mixes_labels: ClassVar[bool] = False
+    """Whether an image of a batch may have the labels of several."""
+    needs_labels: ClassVar[bool] = False
+    """Whether the method looks at the label of each image of a batch, so that none may be mixed."""
+    pools_data: ClassVar[bool] = False
+    """Whether the data of all sites are in one place, which is no federation."""
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert layers; the state-dict keys of the network must not change."""
@@ -311,6 +398,10 @@ class Method:
         """The server's half of an exchange in every round."""
         return None
 
+    def at_server(self, context: ServerContext) -> ServerPart | None:
+        """What makes the new global model, where it is not the mean itself."""
+        return None
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -327,6 +418,24 @@ def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> fro
     return frozenset(owned)
 
 
+def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict[str, nn.Parameter]:
+    """The trainable parameters that are averaged, by name.
+
+    Raises:
+        ConfigError: when every one of them stays at its site, so that the method has nothing to act on.
+    """
+    shared = {
+        name: parameter
+        for name, parameter in context.network.named_parameters()
+        if parameter.requires_grad and name not in context.kept
+    }
+    if not shared:
+        raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")
+    return shared
+
+
 def zeros(shapes: Shapes) -> Payload:
-    """Float64 accumulators of the given shapes."""
-    return {key: torch.zeros(shape, dtype=torch.float64) for key, shape in shapes.items()}
+    """Float64 accumulators of the given shapes, in which every length is known."""
+    return {
+        key: torch.zeros(cast(tuple[int, ...], shape), dtype=torch.float64) for key, shape in shapes.items()
+    }

@@ -76,6 +76,7 @@ class FedFD(Method):
 
     name = "fedfd"
     runs_network_again = True
+    needs_labels = True
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import Method, SiteContext, SitePart, Step
+from medfedaug.methods.base import Method, SiteContext, SitePart, Step, shared_parameters
 
 __all__ = ["FedProx"]
 
@@ -18,10 +18,11 @@ class FedProx(Method):
         mu: the coefficient μ.
 
     Raises:
-        ConfigError: for a negative ``mu``.
+        ConfigError: for a negative ``mu``, or where no parameter is averaged.
 
     Deviations:
-        None. The norm is squared, over all trainable parameters, and the term is there in every step.
+        None. The norm is squared, over all trainable parameters that are averaged, and the term is there in
+        every step. (Public code bases leave out the square, or apply the term once a round.)
     """
 
     name = "fedprox"
@@ -33,17 +34,17 @@ class FedProx(Method):
 
     def at_site(self, context: SiteContext) -> SitePart:
         """The proximal term of one site."""
-        return _FedProxSite(self.mu, context.network)
+        return _FedProxSite(self.mu, shared_parameters(context, self.name))
 
 
 class _FedProxSite(SitePart):
-    def __init__(self, mu: float, network: nn.Module) -> None:
-        self.mu, self.network = mu, network
+    def __init__(self, mu: float, parameters: dict[str, nn.Parameter]) -> None:
+        self.mu, self.parameters = mu, list(parameters.values())
         self.anchor: list[Tensor] = []
 
     def start_round(self) -> None:
-        self.anchor = [p.detach().clone() for p in self.network.parameters()]
+        self.anchor = [p.detach().clone() for p in self.parameters]
 
     def loss(self, step: Step) -> Tensor | None:
-        pairs = zip(self.network.parameters(), self.anchor, strict=True)
-        return self.mu / 2 * torch.stack([((p - a) ** 2).sum() for p, a in pairs if p.requires_grad]).sum()
+        pairs = zip(self.parameters, self.anchor, strict=True)
+        return self.mu / 2 * torch.stack([((p - a) ** 2).sum() for p, a in pairs]).sum()

@@ -105,6 +105,7 @@ class FRAug(Method):
     """
 
     name = "fraug"
+    needs_labels = True
 
     def __init__(
         self,

@@ -9,23 +9,34 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method
 from medfedaug.methods.fedavg import FedAvg
+from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
 from medfedaug.methods.fedfd_prompt import FedFDPrompt
+from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
+from medfedaug.methods.fedsam import FedSAM
 from medfedaug.methods.fraug import FRAug
+from medfedaug.methods.manifold_mixup import ManifoldMixUp
+from medfedaug.methods.mixstyle import MixStyle
+from medfedaug.methods.mixup import MixUp
+from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
+from medfedaug.methods.scaffold import Scaffold
 from medfedaug.methods.silobn import SiloBN
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
 _METHODS: dict[str, type[Method]] = {
-    m.name: m
-    for m in (FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug)
+    method.name: method
+    for method in (
+        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug),
+        *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
+    )
 }
 
 # Published names of a combination, or of a method with an argument.
@@ -77,8 +88,7 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     """The methods of a specification, checked to go together; those that run the network again come last.
 
     Raises:
-        ConfigError: for unknown names or arguments, a method named twice, one that another contains, and two
-            that both normalise the input.
+        ConfigError: for unknown names or arguments, a method named twice, and two that exclude each other.
     """
     methods = [_build(spec) for spec in specs]
     names = [method.name for method in methods]
@@ -93,6 +103,15 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
+    servers = [method.name for method in methods if type(method).at_server is not Method.at_server]
+    if len(servers) > 1:
+        raise ConfigError(f"{' and '.join(servers)} both make the global model of the mean; choose one")
+    mixing = [method.name for method in methods if method.mixes_labels]
+    if len(mixing) > 1:
+        raise ConfigError(f"{' and '.join(mixing)} both mix the labels of a batch; choose one")
+    needing = [method.name for method in methods if method.needs_labels]
+    if mixing and needing:
+        raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
     return sorted(methods, key=lambda method: method.runs_network_again)
 
 

@@ -1,0 +1,62 @@
+"""FedSAM: sites look for flat minima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import Method, SiteContext, SitePart, Step
+
+__all__ = ["FedSAM"]
+
+
+class FedSAM(Method):
+    """Local steps with sharpness-aware minimisation (Qu et al., ICML 2022; Caldarola et al., ECCV 2022).
+
+    Each step descends along the gradient at the worst weights nearby (Foret et al., ICLR 2021):
+
+        ε = ρ g(w)/‖g(w)‖,    w ← w − η g(w + ε),
+
+    with both gradients of the same batch. With ρ = 0 it is FedAvg, bit for bit.
+
+    Args:
+        rho: ρ, the radius of the neighbourhood.
+
+    Raises:
+        ConfigError: for a negative ``rho``.
+
+    Deviations:
+        The two passes share their random numbers (dropout, FFA layers), so that they are of one loss, and
+        running statistics take in the first pass alone. The optimiser of the run steps along the second
+        gradient, SGD in the papers. MoFedSAM, the variant with momentum, is not meant.
+    """
+
+    name = "fedsam"
+
+    def __init__(self, rho: float = 0.05) -> None:
+        if rho < 0:
+            raise ConfigError(f"fedsam: rho cannot be negative, got {rho}")
+        self.rho = rho
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """Two gradients a step."""
+        return _FedSAMSite(self.rho)
+
+
+class _FedSAMSite(SitePart):
+    def __init__(self, rho: float) -> None:
+        self.rho = rho
+
+    def gradients(self, step: Step, again: Callable[[], None]) -> None:
+        moved = [(p, p.detach().clone(), p.grad) for p in step.network.parameters() if p.grad is not None]
+        norm = torch.stack([gradient.norm() for _, _, gradient in moved]).norm()
+        scale = self.rho / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        with torch.no_grad():
+            for parameter, _, gradient in moved:
+                parameter.add_(gradient * scale)
+        again()
+        with torch.no_grad():
+            for parameter, before, _ in moved:
+                parameter.copy_(before)

@@ -1,0 +1,64 @@
+"""MOEX: features with the moments of another image of the batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
+from medfedaug.methods.mixup import mixed_targets
+from medfedaug.models import MomentExchangeLayer, insert_layers, stage_layers
+
+__all__ = ["MoEx"]
+
+
+class MoEx(Method):
+    """Moment exchange (Li et al., CVPR 2021).
+
+    With probability p, the features of every image after an early stage get the moments of another's of the
+    batch (`medfedaug.models.MomentExchangeLayer`), and the loss becomes λℓ(y_A) + (1 − λ)ℓ(y_B) (Eq. 3).
+
+    Args:
+        prob: p; with 0 it is FedAvg.
+        weight: λ, the share of an image's own label.
+        moments: ``"positional"`` (over channels, at each position) or ``"instance"``.
+        stage: the stage after which moments are exchanged.
+
+    Raises:
+        ConfigError: for arguments out of range.
+
+    Deviations:
+        The paper exchanges after the first layer; here it is the first stage, after its pooling.
+    """
+
+    name = "moex"
+    mixes_labels = True
+
+    def __init__(
+        self, prob: float = 0.5, weight: float = 0.9, moments: str = "positional", stage: int | str = 1
+    ) -> None:
+        if not 0 <= prob <= 1 or not 0 <= weight <= 1:
+            raise ConfigError(f"moex: prob {prob} and weight {weight} between 0 and 1 are needed")
+        self.prob, self.weight, self.moments, self.stage = prob, weight, moments, stage
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Insert the layer."""
+        return insert_layers(network, MomentExchangeLayer, [self.stage], moments=self.moments)
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """Partners and their labels."""
+        (layer,) = stage_layers(context.network, MomentExchangeLayer).values()
+        return _MoExSite(self, layer)
+
+
+class _MoExSite(SitePart):
+    def __init__(self, method: MoEx, layer: MomentExchangeLayer) -> None:
+        self.method, self.layer = method, layer
+
+    def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
+        self.layer.partners = None
+        if float(torch.rand(())) >= self.method.prob:
+            return inputs, targets
+        self.layer.partners = torch.randperm(len(inputs))
+        return inputs, mixed_targets(targets, self.method.weight, self.layer.partners)

@@ -1,0 +1,185 @@
+"""Layers that mix the features of the images of a batch: MixStyle, MOEX and Manifold MixUp."""
+
+import torch
+from torch import Tensor
+
+from medfedaug.functional import feature_statistics
+from medfedaug.models.stage_layer import StageLayer
+
+__all__ = ["FeatureMixLayer", "MixStyleLayer", "MomentExchangeLayer"]
+
+
+class MixStyleLayer(StageLayer):
+    r"""Mix the channel statistics of two images of the batch (Zhou et al., ICLR 2021).
+
+    .. math:: \hat x = \gamma\frac{x - \mu(x)}{\sigma(x)} + \beta, \qquad
+              \gamma = \lambda\sigma(x) + (1 - \lambda)\sigma(\tilde x), \quad
+              \beta = \lambda\mu(x) + (1 - \lambda)\mu(\tilde x)
+
+    with :math:`\lambda \sim \mathrm{Beta}(\alpha, \alpha)` for each image, and the partner
+    :math:`\tilde x` from a permutation of the batch. No gradient flows through the statistics. In training
+    the layer is active with probability `prob`, drawn once a call from torch's generator; in evaluation it
+    returns its argument.
+
+    Args:
+        num_channels: number of channels C.
+        prob: probability that the layer is active in a call.
+        alpha: :math:`\alpha`; with 0, :math:`\lambda = 1`, which changes nothing.
+        eps: added to the spatial variance before its root.
+
+    Raises:
+        ValueError: when an argument is out of its range.
+
+    Deviations:
+        Population variance; the paper's public code has the unbiased one.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.rand(4, 2, 8, 8)
+        >>> layer = MixStyleLayer(2, prob=1.0)
+        >>> layer(x).shape, layer.eval()(x) is x
+        (torch.Size([4, 2, 8, 8]), True)
+    """
+
+    kind = "MixStyle"
+    slug = "mixstyle"
+
+    def __init__(self, num_channels: int, prob: float = 0.5, alpha: float = 0.1, eps: float = 1e-6) -> None:
+        super().__init__(num_channels)
+        if not 0.0 <= prob <= 1.0:
+            raise ValueError(f"prob is {prob}, expected a probability")
+        if not alpha >= 0.0:
+            raise ValueError(f"alpha is {alpha}, expected a number that is not negative")
+        self.prob, self.alpha, self.eps = float(prob), float(alpha), float(eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix styles in training.
+
+        Args:
+            x: features, (B, C, *spatial).
+
+        Returns:
+            Features of the same shape and dtype.
+        """
+        if not self.training or self.alpha == 0 or float(torch.rand(())) >= self.prob:
+            return x
+        share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1)).to(x)
+        order = torch.randperm(len(x)).to(x.device)
+        mean, std = (value.detach().to(x.dtype) for value in feature_statistics(x, self.eps))
+        scale = torch.lerp(std[order], std, share) / std
+        shift = torch.lerp(mean[order], mean, share) - mean * scale
+        return x * _spread(scale, x) + _spread(shift, x)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_channels}, prob={self.prob}, alpha={self.alpha}, eps={self.eps}"
+
+
+class _PartnerLayer(StageLayer):
+    """A layer whose partners in the batch are chosen outside of it, where the labels are mixed alike."""
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__(num_channels)
+        self.partners: Tensor | None = None
+        """The position of each image's partner in the batch, (B,); None while the layer is not active."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix features in training, where there are partners.
+
+        Args:
+            x: features, (B, C, *spatial).
+
+        Returns:
+            Features of the same shape and dtype.
+
+        Raises:
+            ValueError: when there are partners for another number of images.
+        """
+        if not self.training or self.partners is None:
+            return x
+        if len(self.partners) != len(x):
+            raise ValueError(
+                f"{self.kind} layer {self.stage}: {len(self.partners)} partners for {len(x)} images"
+            )
+        return self.combine(x, x[self.partners.to(x.device)])
+
+    def combine(self, x: Tensor, partner: Tensor) -> Tensor:
+        """The features of an image and its partner, put together."""
+        raise NotImplementedError
+
+
+class MomentExchangeLayer(_PartnerLayer):
+    r"""Give the features of an image the moments of another's (Li et al., CVPR 2021, Eq. 1-2).
+
+    .. math:: \hat x_A = \sigma_B\frac{x_A - \mu_A}{\sigma_A} + \mu_B
+
+    Args:
+        num_channels: number of channels C.
+        moments: "positional": over the channels, at every position; "instance": over space, for every
+            channel.
+        eps: added to the variance before its root.
+
+    Raises:
+        ValueError: for moments that are not known.
+
+    Deviations:
+        Population variance, as the paper's equations have it; its public code has the unbiased one.
+
+    Example:
+        >>> layer = MomentExchangeLayer(2)
+        >>> x = torch.tensor([[[0.0], [2.0]], [[1.0], [7.0]]])  # two images, two channels, one position
+        >>> layer.partners = torch.tensor([1, 0])
+        >>> layer(x).squeeze(-1).round(decimals=3) + 0.0
+        tensor([[1., 7.],
+                [0., 2.]])
+    """
+
+    kind = "MOEX"
+    slug = "moex"
+
+    def __init__(self, num_channels: int, moments: str = "positional", eps: float = 1e-5) -> None:
+        super().__init__(num_channels)
+        if moments not in ("positional", "instance"):
+            raise ValueError(f"moments is '{moments}', expected positional or instance")
+        self.moments, self.eps = moments, float(eps)
+
+    def combine(self, x: Tensor, partner: Tensor) -> Tensor:
+        """X with the partner's moments."""
+        dims = [1] if self.moments == "positional" else list(range(2, x.dim()))
+        (mean, std), (other_mean, other_std) = self._moments(x, dims), self._moments(partner, dims)
+        return (x - mean) / std * other_std + other_mean
+
+    def _moments(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+        variance, mean = torch.var_mean(x, dim=dims, correction=0, keepdim=True)
+        return mean, (variance + self.eps).sqrt()
+
+    def extra_repr(self) -> str:
+        return f"{self.num_channels}, moments='{self.moments}', eps={self.eps}"
+
+
+class FeatureMixLayer(_PartnerLayer):
+    r"""The weighted mean of the features of two images, :math:`\lambda x_A + (1 - \lambda) x_B`.
+
+    Manifold MixUp (Verma et al., ICML 2019).
+
+    Args:
+        num_channels: number of channels C.
+
+    Attributes:
+        weight: :math:`\lambda`, set together with the partners.
+    """
+
+    kind = "Manifold MixUp"
+    slug = "manifold_mixup"
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__(num_channels)
+        self.weight = 1.0
+
+    def combine(self, x: Tensor, partner: Tensor) -> Tensor:
+        """The weighted mean."""
+        return torch.lerp(partner, x, self.weight)
+
+
+def _spread(values: Tensor, x: Tensor) -> Tensor:
+    """(B, C) to (B, C, 1, ...), as many dimensions as x has."""
+    return values.view(*values.shape, *[1] * (x.dim() - 2))

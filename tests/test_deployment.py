@@ -1,0 +1,92 @@
+"""The two deployments of `docs/deploy.md`, step by step as a person would go, on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import psutil
+import pytest
+
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.nvflare_jobs.provisioning.rehearsal import (
+    HOSPITALS,
+    Rehearsal,
+    rehearse_poc,
+    rehearse_provisioned,
+)
+
+
+def left_running(work) -> list[psutil.Process]:
+    """Processes of a rehearsal in ``work``, by their command line or their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = " ".join([*process.cmdline(), process.environ().get("HOME", "")])
+        except (psutil.Error, OSError):
+            continue
+        if str(work) in text and process.pid != psutil.Process().pid:
+            found.append(process)
+    return found
+
+
+def check_job(report) -> None:
+    """All hospitals took part in all rounds, and the model scores at a site what the test said."""
+    results = report["results"]
+    assert [method["name"] for method in results["config"]["methods"]] == ["fedrdn", "fedfa", "fedfa_h"]
+    assert len(results["rounds"]) == 3
+    for entry in results["rounds"]:
+        assert set(entry["sites"]) == set(HOSPITALS)
+        assert {"model", "fedfa", "fedfa_h"} <= set(entry["bytes"])
+    assert results["bytes_up_before_training"]["fedrdn"] > 0
+    assert results["test"]["mean"]["dice"] > 0.1
+    assert report["scores"]["cases"] == pytest.approx(results["test"]["sites"][HOSPITALS[0]]["cases"])
+
+
+@pytest.mark.slow
+def test_poc_from_empty_folders_to_an_evaluated_model_a_killed_site_and_a_killed_server(tmp_path):
+    report = rehearse_poc(tmp_path / "work")
+    print(json.dumps(report["phases"], indent=1))
+    check_job(report)
+    for entry in report["killed"]["rounds"]:
+        assert set(entry["sites"]) == set(HOSPITALS), "the killed site is missing"
+    assert [entry["round"] for entry in report["resumed"]["rounds"]] == [1, 2, 3]
+    # To the bit, as if nothing had happened.
+    assert report["same"] == [True, True]
+    assert left_running(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_provisioned_hospitals_run_the_job_over_mutual_tls_and_refuse_code(tmp_path):
+    report = rehearse_provisioned(tmp_path / "work")
+    print(json.dumps(report["phases"], indent=1))
+    check_job(report)
+    assert report["doctor"].endswith("ready\n")
+    assert "BYOC not permitted" in report["refusal"]
+    assert report["kept"] == {"with": True, "without": False}
+    assert left_running(tmp_path) == []
+
+
+def test_a_rehearsal_that_fails_leaves_no_process(tmp_path):
+    def fail() -> None:
+        with Rehearsal(tmp_path / "work") as system:
+            # As a kit's start script does: a process of its own session, which nobody waits for.
+            subprocess.Popen(["sleep", "600"], env=system.environment, start_new_session=True)
+            assert len(system.processes()) == 1
+            system.run("sh", "-c", "exit 3")
+
+    with pytest.raises(RunFailed, match="exit code 3"):
+        fail()
+    assert left_running(tmp_path) == []
+
+
+def test_a_rehearsal_needs_a_folder_of_its_own(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not empty"):
+        Rehearsal(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_step_that_hangs_is_ended(tmp_path):
+    with Rehearsal(tmp_path / "work") as system, pytest.raises(RunFailed, match="not done within"):
+        system.run("sleep", "600", timeout=0.2)

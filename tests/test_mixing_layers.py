@@ -1,0 +1,189 @@
+"""Layers that mix the features of a batch, against their equations in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from medfedaug.methods import ManifoldMixUp, MixStyle, MoEx
+from medfedaug.methods.base import SiteContext
+from medfedaug.models import (
+    FeatureMixLayer,
+    FFALayer,
+    MixStyleLayer,
+    MomentExchangeLayer,
+    build_network,
+    insert_ffa,
+    insert_layers,
+    network_names,
+    remove_ffa,
+    remove_layers,
+    stage_layers,
+)
+from medfedaug.models.stages import known_stages
+
+KINDS = [MixStyleLayer, MomentExchangeLayer, FeatureMixLayer]
+
+
+def features(spatial_dims=2, batch=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(batch, 3, *[5] * spatial_dims, generator=generator, dtype=torch.float64) + 1
+
+
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+def test_mixstyle_is_its_equation(spatial_dims):
+    x = features(spatial_dims)
+    layer = MixStyleLayer(3, prob=1.0, alpha=0.6, eps=1e-6)
+    torch.manual_seed(1)
+    found = layer(x)
+    torch.manual_seed(1)
+    torch.rand(())
+    share = torch.distributions.Beta(0.6, 0.6).sample((4, 1)).double()
+    order = torch.randperm(4)
+    expected = torch.empty_like(x)
+    for i in range(4):
+        for c in range(3):
+            own, other = x[i, c], x[order[i], c]
+            mean, std = own.mean(), (((own - own.mean()) ** 2).mean() + 1e-6).sqrt()
+            mean2, std2 = other.mean(), (((other - other.mean()) ** 2).mean() + 1e-6).sqrt()
+            scale, shift = (
+                share[i] * std + (1 - share[i]) * std2,
+                share[i] * mean + (1 - share[i]) * mean2,
+            )
+            expected[i, c] = scale * (own - mean) / std + shift
+    assert not torch.equal(order, torch.arange(4))
+    torch.testing.assert_close(found, expected)
+
+
+def test_no_gradient_flows_through_the_mixed_statistics():
+    x = features().requires_grad_()
+    torch.manual_seed(1)
+    y = MixStyleLayer(3, prob=1.0, alpha=0.6)(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    # With constant statistics y is affine in x: one slope an image and channel.
+    assert torch.equal(slope, slope[..., :1, :1].expand_as(slope))
+
+
+def test_mixstyle_is_active_as_often_as_asked():
+    x, layer = features(), MixStyleLayer(3, prob=0.3)
+    torch.manual_seed(0)
+    active = sum(layer(x) is not x for _ in range(600)) / 600
+    assert active == pytest.approx(0.3, abs=0.06)
+    assert MixStyleLayer(3, prob=1.0, alpha=0.0)(x) is x
+    assert layer.eval()(x) is x
+
+
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+@pytest.mark.parametrize("moments", ["positional", "instance"])
+def test_moment_exchange_is_its_equation(moments, spatial_dims):
+    x = features(spatial_dims)
+    layer = MomentExchangeLayer(3, moments=moments, eps=1e-5)
+    layer.partners = torch.tensor([2, 0, 3, 1])
+    dims = (0,) if moments == "positional" else tuple(range(1, spatial_dims + 1))
+    for found, own, other in zip(layer(x), x, x[layer.partners], strict=True):
+
+        def moment(v):
+            mean = v.mean(dims, keepdim=True)
+            return mean, (((v - mean) ** 2).mean(dims, keepdim=True) + 1e-5).sqrt()
+
+        (mean, std), (mean2, std2) = moment(own), moment(other)
+        torch.testing.assert_close(found, std2 * (own - mean) / std + mean2)
+
+
+def test_partners_of_another_batch_are_refused():
+    layer = MomentExchangeLayer(3)
+    layer.partners = torch.arange(3)
+    with pytest.raises(ValueError, match="MOEX layer : 3 partners for 4 images"):
+        layer(features())
+    assert layer.eval()(features()).shape == (4, 3, 5, 5)
+
+
+def test_feature_mix_is_the_weighted_mean():
+    x, layer = features(), FeatureMixLayer(3)
+    assert layer(x) is x
+    layer.partners, layer.weight = torch.tensor([1, 2, 3, 0]), 0.3
+    torch.testing.assert_close(layer(x), 0.3 * x + 0.7 * x[[1, 2, 3, 0]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["basicunet", "unet", "alexnet", "resnet18"])
+def test_layers_leave_state_dict_and_evaluation_alone_and_stand_beside_ffa(kind, name):
+    network = build_network(name, in_channels=3, out_channels=2)
+    x = torch.rand(2, 3, 64, 64)
+    network(x)
+    plain, keys = network.eval()(x), list(network.state_dict())
+    names, stages = [n for n, _ in network.named_modules()], known_stages(network)
+    insert_layers(insert_ffa(network), kind, stages=[1, 2])
+    assert list(stage_layers(network, kind)) == ["enc1", "enc2"]
+    assert len(stage_layers(network, FFALayer)) == len(stages)
+    assert known_stages(network) == stages
+    assert list(network.state_dict()) == keys
+    assert torch.equal(network(x), plain)
+    with pytest.raises(ValueError, match=f"already has {kind.kind} layers"):
+        insert_layers(network, kind)
+    remove_ffa(network)
+    assert len(stage_layers(network, kind)) == 2
+    remove_layers(network)
+    assert [n for n, _ in network.named_modules()] == names
+
+
+@pytest.mark.parametrize("name", [name for name in network_names() if name not in ("swin_t", "densenet100")])
+def test_moments_are_exchanged_within_a_network(name):
+    network = MoEx().prepare_network(build_network(name, in_channels=3, out_channels=2)).train()
+    (layer,) = stage_layers(network, MomentExchangeLayer).values()
+    seen = {}
+    layer.register_forward_hook(lambda m, args, out: seen.update(x=args[0], y=out))
+    layer.partners = torch.tensor([1, 0])
+    network(torch.rand(2, 3, 64, 64))
+    assert not torch.equal(seen["x"], seen["y"])
+    torch.testing.assert_close(seen["y"].mean(1), seen["x"][[1, 0]].mean(1), rtol=1e-3, atol=1e-3)
+
+
+def test_moex_mixes_labels_with_those_whose_moments_it_gives():
+    network = MoEx().prepare_network(build_network("lenet5"))
+    part = MoEx(prob=0.5, weight=0.9).at_site(SiteContext("A", network))
+    (layer,) = stage_layers(network, MomentExchangeLayer).values()
+    x, y, active = torch.rand(6, 1, 32, 32), torch.arange(6), 0
+    torch.manual_seed(0)
+    for _ in range(200):
+        inputs, targets = part.mix(x, [(1.0, y)])
+        assert inputs is x
+        if layer.partners is None:
+            assert targets == [(1.0, y)]
+            continue
+        active += 1
+        (own, labels), (other, partners) = targets
+        assert (own, other) == pytest.approx((0.9, 0.1))
+        assert labels is y
+        assert torch.equal(partners, y[layer.partners])
+    assert 70 < active < 130
+
+
+def test_manifold_mixup_mixes_at_one_place_drawn_anew():
+    network = ManifoldMixUp().prepare_network(build_network("alexnet", in_channels=1)).train()
+    layers = stage_layers(network, FeatureMixLayer)
+    part = ManifoldMixUp(alpha=1.0).at_site(SiteContext("A", network))
+    x, y, places = torch.rand(4, 1, 63, 63), torch.arange(4), []
+    torch.manual_seed(0)
+    for _ in range(300):
+        inputs, ((weight, own), (rest, other)) = part.mix(x, [(1.0, y)])
+        active = [name for name, layer in layers.items() if layer.partners is not None]
+        assert own is y
+        assert weight + rest == pytest.approx(1)
+        if active:
+            (place,) = active
+            assert inputs is x
+            assert layers[place].weight == weight
+            assert torch.equal(other, y[layers[place].partners])
+        else:
+            place = "input"
+            torch.testing.assert_close(inputs, weight * x + rest * x[other])
+        places.append(place)
+    assert set(places) == {"input", *layers}
+    assert min(places.count(place) for place in set(places)) > 25
+
+
+def test_arguments_out_of_range_are_refused():
+    for method in (MixStyle(prob=2), MixStyle(alpha=-1), MoEx(moments="colour")):
+        with pytest.raises(ValueError, match="is "):
+            method.prepare_network(build_network("lenet5"))
