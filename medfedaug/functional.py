@@ -28,6 +28,7 @@ __all__ = [
     "across_site_variance",
     "augment_features",
     "augmentation_spread",
+    "feature_moments",
     "feature_statistics",
     "gaussian_mmd",
     "mix_statistics",
@@ -65,6 +66,20 @@ def _per_channel(values: Tensor, ndim: int) -> Tensor:
 # derivatives are written by hand, which need half the passes and memory of what autograd makes of the former.
 
 
+# Images whose features are larger than this, in bytes, are taken one at a time: the second pass over an image
+# then finds it in the cache, and no array as large as all of them is made.
+_CACHE = 2**22
+
+
+def _moments_by_image(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.is_cuda or x.shape[0] == 1 or x.numel() * x.element_size() <= _CACHE:
+        spatial = list(range(2, x.dim()))
+        mean = x.mean(dim=spatial)
+        return mean, (x - _per_channel(mean, x.dim())).square_().mean(dim=spatial)
+    means, variances = zip(*(_moments_by_image(image) for image in x.split(1)), strict=True)
+    return torch.cat(means), torch.cat(variances)
+
+
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     # Two passes: several times faster on a CPU than `torch.var_mean`, and as exact.
     spatial = list(range(2, x.dim()))
@@ -84,9 +99,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        spatial = list(range(2, x.dim()))
-        mean = x.mean(dim=spatial)
-        return mean, (x - _per_channel(mean, x.dim())).square_().mean(dim=spatial)
+        return _moments_by_image(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -123,6 +136,25 @@ class _Affine(torch.autograd.Function):
         return grad_x, grad_scale, grad.sum(dim=spatial)
 
 
+def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population variance of every channel of every image.
+
+    Args:
+        x: features, (B, C, *spatial) with at least one spatial dimension.
+
+    Returns:
+        `(mean, variance)`, (B, C) each, at least float32.
+
+    Example:
+        >>> feature_moments(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))
+        (tensor([[2., 5.]]), tensor([[1., 0.]]))
+    """
+    work = _working_precision(x)
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        return _moments(work)
+    return _Moments.apply(work) if work.requires_grad and torch.is_grad_enabled() else _moments_by_image(work)
+
+
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     r"""Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
 
@@ -150,14 +182,10 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """
     if x.dim() < 3:
         raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
-    work = _working_precision(x)
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        mean, variance = _moments(work)
-    else:
-        mean, variance = _Moments.apply(work)
+    mean, variance = feature_moments(x)
     # The mean of a constant need not be that constant to the last bit. A variance no larger than this
     # rounding is none; dividing by its root would blow the rounding up to the size of a feature.
-    resolution = 1e-15 if work.dtype == torch.float64 else 1e-6
+    resolution = 1e-15 if mean.dtype == torch.float64 else 1e-6
     variance = torch.where(variance > (resolution * mean).square(), variance, torch.zeros_like(variance))
     return mean, _safe_sqrt(variance + eps)
 
@@ -568,7 +596,7 @@ def normalise_features(
     shift = -mean.to(work.dtype) * scale
     if bias is not None:
         shift = bias.to(work.dtype) + shift
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _affine(work, scale, shift).to(x.dtype)
     return _Affine.apply(work, scale, shift).to(x.dtype)
 

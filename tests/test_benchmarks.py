@@ -22,6 +22,7 @@ RUNS = {
         ["--shape", "16", "16", "2", "--patients", "3", "--repeats", "1"],
         "statistics / reading",
     ),
+    "fedfd_step.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
     "aggregation.py": (["--sites", "2", "3"], "3 sites"),
 }
 
