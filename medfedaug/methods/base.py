@@ -176,7 +176,13 @@ class SiteExchange(ABC):
     `collect` gives the payload as the paper has it. At a site that adds noise (`medfedaug.privacy`) the
     guard takes `contributions` in its place, before the round's training and with the network as it was
     received, and `privatised` makes the payload of their noisy mean.
+
+    Attributes:
+        summarises: how many images the least of the values that are sent is a mean of; ``None`` for all of
+            the site's training cases.
     """
+
+    summarises: int | None = None
 
     @abstractmethod
     def collect(self) -> Payload:
