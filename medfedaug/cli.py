@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from enum import Enum
 from pathlib import Path
@@ -163,6 +164,7 @@ Grace = Annotated[
 
 @app.command()
 def simulate(
+    context: typer.Context,
     data: Data,
     methods: Methods,
     out: Annotated[
@@ -215,31 +217,10 @@ def simulate(
     from medfedaug.simulate import simulate as run
 
     in_turn = holdout == ["all"]
-    specs = _specification(methods, set_)
-    config = configure(
-        find_sites(data, limit=limit),
-        methods=specs,
-        task=task,
-        network=network,
-        network_args=_json_object(network_args, "--network-args"),
-        rounds=rounds,
-        local_epochs=local_epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        image_size=image_size,
-        participation=participation,
-        weighting=weighting,
-        intensity=intensity,
-        seed=seed,
-        limit=limit,
-        threads=threads,
-        holdout=() if in_turn else tuple(holdout or ()),
-        min_sites=min_sites,
-        round_timeout=round_timeout,
-        grace=grace,
-    )
+    options = _run_options(context)
+    if in_turn:
+        options["holdout"] = ()
+    config = configure(find_sites(data, limit=limit), **options)
     with _RoundProgress(rounds) as progress:
         results = (leave_one_site_out if in_turn else run)(
             data,
@@ -262,6 +243,7 @@ def simulate(
 
 @app.command()
 def export(
+    context: typer.Context,
     methods: Methods,
     out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
     task: Annotated[str, typer.Option(help="segmentation or classification.")] = "segmentation",
@@ -305,37 +287,12 @@ def export(
 
     if out.exists():
         raise ConfigError(f"{out} is there already; choose another folder")
-    specs = _specification(methods, set_)
-    chosen = {
-        "network": network,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
+    options = {
+        **_run_options(context),
+        "classes": [name.strip() for name in classes.split(",")],
+        "in_channels": channels,
     }
-    config = RunConfig.from_dict(
-        {
-            **task_defaults(task),
-            **{name: value for name, value in chosen.items() if value is not None},
-            "methods": specs,
-            "task": task,
-            "classes": [name.strip() for name in classes.split(",")],
-            "in_channels": channels,
-            "network_args": _json_object(network_args, "--network-args"),
-            "rounds": rounds,
-            "local_epochs": local_epochs,
-            "momentum": momentum,
-            "image_size": image_size,
-            "participation": participation,
-            "weighting": weighting,
-            "intensity": intensity,
-            "seed": seed,
-            "threads": threads,
-            "min_sites": min_sites,
-            "round_timeout": round_timeout,
-            "grace": grace,
-            "holdout": holdout or (),
-        }
-    )
+    config = RunConfig.from_dict({**task_defaults(task), **options})
     recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume, tracking=tracking)
     recipe.export(job_dir=str(out.parent))
     out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
@@ -374,12 +331,29 @@ def evaluate(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The sites' folders: adds their intensities, features, worst and best cases."),
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="A folder for the tables as Markdown, CSV and LaTeX.")
+    ] = None,
+    device: Device = "auto",
 ) -> None:
     """Compare runs on one self-contained page."""
-    from medfedaug.analysis import load_run, summary_table, write_report
+    from medfedaug.analysis import load_run, patient_table, summary_table, write_report
 
-    write_report(runs, out)
-    out_console.print(summary_table([load_run(run) for run in runs]).rich())
+    with err_console.status("drawing"):
+        write_report(runs, out, data=data, device=device)
+    found = [load_run(run) for run in runs]
+    scores, patients = summary_table(found), patient_table(found)
+    out_console.print(scores)
+    if patients.rows:
+        out_console.print(patients)
+    if tables is not None:
+        scores.save(tables / "scores")
+        patients.save(tables / "patients")
+        out_console.print(f"{tables}/scores.*, {tables}/patients.*", highlight=False)
     out_console.print(f"{out}", highlight=False)
 
 
@@ -528,6 +502,18 @@ def _print_holdout(results: dict[str, Any], methods: str) -> None:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def _run_options(context: typer.Context) -> dict[str, Any]:
+    """The fields of `RunConfig` among a command's options; what was not given is left to its default."""
+    from medfedaug.config import RunConfig
+
+    given, fields = context.params, {field.name for field in dataclasses.fields(RunConfig)}
+    return {
+        **{name: value for name, value in given.items() if name in fields and value is not None},
+        "methods": _specification(given["methods"], given["set_"]),
+        "network_args": _json_object(given["network_args"], "--network-args"),
+    }
 
 
 def _specification(methods: str, settings: list[str] | None) -> tuple[dict[str, Any], ...]:

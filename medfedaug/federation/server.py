@@ -106,7 +106,7 @@ class FederationServer:
         self.selected_payload: Payload = {}  # what of the methods' exchange belongs to the selected model
         self.statistics: dict[str, ChannelStatistics] = {}
         self._best = -math.inf
-        self._payload: Payload = {}
+        self.payload: Payload = {}  # what the methods' exchange of the last round gave
         self._once_payload: Payload = {}
         self._once_known: dict[str, int] = {}
         self._once_version = 0
@@ -262,7 +262,7 @@ class FederationServer:
             self.round,
             weights={key: self.state[key] for key in self.shared},
             once=self._once_payload if fresh else {},
-            payload=self._payload,
+            payload=self.payload,
             selected_round=self.selected_round,
             run=self.run,
         )
@@ -363,7 +363,7 @@ class FederationServer:
         for part in self._server_parts.values():
             shared = part.update({key: self.state[key] for key in self.shared}, shared, self._accepted)
         self.state = {**self.state, **shared}
-        self._payload = _results(self._every_round)
+        self.payload = _results(self._every_round)
         halves: list[tuple[str, ServerExchange | ServerPart]] = [
             *self._every_round.items(),
             *self._server_parts.items(),
@@ -378,7 +378,7 @@ class FederationServer:
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""
-        return self._score_request(VALIDATE, self.round, self.state, self._payload)
+        return self._score_request(VALIDATE, self.round, self.state, self.payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
         """Take in a site's score of the last model.
@@ -400,7 +400,7 @@ class FederationServer:
         if not self.selected_round:
             # No validation case of any site has foreground, so that no round can be preferred.
             self.selected_round, self.selected_state = self.round, self.state
-            self.selected_payload = self._payload
+            self.selected_payload = self.payload
 
     def test(self) -> Request:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
@@ -467,7 +467,7 @@ class FederationServer:
                 "round": self.round,
                 "rounds": self.rounds,
                 "model": self.state,
-                "payload": self._payload,
+                "payload": self.payload,
                 "once": self._once_payload,
                 "once_bytes": self._once_bytes,
                 "selected_round": self.selected_round,
@@ -496,7 +496,7 @@ class FederationServer:
         for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
             setattr(self, name, saved[name])
         self.state, self.selected_state = saved["model"], saved["selected_model"]
-        self._payload, self.selected_payload = saved["payload"], saved["selected_payload"]
+        self.payload, self.selected_payload = saved["payload"], saved["selected_payload"]
         self._once_payload = saved["once"]
         self._once_bytes, self._best = saved["once_bytes"], saved["best"]
         # Sites may have lost what they were sent once: they are sent it again.
@@ -541,7 +541,7 @@ class FederationServer:
             # `self.state` is still the model of `round_`, and the payload that which it made: both are
             # replaced after this.
             self.selected_state = {key: value.clone() for key, value in self.state.items()}
-            self.selected_payload = dict(self._payload)
+            self.selected_payload = dict(self.payload)
 
 
 def _score_of(value: Any) -> float | None:

@@ -359,12 +359,10 @@ class SiteTrainer(ClientAlgo):
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
-        latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest and not self._complete_network():
+        if not self.recall_round(int(extra.get("round", 0))):
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
-        self._recall(latest)
         if split == "test":
             self._fine_tune()
         transform = self._transform(training=False)
@@ -444,6 +442,18 @@ class SiteTrainer(ClientAlgo):
             content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
             save_checkpoint(path, content)
 
+    def recall_round(self, round_: int) -> bool:
+        """Put back what this site kept with the global model of a round.
+
+        Returns:
+            Whether the network is complete: not where sites keep layers, and this one has none.
+        """
+        latest = self._latest(round_)
+        if self.kept_keys and not latest and not self._complete_network():
+            return False
+        self._recall(latest)
+        return True
+
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""
         if not round_ or round_ == self._present:
@@ -488,6 +498,10 @@ class SiteTrainer(ClientAlgo):
             entries = own_entries(once, name)
             if part.before_training is not None and entries:
                 part.before_training.apply(entries)
+
+    def evaluation_transform(self) -> Compose:
+        """What an image passes before the network sees it, in evaluation."""
+        return self._transform(training=False)
 
     def _transform(self, *, training: bool) -> Compose:
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]

@@ -9,6 +9,7 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
+from medfedaug.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fednova import FedNova
 from medfedaug.methods.fedproto import FedProto
@@ -16,6 +17,7 @@ from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
 from medfedaug.methods.finetune import FineTune
+from medfedaug.methods.fraug import FRAug
 from medfedaug.methods.manifold_mixup import ManifoldMixUp
 from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
@@ -28,6 +30,7 @@ from medfedaug.methods.silobn import SiloBN
 from medfedaug.methods.single import Single
 
 __all__ = [
+    "FRAug",
     "FedAvg",
     "FedAvgM",
     "FedBN",
@@ -36,6 +39,7 @@ __all__ = [
     "FedFAh",
     "FedFD",
     "FedFDA",
+    "FedFDPrompt",
     "FedMix",
     "FedNova",
     "FedProto",

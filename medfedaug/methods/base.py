@@ -176,7 +176,13 @@ class SiteExchange(ABC):
     `collect` gives the payload as the paper has it. At a site that adds noise (`medfedaug.privacy`) the
     guard takes `contributions` in its place, before the round's training and with the network as it was
     received, and `privatised` makes the payload of their noisy mean.
+
+    Attributes:
+        summarises: how many images the least of the values that are sent is a mean of; ``None`` for all of
+            the site's training cases.
     """
+
+    summarises: int | None = None
 
     @abstractmethod
     def collect(self) -> Payload:
@@ -382,6 +388,8 @@ class Method:
     name: ClassVar[str]
     normalises_input: ClassVar[bool] = False
     """Whether `SitePart.transforms` normalises the intensities, in place of the plain scaling to [0, 1]."""
+    contains: ClassVar[tuple[str, ...]] = ()
+    """Names of methods that this one already is, so that they are not to be named beside it."""
     runs_network_again: ClassVar[bool] = False
     """Whether `SitePart.loss` runs the network once more: it then comes after the other methods, whose hooks
     have seen the main pass and nothing else until then."""

@@ -16,6 +16,7 @@ from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
+from medfedaug.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.methods.fedmix import FedMix
 from medfedaug.methods.fednova import FedNova
 from medfedaug.methods.fedproto import FedProto
@@ -23,6 +24,7 @@ from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
 from medfedaug.methods.finetune import FineTune
+from medfedaug.methods.fraug import FRAug
 from medfedaug.methods.manifold_mixup import ManifoldMixUp
 from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
@@ -38,7 +40,7 @@ __all__ = ["build_methods", "method_names", "parse_methods"]
 _METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA),
+        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug),
         *(FedAvgM, Scaffold, FedNova, FedDyn, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
         *(FedProto, FineTune, Single, Pooled),
     )
@@ -104,6 +106,10 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
         # The name is also the prefix of a method's keys on the wire.
         if names.count(name) > 1:
             raise ConfigError(f"{name} is named more than once")
+    for method in methods:
+        for name in method.contains:
+            if name in names:
+                raise ConfigError(f"{method.name} contains {name}; leave {name} out")
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
