@@ -1,4 +1,4 @@
-"""A training step of FedFD, FedFD-A and FRAug against FedAvg's, and FedFD-A's inference against the plain one.
+"""A training step of FedFD, FedFD-A and FRAug against FedAvg's, and FedFD-A's inference against plain.
 
     python benchmarks/fedfd_step.py
 
@@ -95,6 +95,7 @@ def main() -> None:
     seconds = alternately(work, options.repeats)
     goals = {("FedFD", "FedAvg"): ("<=", 1.57), ("FedFD-A", "FedAvg"): ("<=", 2.45)}
     report(f"training step, {size}", seconds, goals)
+    # Its paper gives no figure to compare with.
     middle, low, high = ratio(seconds["FRAug"], seconds["FedAvg"])
     print(
         f"  {'FRAug / FedAvg':46s} {middle:9.3f}    quartiles {low:.3f} to {high:.3f}"
