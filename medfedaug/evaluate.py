@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,57 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.site import SiteTrainer
 
-__all__ = ["evaluate_model"]
+__all__ = ["evaluate_model", "open_model"]
+
+
+def open_model(
+    model: str | Path,
+    data: str | Path,
+    *,
+    config: str | Path | None = None,
+    limit: int | None = None,
+    device: str = "auto",
+    state: str | Path | None = None,
+) -> Iterator[tuple[SiteTrainer, int]]:
+    """A global model at one site after the other.
+
+    Args:
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
+        data: a site's folder, or one that holds several sites' folders.
+        config: the run's ``results.json``; by default the one beside the model.
+        limit: at most so many cases a site.
+        device: where to compute.
+        state: where the sites keep what is theirs, for a run that leaves layers at the sites: the folder
+            ``state`` beside the model by default, ``MEDFEDAUG_STATE`` at a hospital.
+
+    Yields:
+        The site's trainer with the global model in its network, and the round that the model is of, for
+        `SiteTrainer.recall_round`. One site at a time, since a trainer holds the site's images.
+
+    Raises:
+        MedFedAugError: one line that says what is wrong and where.
+    """
+    model, data = Path(model), Path(data)
+    record = _load_record(config or model.parent / RESULTS)
+    run = RunConfig.from_dict(record["config"])
+    state = Path(state or model.parent / STATE)
+    weights, beside = _load_weights(model), exchange_file(model)
+    payload = _load_weights(beside) if beside.exists() else {}
+    single = data.is_dir() and is_site(data) and not is_federation(data)
+    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
+    run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
+    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
+        raise ConfigError(
+            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
+        )
+    round_ = len(record["rounds"]) if model.name == FINAL_MODEL else record["selected_round"]
+    for name in names:
+        trainer = SiteTrainer(run, data, device, state / name)
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.enter_run(record["run"])
+        trainer.receive(ExchangeObject(weights=weights, statistics={"payload": payload}))
+        yield trainer, round_
 
 
 def evaluate_model(
@@ -41,8 +91,7 @@ def evaluate_model(
         split: ``"test"`` or ``"validation"``.
         limit: at most so many cases a site.
         device: where to compute.
-        state: where the sites keep what is theirs, for a run that leaves layers at the sites: the folder
-            ``state`` beside the model by default, ``MEDFEDAUG_STATE`` at a hospital.
+        state: see `open_model`.
 
     Returns:
         ``{"sites": {name: {metric: value, "cases": {...}}}, "mean": {metric: value}}``.
@@ -50,31 +99,13 @@ def evaluate_model(
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    model, data = Path(model), Path(data)
-    record = _load_record(config or model.parent / RESULTS)
-    run = RunConfig.from_dict(record["config"])
-    state = Path(state or model.parent / STATE)
-    weights, beside = _load_weights(model), exchange_file(model)
-    payload = _load_weights(beside) if beside.exists() else {}
-    single = data.is_dir() and is_site(data) and not is_federation(data)
-    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
-    run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
-        raise ConfigError(
-            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
-        )
     sites: dict[str, Any] = {}
-    for name in names:
-        trainer = SiteTrainer(run, data, device, state / name)
-        trainer.initialize({ExtraItems.CLIENT_NAME: name})
-        trainer.enter_run(record["run"])
+    opened = open_model(model, data, config=config, limit=limit, device=device, state=state)
+    for trainer, round_ in opened:
         if not trainer.folder.cases.get(split):
-            raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
-        last = model.name == FINAL_MODEL
-        round_ = len(record["rounds"]) if last else record["selected_round"]
-        sent = ExchangeObject(weights=weights, statistics={"payload": payload})
-        scores = trainer.evaluate(sent, {"split": split, "round": round_})
-        sites[name] = scores.metrics
+            raise DataError(f"no case in the split {split!r}", site=trainer.name, path=trainer.folder.path)
+        scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_})
+        sites[trainer.name] = scores.metrics
     metric = trainer.task.metric
     known = [scores[metric] for scores in sites.values() if scores[metric] is not None]
     return {"split": split, "sites": sites, "mean": {metric: sum(known) / len(known) if known else None}}

@@ -185,7 +185,9 @@ def stop_after(round_: int):
     return on_event
 
 
-@pytest.mark.parametrize("methods", ["fedavg", EVERYTHING, "fedrdn,fedprox", "fedavgm", "scaffold,fedbn"])
+@pytest.mark.parametrize(
+    "methods", ["fedavg", EVERYTHING, "fedrdn,fedprox", "fedavgm", "scaffold,fedbn", "feddyn", "fednova"]
+)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
     config = tiny_config(methods, rounds=4, settings=KEEP_ON if "fedfa" in methods else None)
     sites = ["site_A", "site_B", "site_C"]

@@ -73,6 +73,7 @@ class FederationServer:
         self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared = composition.shared
+        self.pools_data = composition.pools_data
         self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
         self._weight_shapes: Shapes = {key: tuple(self.state[key].shape) for key in self.shared}
         context = ServerContext(
@@ -89,6 +90,8 @@ class FederationServer:
             part = method.at_server(context)
             if part is not None:
                 self._server_parts[method.name] = part
+            if isinstance(part, ServerExchange):
+                self._every_round[method.name] = part
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
@@ -130,6 +133,10 @@ class FederationServer:
     def _weight(self, samples: int) -> float:
         """What a site with so many samples weighs in the mean."""
         return float(samples) if self.config.weighting == "samples" else 1.0
+
+    def _sizes(self, weights: Mapping[str, Tensor], *payloads: Payload) -> dict[str, int]:
+        """The bytes that travel, by method: none where the data of all sites are in one place."""
+        return {} if self.pools_data else {"model": num_bytes(weights), **_bytes_by_method(*payloads)}
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
         """A site did not answer a request in a way that can be used.
@@ -259,7 +266,7 @@ class FederationServer:
             selected_round=self.selected_round,
             run=self.run,
         )
-        down = {"model": num_bytes(request.weights), **_bytes_by_method(request.payload, request.once)}
+        down = self._sizes(request.weights, request.payload, request.once)
         self.rounds.append(
             {
                 "round": self.round,
@@ -299,7 +306,7 @@ class FederationServer:
             if self.round > 1:
                 self.rounds[-2]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
             entry["sites"][site] = {**metrics, "samples": reply.num_samples}
-            up = {"model": num_bytes(reply.weights), **_bytes_by_method(reply.payload)}
+            up = self._sizes(reply.weights, reply.payload)
             for name, size in up.items():
                 entry["bytes"].setdefault(name, {"up": 0, "down": 0})["up"] += size
             entry["bytes_up"] += sum(up.values())

@@ -22,6 +22,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from monai.transforms import Compose
 from monai.utils import convert_to_tensor
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
@@ -164,6 +165,7 @@ class SiteTrainer(ClientAlgo):
             case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
+            momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.guard = PrivacyGuard(
@@ -236,12 +238,14 @@ class SiteTrainer(ClientAlgo):
         seed = derive_seed(self.config.seed, self.name, round_)
         with self._own_random_numbers():
             torch.manual_seed(seed)
-            losses = self._train_epochs(seed, extra.get("should_stop"))
+            losses = self._train_epochs(seed, extra.get("should_stop"), self.config.local_epochs)
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
         self._collected = {}
+        for part in self.parts.values():
+            part.end_round()
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
             if part.every_round is not None:
@@ -250,11 +254,11 @@ class SiteTrainer(ClientAlgo):
         # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
-    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
+    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None, epochs: int) -> list[float]:
         loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
-        for _ in range(self.config.local_epochs):
+        for _ in range(epochs):
             for batch in loader:
                 if self._aborted or (should_stop is not None and should_stop()):
                     # Half a round is nobody's update: it is neither sent nor kept.
@@ -355,12 +359,12 @@ class SiteTrainer(ClientAlgo):
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
-        latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest and not self._complete_network():
+        if not self.recall_round(int(extra.get("round", 0))):
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
-        self._recall(latest)
+        if split == "test":
+            self._fine_tune()
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -370,6 +374,19 @@ class SiteTrainer(ClientAlgo):
             cases = self.task.evaluation_cases(self.folder, split)
         scores = self.task.evaluate(self.network, cases, transform, self.device, self.config.batch_size)
         return ExchangeObject(metrics=scores)
+
+    def _fine_tune(self) -> None:
+        """Train the model that is to be tested further, where a method asks for it."""
+        epochs = max((part.epochs_before_test for part in self.parts.values()), default=0)
+        if not epochs or not self.trains:
+            return
+        self._present = -1  # what is in the network from here on belongs to no round
+        for part in self.parts.values():
+            part.start_round()
+        seed = derive_seed(self.config.seed, self.name, "fine-tuning")
+        with self._own_random_numbers():
+            torch.manual_seed(seed)
+            self._train_epochs(seed, None, epochs)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
         """Stop training after the current step; nothing of the round is kept."""
@@ -425,6 +442,18 @@ class SiteTrainer(ClientAlgo):
             content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
             save_checkpoint(path, content)
 
+    def recall_round(self, round_: int) -> bool:
+        """Put back what this site kept with the global model of a round.
+
+        Returns:
+            Whether the network is complete: not where sites keep layers, and this one has none.
+        """
+        latest = self._latest(round_)
+        if self.kept_keys and not latest and not self._complete_network():
+            return False
+        self._recall(latest)
+        return True
+
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""
         if not round_ or round_ == self._present:
@@ -470,6 +499,10 @@ class SiteTrainer(ClientAlgo):
             if part.before_training is not None and entries:
                 part.before_training.apply(entries)
 
+    def evaluation_transform(self) -> Compose:
+        """What an image passes before the network sees it, in evaluation."""
+        return self._transform(training=False)
+
     def _transform(self, *, training: bool) -> Compose:
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
         return Compose([*self.task.transforms(), *methods])
@@ -491,10 +524,13 @@ class SiteTrainer(ClientAlgo):
             inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
             yield inputs, batch[LABEL].to(self.device)
 
-    def _loader(self, seed: int) -> DataLoader:
+    def _training_dataset(self, seed: int) -> TorchDataset:
         transform = self._transform(training=True)
         transform.set_random_state(seed=seed)
-        dataset = Dataset(self._training_samples(), transform)
+        return Dataset(self._training_samples(), transform)
+
+    def _loader(self, seed: int) -> DataLoader:
+        dataset: Any = self._training_dataset(seed)
         return DataLoader(
             dataset,
             batch_size=self.config.batch_size,

@@ -82,6 +82,7 @@ class FedMixSite(SitePart, SiteExchange):
         assert context.task is not None
         self.method, self.context, self.task = method, context, context.task
         self.before_training = self
+        self.summarises = method.group
         self.means: list[tuple[Tensor, Tensor]] = []
         self._image: Tensor | None = None
 

@@ -185,12 +185,20 @@ class Rehearsal:
         """Wait until a job is over.
 
         Raises:
-            RunFailed: when it did not complete.
+            RunFailed: when it did not complete, with what the server wrote last.
         """
-        self.nvflare(
-            *("job", "wait", job_id, "--timeout", f"{timeout:g}", "--startup-kit", self.kit(LEAD)),
-            timeout=timeout + 30,
-        )
+        try:
+            self.nvflare(
+                *("job", "wait", job_id, "--timeout", f"{timeout:g}", "--startup-kit", self.kit(LEAD)),
+                timeout=timeout + 30,
+            )
+        except RunFailed as error:
+            events = self._events(job_id)
+            last = events.read_text().splitlines()[-1:] if events.exists() else ["the job did not begin"]
+            raise RunFailed(f"job {job_id}: {last} [{error}]") from error
+
+    def _events(self, job_id: str) -> Path:
+        return self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
 
     def collect(self, job_id: str) -> Path:
         """Download what a job left behind.
@@ -246,7 +254,7 @@ class Rehearsal:
         _wait_for_clients(self)
 
     def _await_round(self, job_id: str, round_: int, timeout: float) -> None:
-        events = self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
+        events = self._events(job_id)
         begun = f'"round_started", "round": {round_},'
         _until(
             lambda: events.exists() and begun in events.read_text(), timeout, f"round {round_} did not begin"
