@@ -75,6 +75,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     override: Interpolation | None
     global_mean: Tensor | None
     global_var: Tensor | None
+    adapter: InstanceAdapter  # where one was inserted
 
     def set_global_statistics(self, mean: Tensor, var: Tensor) -> None:
         """Set the federation's mean and variance, (C,) each."""
@@ -369,7 +370,7 @@ def remove_instance_adapters(net: Network) -> Network:
             del norm._buffers[name]
             norm._non_persistent_buffers_set.discard(name)
         del norm.inference, norm.override
-        norm.__class__ = _PLAIN[type(norm)]
+        norm.__class__ = _PLAIN[type(norm)]  # type: ignore[assignment]
     return net
 
 
