@@ -413,7 +413,7 @@ def test_compiles_to_one_graph():
     assert len(counts) > 1, "the layers are active or not independently of each other"
 
 
-@pytest.mark.parametrize("name", network_names())
+@pytest.mark.parametrize("name", [name for name in network_names() if name != "vit"])  # has no stages
 def test_stages_are_the_same_with_layers_in_place(name):
     net = build_network(name, in_channels=3, out_channels=4)
     before = known_stages(net)
