@@ -293,12 +293,13 @@ class Rehearsal:
             except (ssl.SSLError, ConnectionError):
                 return False
 
-    def wait_until_ended(self, timeout: float = 60) -> None:
-        """Wait until nothing of this rehearsal runs any more.
+    def shut_down(self, timeout: float = 60) -> None:
+        """Shut the whole system down and wait until nothing of it runs any more.
 
         Raises:
             RunFailed: when something does.
         """
+        self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN))
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
 
@@ -338,8 +339,9 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
             system.wait(job_id)
         resumed = system.collect(job_id)
         with system.phase("stop"):
-            system.nvflare("poc", "stop")
-            system.wait_until_ended()
+            # Not `poc stop`: it would abort the job of the killed server first, which NVFlare takes for
+            # running and cannot abort.
+            system.shut_down()
         return {
             "phases": system.phases,
             "results": _results(folder),
@@ -383,9 +385,7 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
             refusal = system.refusal(system.work / "jobs" / "job")
         kept = {"with": system.is_kept(certificate=True), "without": system.is_kept(certificate=False)}
         with system.phase("shut down"):
-            kit = system.kit(ADMIN)
-            system.nvflare("system", "shutdown", "all", "--force", "--startup-kit", kit)
-            system.wait_until_ended()
+            system.shut_down()
         return {
             "phases": system.phases,
             "results": _results(folder),
