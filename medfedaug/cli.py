@@ -331,12 +331,29 @@ def evaluate(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The sites' folders: adds their intensities, features, worst and best cases."),
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="A folder for the tables as Markdown, CSV and LaTeX.")
+    ] = None,
+    device: Device = "auto",
 ) -> None:
     """Compare runs on one self-contained page."""
-    from medfedaug.analysis import load_run, summary_table, write_report
+    from medfedaug.analysis import load_run, patient_table, summary_table, write_report
 
-    write_report(runs, out)
-    out_console.print(summary_table([load_run(run) for run in runs]).rich())
+    with err_console.status("drawing"):
+        write_report(runs, out, data=data, device=device)
+    found = [load_run(run) for run in runs]
+    named = {"scores": summary_table(found), "patients": patient_table(found)}
+    out_console.print(named["scores"])
+    if named["patients"].rows:
+        out_console.print(named["patients"])
+    if tables is not None:
+        for name, table in named.items():
+            table.save(tables / name)
+        out_console.print(f"{tables}/scores.*, {tables}/patients.*", highlight=False)
     out_console.print(f"{out}", highlight=False)
 
 

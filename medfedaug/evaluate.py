@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,65 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE
 from medfedaug.federation.site import SiteTrainer
 
-__all__ = ["evaluate_model"]
+__all__ = ["evaluate_model", "open_model"]
+
+
+def open_model(
+    model: str | Path,
+    data: str | Path,
+    *,
+    config: str | Path | None = None,
+    limit: int | None = None,
+    device: str = "auto",
+    state: str | Path | None = None,
+) -> Iterator[SiteTrainer]:
+    """A global model at one site after the other, with what the site needs to use it.
+
+    Args:
+        model: ``global_model.pt`` of a run.
+        data: a site's folder, or one that holds several sites' folders.
+        config: the run's ``results.json``; by default the one beside the model.
+        limit: at most so many cases a site.
+        device: where to compute.
+        state: as for `evaluate_model`.
+
+    Yields:
+        The site's trainer, the model in its network; one at a time, since it holds the site's images.
+
+    Raises:
+        MedFedAugError: one line that says what is wrong and where.
+    """
+    for trainer, _, complete in _open(Path(model), Path(data), config, limit, device, state):
+        if not complete:
+            raise ConfigError(f"{model}: its run kept layers at the sites, and {trainer.name} has none")
+        yield trainer
+
+
+def _open(
+    model: Path,
+    data: Path,
+    config: str | Path | None,
+    limit: int | None,
+    device: str,
+    state: str | Path | None,
+) -> Iterator[tuple[SiteTrainer, int, bool]]:
+    """Each site's trainer with the model in it, the model's round, and whether the model is complete."""
+    record = _load_record(config or model.parent / RESULTS)
+    round_ = len(record["rounds"]) if model.name == FINAL_MODEL else record["selected_round"]
+    state = Path(state or model.parent / STATE)
+    weights = _load_weights(model)
+    single = data.is_dir() and is_site(data) and not is_federation(data)
+    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
+    run = RunConfig.from_dict({**record["config"], "limit": limit, "holdout": []})
+    if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
+        raise ConfigError(
+            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
+        )
+    for name in names:
+        trainer = SiteTrainer(run, data, device, state / name)
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.enter_run(record["run"])
+        yield trainer, round_, trainer.load_model(ExchangeObject(weights=weights), round_)
 
 
 def evaluate_model(
@@ -49,29 +107,12 @@ def evaluate_model(
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    model, data = Path(model), Path(data)
-    record = _load_record(config or model.parent / RESULTS)
-    run = RunConfig.from_dict(record["config"])
-    state = Path(state or model.parent / STATE)
-    weights = _load_weights(model)
-    single = data.is_dir() and is_site(data) and not is_federation(data)
-    names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
-    run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
-        raise ConfigError(
-            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
-        )
     sites: dict[str, Any] = {}
-    for name in names:
-        trainer = SiteTrainer(run, data, device, state / name)
-        trainer.initialize({ExtraItems.CLIENT_NAME: name})
-        trainer.enter_run(record["run"])
+    for trainer, round_, _ in _open(Path(model), Path(data), config, limit, device, state):
         if not trainer.folder.cases.get(split):
-            raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
-        last = model.name == FINAL_MODEL
-        round_ = len(record["rounds"]) if last else record["selected_round"]
-        scores = trainer.evaluate(ExchangeObject(weights=weights), {"split": split, "round": round_})
-        sites[name] = scores.metrics
+            raise DataError(f"no case in the split {split!r}", site=trainer.name, path=trainer.folder.path)
+        scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_})
+        sites[trainer.name] = scores.metrics
     metric = trainer.task.metric
     known = [scores[metric] for scores in sites.values() if scores[metric] is not None]
     return {"split": split, "sites": sites, "mean": {metric: sum(known) / len(known) if known else None}}

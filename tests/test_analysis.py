@@ -1,11 +1,15 @@
 import base64
 import csv
 import io
+import itertools
 import json
 import math
+import random
 import re
 from html.parser import HTMLParser
+from statistics import NormalDist, fmean, stdev
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,10 +20,20 @@ from medfedaug.analysis import (
     load_run,
     metric_by_bytes,
     paired_t_test,
+    patient_table,
+    significance,
     summary_table,
     write_report,
 )
-from medfedaug.analysis.significance import t_quantile, t_two_sided
+from medfedaug.analysis.significance import (
+    _power,
+    bootstrap_interval,
+    compare_patients,
+    detectable_difference,
+    t_quantile,
+    t_two_sided,
+    wilcoxon_signed_rank,
+)
 from medfedaug.errors import ConfigError, DataError
 
 
@@ -138,6 +152,129 @@ def test_paired_t_test_at_its_edges():
         t_two_sided(1.0, 0)
 
 
+@pytest.mark.parametrize(
+    ("noncentrality", "df", "power"),
+    [
+        (1 / math.sqrt(2 / 20), 38, 0.8689528),  # R: power.t.test(n = 20, delta = 1, sd = 1)
+        (
+            1 / math.sqrt(2 / 22.02110),
+            42,
+            0.90,
+        ),  # R: power.t.test(delta = 1, power = .90), df to the next whole
+        (0.0, 7, 0.05),
+    ],
+)
+def test_power_against_printed_values(noncentrality, df, power):
+    assert _power(noncentrality, t_quantile(0.95, df), df) == pytest.approx(power, abs=2e-4)
+
+
+def test_detectable_difference_is_found_four_times_in_five():
+    rng = np.random.default_rng(0)
+    n, spread = 6, 0.07
+    shift = detectable_difference(spread, n)
+    samples = rng.normal(shift, spread, (200_000, n))
+    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / math.sqrt(n))
+    found = np.mean(np.abs(t) > t_quantile(0.95, n - 1))
+    assert found == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / len(t)))
+    assert detectable_difference(2 * spread, n) == pytest.approx(2 * shift, rel=1e-8)
+    assert detectable_difference(spread, n, power=0.9) > shift > detectable_difference(spread, n + 1)
+    assert detectable_difference(1, 100_000) * math.sqrt(100_000) == pytest.approx(2.8016, rel=1e-4)  # z + z
+    assert detectable_difference(0.0, n) == 0
+    for bad in ({"pairs": 1}, {"pairs": 5, "power": 1.0}, {"pairs": 5, "power": 0.01}):
+        with pytest.raises(ValueError, match="pairs"):
+            detectable_difference(1.0, **bad)
+
+
+def test_wilcoxon_against_all_assignments_of_signs():
+    differences = [0.3, -0.1, 0.2, 0.2, -0.2, 0.0, 0.7, 0.3 + 1e-15, -0.05]
+    known = [d for d in differences if d]
+    sizes = sorted(round(abs(d), 9) for d in known)
+    ranks = [
+        sum(i for i, s in enumerate(sizes, 1) if s == round(abs(d), 9)) / sizes.count(round(abs(d), 9))
+        for d in known
+    ]
+    observed = sum(r for r, d in zip(ranks, known, strict=True) if d > 0)
+    sums = [
+        sum(r for r, sign in zip(ranks, signs, strict=True) if sign)
+        for signs in itertools.product((0, 1), repeat=len(ranks))
+    ]
+    tails = sum(s >= observed for s in sums), sum(s <= observed for s in sums)
+    assert wilcoxon_signed_rank(differences) == pytest.approx(2 * min(tails) / len(sums), abs=1e-15)
+    assert wilcoxon_signed_rank([-d for d in differences]) == wilcoxon_signed_rank(differences)
+
+
+@pytest.mark.parametrize(("n", "smaller"), [(6, 0), (8, 3), (10, 8), (20, 52), (25, 89)])
+def test_wilcoxon_against_the_printed_critical_values(n, smaller):
+    """Two-sided 5% points: the given rank sum is significant, the next is not."""
+
+    def p(rank_sum):
+        negative, left = set(), rank_sum
+        for rank in range(n, 0, -1):
+            if rank <= left:
+                negative.add(rank)
+                left -= rank
+        return wilcoxon_signed_rank([-r if r in negative else r for r in range(1, n + 1)])
+
+    assert p(smaller) <= 0.05 < p(smaller + 1)
+
+
+def test_wilcoxon_of_many_differences_joins_its_exact_values(monkeypatch):
+    rng = np.random.default_rng(3)
+    differences = np.round(rng.normal(0.1, 1, 250), 1)  # with ties
+    exact = wilcoxon_signed_rank(differences)
+    monkeypatch.setattr(significance, "_EXACT_RANKS", 10)
+    assert wilcoxon_signed_rank(differences) == pytest.approx(exact, rel=0.02)
+    assert wilcoxon_signed_rank([0.0, 0.0]) == 1
+
+
+def test_bootstrap_interval_is_bca(monkeypatch):
+    monkeypatch.setattr(significance, "_RESAMPLES", 200_000)
+    # Reference: the definition with loops, the acceleration by the jackknife, on resamples of its own.
+    values = [0.0123, 0.1071, 0.1219, 0.2347, 0.3113, 0.9297, 1.5441, 0.0519, 0.4177, 0.3831]
+    n, mean, normal = len(values), fmean(values), NormalDist()
+    rng = random.Random(4)
+    means = sorted(fmean(rng.choices(values, k=n)) for _ in range(100_000))
+    bias = normal.inv_cdf(sum(m < mean for m in means) / len(means))
+    leaving_out = [fmean(values[:i] + values[i + 1 :]) for i in range(n)]
+    centre = fmean(leaving_out)
+    cubes, squares = (sum((centre - m) ** k for m in leaving_out) for k in (3, 2))
+    acceleration = cubes / (6 * squares**1.5)
+    expected = []
+    for z in (-1.959964, 1.959964):
+        share = normal.cdf(bias + (bias + z) / (1 - acceleration * (bias + z)))
+        expected.append(means[int(share * len(means))])
+    low, high = bootstrap_interval(values)
+    assert (low, high) == pytest.approx(expected, abs=0.01)
+    assert high > means[int(0.975 * len(means))] + 0.03  # which the plain percentiles are not
+    assert high - mean > mean - low  # the long tail of the sample is above
+    assert bootstrap_interval(values) == (low, high)
+    assert bootstrap_interval([-v for v in values]) == pytest.approx((-high, -low), abs=0.01)
+
+
+def test_bootstrap_interval_at_its_edges():
+    assert bootstrap_interval([0.1, 0.1, 0.1]) == pytest.approx((0.1, 0.1), abs=1e-15)
+    values = np.random.default_rng(0).normal(0, 1, 4000)
+    half = 1.96 * values.std() / math.sqrt(4000)
+    expected = (values.mean() - half, values.mean() + half)
+    assert bootstrap_interval(values) == pytest.approx(expected, abs=0.002)
+    with pytest.raises(ValueError, match="two or more"):
+        bootstrap_interval([1.0])
+
+
+def test_compare_patients_puts_the_numbers_together():
+    ours, theirs = [0.7, 0.8, 0.6, 0.9, 0.5], [0.6, 0.5, 0.7, 0.5, 0.5]
+    test = compare_patients(ours, theirs)
+    assert test.difference == pytest.approx(0.14)
+    assert (test.patients, test.better, test.worse) == (5, 3, 1)
+    # Ranks 1.5 (+), 3 (+), 1.5 (-), 4 (+): of 16 assignments 3 have a negative sum of 1.5 or less.
+    assert test.p == 6 / 16
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    assert (test.low, test.high) == bootstrap_interval(differences)
+    assert test.detectable == pytest.approx(detectable_difference(stdev(differences), 5))
+    with pytest.raises(ValueError, match="two or more pairs"):
+        compare_patients([1.0], [1.0])
+
+
 # ------------------------------------------------------------------ reading
 
 
@@ -189,6 +326,10 @@ def _with(value, *path):
         (_without("rounds", 1, "sites"), r"rounds\[1\].sites is missing"),
         (_with(3, "rounds", 0, "sites", "DU"), r"rounds\[0\].sites.DU is not an object"),
         (_with("NaN", "rounds", 0, "refused"), r"rounds\[0\].refused is not a list"),
+        (_with(["DU"], "rounds", 0, "missing"), r"an entry of rounds\[0\].missing is not an object"),
+        (_with(["DU"], "left_out"), "left_out is not an object"),
+        (_with(["DU"], "test", "missing"), "test.missing is not an object"),
+        (_with("x", "test", "sites", "DU", "cases", "p1"), "test.sites.DU.cases.p1 is not a number"),
         (_with({}, "test", "mean"), "test.mean names no metric"),
         (_with({}, "test", "sites"), "test.sites names no site"),
         (_with("high", "test", "sites", "DU", "dice"), "test.sites.DU.dice is not a number"),
@@ -238,15 +379,19 @@ def test_table_against_numbers_by_hand(seeds):
     # t = 0.02 / (0.01 / sqrt(3)) = 2 sqrt(3); for two degrees of freedom p = 1 - t / sqrt(2 + t^2).
     assert fedrdn.test.p == pytest.approx(1 - math.sqrt(12 / 14))
     assert fedrdn.test.difference == pytest.approx(0.02)
+    # 3.264 standard errors: R, power.t.test(n = 3, power = .8, type = "paired").
+    assert fedrdn.test.detectable == pytest.approx(3.26404 * 0.01, rel=1e-4)
     assert fedrdn.test.high - 0.02 == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
 
 
 def test_markdown(seeds):
     lines = summary_table(seeds).markdown().splitlines()
-    assert lines[0] == "| method | DU | HT | EZ † | mean | runs | Δ to fedavg [95% CI] | p |"
-    assert lines[1] == "| --- |" + " ---: |" * 7
-    assert lines[2] == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |"
-    assert lines[3].endswith("| 0.540 ± 0.030 | 3 | +0.020 [-0.005, +0.045] | 0.074 |")
+    assert lines[0] == "| method | DU | HT | EZ † | mean | seeds | Δ to fedavg [95% CI] | p | could see |"
+    assert lines[1] == "| --- |" + " ---: |" * 8
+    assert (
+        lines[2] == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |  |"
+    )
+    assert lines[3].endswith("| 0.540 ± 0.030 | 3 | +0.020 [-0.005, +0.045] | 0.074 | 0.033 |")
 
 
 def test_csv_has_full_precision(seeds):
@@ -259,7 +404,7 @@ def test_csv_has_full_precision(seeds):
 
 def test_latex_is_escaped(write):
     text = summary_table([load_run(write(scores={"site_A & 50%": 0.5}))]).latex()
-    assert r"method & site\_A \& 50\% & mean & runs \\" in text
+    assert r"method & site\_A \& 50\% & mean & seeds \\" in text
     assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 1
 
 
@@ -273,6 +418,15 @@ def test_rich_cuts_no_number_in_a_terminal_of_80_columns(seeds):
     text = console.file.getvalue()
     assert "…" not in text
     assert all(part in text for part in ("0.540", "±0.030", "+0.020", "0.074", "fedrdn"))
+
+
+def test_rich_leaves_out_sites_where_the_terminal_has_no_room_for_all(seeds):
+    for width, complete in ((60, False), (120, True)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(summary_table(seeds))
+        text = console.file.getvalue()
+        assert ("DU" in text.splitlines()[1]) == complete
+        assert all(part in text for part in ("0.540", "+0.020", "0.074", "0.033"))
 
 
 def test_rich_reads_no_markup_in_names(write):
@@ -327,6 +481,139 @@ def test_runs_that_do_not_belong_together_are_refused(write):
         summary_table([load_run(one), load_run(other)])
     with pytest.raises(ConfigError, match="no run"):
         summary_table([])
+
+
+# ------------------------------------------------------------------ folds and patients
+
+
+def patients(site_scores):
+    """`test.sites` or `test.unseen` with the given score of each case, and their mean."""
+    known = {s: [v for v in cases.values() if v is not None] for s, cases in site_scores.items()}
+    return {s: {"dice": sum(known[s]) / len(known[s]), "cases": cases} for s, cases in site_scores.items()}
+
+
+@pytest.fixture
+def fold(write):
+    """Write a run of one fold: scores of its patients by site."""
+
+    def make(site_scores, number, named_by="config", unseen=None, **arguments):
+        data = content(**arguments)
+        data["test"]["sites"], data["test"]["unseen"] = patients(site_scores), patients(unseen or {})
+        data["test"]["mean"] = {"dice": fmean(v["dice"] for v in data["test"]["sites"].values())}
+        if named_by == "config":
+            data["config"]["fold"] = number
+        else:
+            data["data"] = f"lgg_fold{number}"
+        return load_run(write(data))
+
+    return make
+
+
+@pytest.mark.parametrize("named_by", ["config", "data"])
+def test_folds_of_a_seed_are_pooled_so_that_every_patient_counts_once(fold, named_by):
+    first = fold({"DU": {"a": 0.2, "b": 0.4}, "HT": {"x": 0.9}}, 0, named_by, unseen={"EZ": {"e": 0.3}})
+    second = fold({"DU": {"c": 0.9}, "HT": {"y": 0.5, "z": None}}, 1, named_by, unseen={"EZ": {"e": 0.5}})
+    (row,) = summary_table([second, first]).rows
+    assert (row.label, row.seeds, row.folds) == ("fedavg", (0,), 2)
+    assert row.sites["DU"].values == pytest.approx((0.5,))  # not 0.6, the mean of the folds' means
+    assert row.sites["HT"].values == pytest.approx((0.7,))
+    assert row.sites["EZ"].values == pytest.approx((0.4,))
+    assert row.mean.values == pytest.approx((0.6,))
+    table = summary_table([first, second])
+    assert table.body[0][-1] == "1 × 2 folds"
+    assert "DU 3, EZ 1, HT 3" in table.notes[1]
+    assert table.records()[0]["folds"] == 2
+    assert "$\\times$" in table.latex()
+
+
+def test_a_patient_that_two_folds_test_is_refused(fold):
+    runs = [fold({"DU": {"a": 0.2}}, 0), fold({"DU": {"a": 0.3}}, 1)]
+    with pytest.raises(ConfigError, match="both test case a of site DU"):
+        summary_table(runs)
+    with pytest.raises(ConfigError, match="same seed 0, fold 0"):
+        summary_table([runs[0], fold({"DU": {"b": 0.3}}, 0)])
+
+
+def test_a_seed_that_lacks_folds_is_left_out_and_named(fold):
+    runs = [fold({"DU": {str(k): 0.5 + 0.1 * k}}, k) for k in range(2)] + [
+        fold({"DU": {"0": 0.9}}, 0, seed=1)
+    ]
+    table = summary_table(runs)
+    assert table.rows[0].seeds == (0,)
+    assert table.rows[0].mean.values == pytest.approx((0.55,))
+    assert "seed 1, has 1 of 2 folds" in table.notes[-1]
+
+
+def test_patients_are_paired_over_folds_and_seeds(fold):
+    """Two seeds, two folds: a patient is one pair, its score the mean over the common seeds."""
+    runs, expected = [], []
+    gains = [0.05, 0.10, -0.02, 0.04, 0.03, 0.06, 0.01, 0.02]
+    for seed, fold_ in itertools.product(range(2), range(2)):
+        mine = range(4 * fold_, 4 * fold_ + 4)
+        plain = {f"p{i}": 0.4 + 0.02 * i + 0.1 * seed for i in mine}
+        better = {f"p{i}": plain[f"p{i}"] + gains[i] * (1 + seed) for i in mine}
+        runs.append(fold({"DU": plain}, fold_, seed=seed, unseen={"EZ": {"e": 0.5}}))
+        runs.append(fold({"DU": better}, fold_, seed=seed, methods=("fedrdn",), unseen={"EZ": {"e": 0.6}}))
+    # A third seed of FedRDN has no partner, and one patient more that FedAvg could not score.
+    runs.append(fold({"DU": {"p0": 0.0}}, 0, seed=2, methods=("fedrdn",)))
+    expected = [1.5 * gain for gain in gains]
+    table = patient_table(runs)
+    (row,) = table.rows
+    assert (row.label, row.where, row.seeds, row.test.patients) == ("fedrdn", "training sites", 2, 8)
+    assert row.test.difference == pytest.approx(fmean(expected))
+    assert row.test.p == wilcoxon_signed_rank(expected)
+    assert (row.test.low, row.test.high) == pytest.approx(bootstrap_interval(expected), abs=1e-12)
+    assert row.test.detectable == pytest.approx(detectable_difference(stdev(expected), 8))
+    assert "1 of the unseen sites' patients in common with fedavg (fedrdn)" in table.notes[-1]
+    assert "7 / 1" in table.markdown()
+    (record,) = csv.DictReader(io.StringIO(table.csv()))
+    assert float(record["difference"]) == pytest.approx(fmean(expected), abs=1e-15)
+    assert table.latex().count(r"\\") == 2
+
+
+def test_patients_are_not_paired_across_other_settings_or_sites_without_names(fold, write):
+    scores = {f"p{i}": 0.1 * i for i in range(7)}
+    plain = fold({"DU": scores}, 0)
+    assert not patient_table([plain]).rows
+    assert not patient_table([plain, fold({"DU": scores}, 0, methods=("fedrdn",), batch_size=2)]).rows
+    assert not patient_table([plain, fold({"HT": scores}, 0, methods=("fedrdn",))]).rows
+    counted = content(methods=("fedrdn",))
+    counted["test"]["sites"]["DU"]["cases"] = 7
+    assert not patient_table([load_run(write()), load_run(write(counted))]).rows
+
+
+def test_unseen_patients_are_compared_apart(fold):
+    plain, better = ({f"e{i}": 0.1 * i + gain for i in range(6)} for gain in (0.0, 0.2))
+    runs = [
+        fold({"DU": {"a": 0.5}}, 0, unseen={"EZ": plain}),
+        fold({"DU": {"a": 0.1}}, 0, unseen={"EZ": better}, methods=("fedbn",)),
+    ]
+    (row,) = patient_table(runs).rows
+    assert (row.where, row.test.patients) == ("unseen sites", 6)
+    assert row.test.difference == pytest.approx(0.2)
+
+
+def test_a_site_that_could_not_be_tested_is_named_and_its_run_not_compared(write):
+    runs = []
+    for seed in range(3):
+        runs.append(load_run(write(seed=seed, scores={"DU": 0.5, "HT": 0.7 + 0.01 * seed})))
+        data = content(methods=("fedfa",), seed=seed, scores={"DU": 0.6, "HT": 0.8})
+        if seed == 1:
+            del data["test"]["sites"]["HT"]
+            data["test"]["mean"]["dice"] = 0.6
+            data["test"]["missing"] = {"HT": "site HT: no answer in time", "EZ": "gone"}
+            data["sites"] = {"DU": 5, "HT": 5}
+            data["left_out"] = {"CS": "site CS: no data"}
+        runs.append(load_run(write(data)))
+    assert runs[3].sites == {"DU": 0.6, "HT": None}
+    assert runs[3].untested["EZ"] == "gone"
+    table = summary_table(runs)
+    fedfa = table.rows[1]
+    assert fedfa.mean.values == (0.7, 0.7)
+    assert fedfa.sites["DU"].values == (0.6, 0.6, 0.6)
+    assert fedfa.test is None  # two seeds are left
+    assert "fedfa, seed 1, trained without CS." in table.notes
+    assert "fedfa, seed 1: HT could not be tested; it does not enter the mean." in table.notes
 
 
 # ------------------------------------------------------------------ figures
@@ -454,6 +741,56 @@ def test_report_of_a_run_without_validation_scores(write, tmp_path):
     text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
     assert "No round has a validation score." in text
     assert "did not record what was sent" in text
+
+
+def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path):
+    data = content(methods=("fedfa",), rounds=6)
+    for entry in data["rounds"]:
+        entry["missing"] = []
+        if entry["round"] != 4:
+            entry["missing"] = [{"site": "CS", "task": "train", "reason": "site CS is not connected"}]
+        del entry["refused"]  # older files lack either
+    data["left_out"] = {"FG": "site FG: no such folder"}
+    data["sites"] = {"DU": 5, "HT": 5}
+    del data["test"]["sites"]["HT"]
+    data["test"]["missing"] = {"HT": "site HT: no answer in time"}
+    text = Page(write_report([write(), write(data)], tmp_path / "r.html").read_text()).text
+    assert text.count("site CS is not connected") == 1
+    assert "no answer to train1–3, 5–6site CS" in text
+    assert "left outsite FG: no such folder" in text
+    assert "not testedsite HT: no answer in time" in text
+    assert "fedfa, seed 0: HT could not be tested" in text
+    nothing = Page(write_report([write()], tmp_path / "n.html").read_text()).text
+    assert "refused updatesNone." in nothing
+
+
+def test_report_states_the_comparison_by_patient_and_what_it_could_see(fold, tmp_path):
+    plain = {f"p{i}": 0.1 * i for i in range(8)}
+    gains = [0.02, 0.05, 0.01, -0.01, 0.04, 0.03, 0.02, 0.065]
+    better = {name: score + gain for (name, score), gain in zip(plain.items(), gains, strict=True)}
+    runs = [fold({"DU": plain}, 0), fold({"DU": better}, 0, methods=("fedrdn",))]
+    page = write_report([run.path.parent for run in runs], tmp_path / "r.html").read_text()
+    (row,) = patient_table(runs).rows
+    text = Page(page).text
+    assert f"fedrdn, training sites: {fmean(gains):+.3f} Dice against fedavg on the same 8 patients" in text
+    assert f"A true difference of {row.test.detectable:.3f} or more would have been seen" in text
+    assert "more than the choice of patients explains" in text
+    # The tables are there as text, to be copied.
+    assert patient_table(runs).csv() in text
+    assert summary_table(runs).latex() in text
+    alone = Page(write_report([runs[0].path.parent], tmp_path / "a.html").read_text()).text
+    assert "Nothing to compare" in alone
+
+
+def test_tables_are_saved_in_three_forms(seeds, tmp_path):
+    table = summary_table(seeds)
+    table.save(tmp_path / "new" / "scores.1")
+    files = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert files == {
+        "scores.1.md": table.markdown(),
+        "scores.1.csv": table.csv(),
+        "scores.1.tex": table.latex(),
+    }
 
 
 def test_a_bad_run_leaves_an_earlier_report_alone(write, tmp_path):

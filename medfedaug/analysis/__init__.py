@@ -3,17 +3,40 @@
 from medfedaug.analysis.features import alignment, feature_picture, site_features, uniformity
 from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report import write_report
-from medfedaug.analysis.runs import Run, group_runs, load_run
-from medfedaug.analysis.significance import PairedTest, paired_t_test
-from medfedaug.analysis.tables import Row, Score, Table, summary_table
+from medfedaug.analysis.runs import Run, Tested, group_runs, load_run, pool_folds
+from medfedaug.analysis.significance import (
+    PairedTest,
+    PatientTest,
+    bootstrap_interval,
+    compare_patients,
+    detectable_difference,
+    paired_t_test,
+    wilcoxon_signed_rank,
+)
+from medfedaug.analysis.tables import (
+    PatientRow,
+    PatientTable,
+    Row,
+    Score,
+    Table,
+    patient_table,
+    summary_table,
+)
 
 __all__ = [
     "PairedTest",
+    "PatientRow",
+    "PatientTable",
+    "PatientTest",
     "Row",
     "Run",
     "Score",
     "Table",
+    "Tested",
     "alignment",
+    "bootstrap_interval",
+    "compare_patients",
+    "detectable_difference",
     "feature_picture",
     "gamma_by_layer",
     "group_runs",
@@ -21,8 +44,11 @@ __all__ = [
     "load_run",
     "metric_by_bytes",
     "paired_t_test",
+    "patient_table",
+    "pool_folds",
     "site_features",
     "summary_table",
     "uniformity",
+    "wilcoxon_signed_rank",
     "write_report",
 ]

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from medfedaug.analysis.plots import PALETTE
+from medfedaug.analysis.plots import colours_by_name
 from medfedaug.models.stages import known_stages
 
 __all__ = ["alignment", "feature_picture", "site_features", "uniformity"]
@@ -218,11 +217,7 @@ def feature_picture(
     kinds = sorted(set(classes)) or [""]
     # Drawn in an order that has nothing to do with the site, or the last one would cover the others.
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0)).tolist()
-    distinct = sorted(set(names))
-    colours: dict[str, Any] = dict(zip(distinct, PALETTE, strict=False))
-    if len(distinct) > len(PALETTE):
-        shades = colormaps["turbo"](torch.linspace(0.02, 0.98, len(distinct)).numpy())
-        colours = dict(zip(distinct, map(tuple, shades), strict=True))
+    colours = colours_by_name(names)
     for kind, marker in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True):
         chosen = [i for i in order if not classes or classes[i] == kind]
         panel.scatter(

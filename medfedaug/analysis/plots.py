@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -106,7 +108,7 @@ def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
             pairs = zip(traffic[run.path], run.validation(), strict=True)
             curves.append({total / size: score for total, score in pairs if score is not None})
         _line_with_band(panel, curves, style)
-    _tidy(panel)
+    tidy(panel)
     _same_limits([panel])
     panel.set_xlabel(f"sent and received by all sites, {unit}", fontsize=10)
     panel.set_ylabel(f"{runs[0].metric.capitalize()}, validation, mean of sites", fontsize=10)
@@ -123,14 +125,14 @@ def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=10, parse_math=False)
-        _tidy(panel)
+        tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     for panel in panels[-columns:]:  # the lowest of each column
         panel.set_xlabel("round", fontsize=9)
     return figure, panels
 
 
-def _tidy(panel: Axes) -> None:
+def tidy(panel: Axes) -> None:
     panel.grid(color="0.5", alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8)
@@ -165,6 +167,15 @@ def _line_with_band(panel: Axes, curves: Sequence[dict[Any, float]], style: _Sty
     return dict(zip(places, mean, strict=True))
 
 
+def colours_by_name(names: Iterable[str]) -> dict[str, Any]:
+    """A colour for each name, in alphabetical order; from a colour map where the palette has too few."""
+    distinct = sorted(set(names))
+    if len(distinct) <= len(PALETTE):
+        return dict(zip(distinct, PALETTE, strict=False))
+    shades = colormaps["turbo"](np.linspace(0.02, 0.98, len(distinct)))
+    return dict(zip(distinct, map(tuple, shades), strict=True))
+
+
 def byte_unit(largest: float) -> tuple[float, str]:
     """The unit in which a number of bytes is readable, and its size."""
     for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -188,6 +199,12 @@ def _same_limits(panels: Sequence[Axes]) -> None:
             panel.set_ylim(low, high)
 
 
+def _repetitions(members: Sequence[Run]) -> str:
+    seeds, folds = ({getattr(run, name) for run in members} for name in ("seed", "fold"))
+    parts = [f"{len(found)} {name}" for found, name in ((seeds, "seeds"), (folds, "folds")) if len(found) > 1]
+    return " × ".join(parts)
+
+
 def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: Line2D) -> None:
     handles = [
         Line2D(
@@ -197,7 +214,7 @@ def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: L
             linestyle=dashes,
             linewidth=1.6,
             # A dollar would start a formula.
-            label=label.replace("$", r"\$") + (f" ({len(members)} seeds)" if len(members) > 1 else ""),
+            label=label.replace("$", r"\$") + (f" ({_repetitions(members)})" if len(members) > 1 else ""),
         )
         for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False)
     ]

@@ -1,23 +1,23 @@
-"""`summary_table`: test scores by method and site, as Markdown, CSV, LaTeX or on the terminal."""
+"""`summary_table`: test scores by method and site; `patient_table`: methods compared patient by patient."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table as RichTable
-from rich.text import Text
+from medfedaug.analysis.runs import BASELINE, Run, Tested, group_runs, pool_folds
+from medfedaug.analysis.significance import PairedTest, PatientTest, compare_patients, paired_t_test
+from medfedaug.analysis.text import TextTable
 
-from medfedaug.analysis.runs import BASELINE, Run, group_runs
-from medfedaug.analysis.significance import PairedTest, paired_t_test
-
-__all__ = ["Row", "Score", "Table", "summary_table"]
+__all__ = ["PatientRow", "PatientTable", "Row", "Score", "Table", "patient_table", "summary_table"]
 
 MIN_SEEDS = 3  # two pairs leave one degree of freedom, and an interval that says nothing
+MIN_PATIENTS = 6  # with five, no outcome of Wilcoxon's test is below 0.05
+
+_DELTA = f"Δ to {BASELINE} [95% CI]"
+_RESOLUTION = "could see"
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class Row:
 
     Attributes:
         label: the methods.
-        seeds: seeds of its runs.
+        seeds: its seeds.
         sites: score by site, unseen sites included.
-        mean: mean over the training sites, as the runs report it.
+        mean: mean over the training sites, of the seeds in which all of them were tested.
+        folds: over how many folds the patients of a seed are pooled.
         test: comparison of ``mean`` with FedAvg's, where there are enough common seeds.
     """
 
@@ -58,11 +59,12 @@ class Row:
     seeds: tuple[int, ...]
     sites: dict[str, Score]
     mean: Score
+    folds: int = 1
     test: PairedTest | None = None
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(TextTable):
     """Test scores, one row a method.
 
     Attributes:
@@ -80,10 +82,15 @@ class Table:
     notes: tuple[str, ...] = ()
 
     @property
+    def optional(self) -> frozenset[str]:
+        """The sites: their mean says most, and the report has them all."""
+        return frozenset(self.header[1 : 1 + len(self.sites) + len(self.unseen)])
+
+    @property
     def header(self) -> list[str]:
         """Headings of the columns."""
-        compared = [f"Δ to {BASELINE} [95% CI]", "p"] if self._compared else []
-        return ["method", *self.sites, *(f"{s} †" for s in self.unseen), "mean", "runs", *compared]
+        compared = [_DELTA, "p", _RESOLUTION] if self._compared else []
+        return ["method", *self.sites, *(f"{s} †" for s in self.unseen), "mean", "seeds", *compared]
 
     @property
     def body(self) -> list[list[str]]:
@@ -91,13 +98,10 @@ class Table:
         lines = []
         for row in self.rows:
             scores = [str(row.sites.get(site, Score(()))) for site in (*self.sites, *self.unseen)]
-            line = [row.label, *scores, str(row.mean), str(len(row.seeds))]
-            if self._compared and row.test:
-                t = row.test
-                p = "<0.001" if t.p < 0.001 else f"{t.p:.3f}"
-                line += [f"{t.difference:+.3f} [{t.low:+.3f}, {t.high:+.3f}]", p]
-            elif self._compared:
-                line += ["", ""]
+            seeds = str(len(row.seeds)) + (f" × {row.folds} folds" if row.folds > 1 else "")
+            line = [row.label, *scores, str(row.mean), seeds]
+            if self._compared:
+                line += _difference(row.test) if row.test else ["", "", ""]
             lines.append(line)
         return lines
 
@@ -105,138 +109,292 @@ class Table:
     def _compared(self) -> bool:
         return any(row.test for row in self.rows)
 
-    def markdown(self) -> str:
-        """A Markdown table with its notes."""
-        header, *lines = ([_markdown(cell) for cell in line] for line in (self.header, *self.body))
-        rule = ["---"] + ["---:"] * (len(header) - 1)
-        text = "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
-        return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes) + "\n"
-
-    def csv(self) -> str:
-        """Full precision, mean and standard deviation in columns of their own; an empty cell for no value."""
-        columns = [*self.sites, *self.unseen, "mean"]
-        compared = ["difference", "low", "high", "p"] if self._compared else []
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        pairs = [name for column in columns for name in (column, f"{column}_std")]
-        writer.writerow(["method", "seeds", *pairs, *compared])
+    def records(self) -> list[dict[str, Any]]:
+        """Mean and standard deviation in columns of their own."""
+        records = []
         for row in self.rows:
-            scores = [*(row.sites.get(site, Score(())) for site in columns[:-1]), row.mean]
-            values = [value for score in scores for value in (score.mean, score.std)]
-            tested = [getattr(row.test, name) if row.test else None for name in compared]
-            writer.writerow([row.label, " ".join(map(str, row.seeds)), *values, *tested])
-        return stream.getvalue()
+            record: dict[str, Any] = {
+                "method": row.label,
+                "seeds": " ".join(map(str, row.seeds)),
+                "folds": row.folds,
+            }
+            scores = {site: row.sites.get(site, Score(())) for site in (*self.sites, *self.unseen)}
+            for name, score in {**scores, "mean": row.mean}.items():
+                record |= {name: score.mean, f"{name}_std": score.std}
+            for name in ("difference", "low", "high", "p", "detectable") if self._compared else ():
+                record[name] = getattr(row.test, name) if row.test else None
+            records.append(record)
+        return records
 
-    def latex(self) -> str:
-        """A ``tabular`` for the ``booktabs`` package."""
 
-        def line(cells: Sequence[str]) -> str:
-            return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
+@dataclass(frozen=True)
+class PatientRow:
+    """One method against FedAvg, patient by patient.
 
-        columns = "l" + "r" * (len(self.header) - 1)
-        return "\n".join(
+    Attributes:
+        label: the methods.
+        where: ``"training sites"`` or ``"unseen sites"``.
+        seeds: how many seeds the methods have in common.
+        test: the comparison.
+    """
+
+    label: str
+    where: str
+    seeds: int
+    test: PatientTest
+
+    def sentence(self, metric: str) -> str:
+        """The result and the experiment's resolution, in words."""
+        t = self.test
+        cases = _cases(metric)
+        sure = "may be chance" if t.low <= 0 <= t.high else f"more than the choice of {cases} explains"
+        return (
+            f"{self.label}, {self.where}: {t.difference:+.3f} {metric.capitalize()} against {BASELINE} on "
+            f"the same {t.patients} {cases} (95% interval {t.low:+.3f} to {t.high:+.3f}): {sure}. "
+            f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
+        )
+
+
+@dataclass(frozen=True)
+class PatientTable(TextTable):
+    """Methods against FedAvg, patient by patient.
+
+    Attributes:
+        metric: name of the score.
+        rows: one a method and kind of site.
+        notes: what a reader must know to read the numbers.
+    """
+
+    metric: str
+    rows: tuple[PatientRow, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cases(self) -> str:
+        """What a pair is: ``"patients"`` or ``"images"``."""
+        return _cases(self.metric)
+
+    @property
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+        return ["method", _DELTA, "p", _RESOLUTION, "better / worse", self.cases, "tested at"]
+
+    @property
+    def body(self) -> list[list[str]]:
+        """The cells as text."""
+        return [
             [
-                *(f"% {note}" for note in self.notes),
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"  \toprule",
-                line(self.header),
-                r"  \midrule",
-                *(line(cells) for cells in self.body),
-                r"  \bottomrule",
-                r"\end{tabular}",
-                "",
+                row.label,
+                *_difference(row.test),
+                f"{row.test.better} / {row.test.worse}",
+                str(row.test.patients),
+                row.where,
             ]
-        )
+            for row in self.rows
+        ]
 
-    def rich(self) -> RichTable:
-        """For ``rich.print``; a `Table` can also be printed by Rich as it is."""
-        # `Text`, since a site's name in brackets would otherwise be read as markup.
-        lines = [[cell.replace("± ", "±") for cell in line] for line in (self.header, *self.body)]
-        columns = list(zip(*lines, strict=True))
-        table = RichTable(
-            caption=Text("\n".join(self.notes)),
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            collapse_padding=True,
-            pad_edge=False,
-        )
-        for index, cells in enumerate(columns):
-            # Cells may wrap between words in a narrow terminal; a number is never cut.
-            widest = max(len(word) for cell in cells for word in cell.split() or [""])
-            table.add_column(Text(cells[0]), justify="right" if index else "left", min_width=widest)
-        for line in lines[1:]:
-            table.add_row(*(Text(cell) for cell in line))
-        return table
-
-    def __rich__(self) -> RichTable:
-        return self.rich()
+    def records(self) -> list[dict[str, Any]]:
+        """Every number in a column of its own."""
+        names = ("patients", "difference", "low", "high", "p", "detectable", "better", "worse")
+        return [
+            {"method": row.label, "where": row.where, "seeds": row.seeds}
+            | {name: getattr(row.test, name) for name in names}
+            for row in self.rows
+        ]
 
 
 def summary_table(runs: Sequence[Run]) -> Table:
     """Test scores by method and site.
 
-    Runs that differ by seed alone share a row (mean ± standard deviation). With three or more seeds in
-    common, a row's mean is compared with that of FedAvg under otherwise equal settings: mean difference, its
-    95% confidence interval and the p-value of a two-sided paired t-test, uncorrected for the number of rows.
+    Runs that differ by seed alone share a row (mean ± standard deviation); the folds of a seed are pooled, so
+    that every patient counts once. With three or more seeds in common, a row's mean is compared with that of
+    FedAvg under otherwise equal settings: mean difference, its 95% confidence interval, the p-value of a
+    two-sided paired t-test, uncorrected for the number of rows, and the smallest difference that it would
+    have found (`medfedaug.analysis.significance.detectable_difference`).
 
     Args:
         runs: finished runs of one metric.
 
     Raises:
-        ConfigError: for no run, for different metrics, or for one experiment given twice.
+        ConfigError: for no run, for different metrics, for one experiment given twice, or for a patient that
+            several folds of a seed have tested.
     """
     groups = group_runs(runs)
     sites = tuple(sorted({site for run in runs for site in run.sites}))
     unseen = tuple(sorted({site for run in runs for site in run.unseen} - set(sites)))
-    baselines = [group for group in groups.values() if group[0].methods == (BASELINE,)]
-    rows = []
+    pooled = {label: pool_folds(members) for label, members in groups.items()}
+    notes = []
     for label, members in groups.items():
+        notes += [
+            f"{label}, {run.name}, trained without {', '.join(sorted(run.left_out))}."
+            for run in members
+            if run.left_out
+        ]
+    for label, seeds in pooled.items():
+        most = max(len(seed.folds) for seed in seeds)
+        for seed in seeds:
+            if len(seed.folds) < most:
+                lacking = f"{label}, seed {seed.seed}, has {len(seed.folds)} of {most} folds"
+                notes.append(f"{lacking} and is left out.")
+            elif seed.untested:
+                names = ", ".join(sorted(seed.untested))
+                lacking = f"{label}, seed {seed.seed}: {names} could not be tested"
+                notes.append(f"{lacking}; it does not enter the mean.")
+        pooled[label] = [seed for seed in seeds if len(seed.folds) == most]
+    rows = []
+    for label, seeds in pooled.items():
         scores = {
-            site: Score(_known([{**run.unseen, **run.sites}.get(site) for run in members]))
+            site: Score(_known([{**seed.unseen, **seed.sites}.get(site) for seed in seeds]))
             for site in (*sites, *unseen)
         }
-        partner = next((b for b in baselines if _comparable(b[0], members[0])), None)
-        test = _compare(members, partner) if partner and partner is not members else None
-        mean = Score(_known([run.mean for run in members]))
-        rows.append(Row(label, tuple(run.seed for run in members), scores, mean, test))
-    return Table(runs[0].metric, sites, unseen, tuple(rows), _notes(runs, rows, unseen))
+        partner = _baseline(groups, label)
+        rows.append(
+            Row(
+                label=label,
+                seeds=tuple(seed.seed for seed in seeds),
+                sites=scores,
+                mean=Score(_known([seed.mean for seed in seeds if not seed.untested])),
+                folds=len(seeds[0].folds),
+                test=_compare(seeds, pooled[partner]) if partner else None,
+            )
+        )
+    return Table(runs[0].metric, sites, unseen, tuple(rows), (*_notes(runs, rows, unseen), *notes))
+
+
+def patient_table(runs: Sequence[Run]) -> PatientTable:
+    """Methods against FedAvg, paired by patient.
+
+    A patient's score is the mean over the runs that a method and FedAvg share, by seed and fold; a patient is
+    one pair, however many seeds there are. Mean difference over the patients, its 95% bootstrap interval,
+    Wilcoxon's signed-rank test, and the smallest difference that so many patients would have shown.
+
+    Args:
+        runs: finished runs of one metric.
+
+    Returns:
+        The table; without rows where no method has FedAvg under the same settings, and patients in common.
+
+    Raises:
+        ConfigError: as `summary_table`.
+    """
+    groups = group_runs(runs)
+    cases = _cases(runs[0].metric)
+    rows: list[PatientRow] = []
+    few: dict[str, list[str]] = {}
+    for label, members in groups.items():
+        partner = _baseline(groups, label)
+        if not partner:
+            continue
+        theirs = {run.repetition: run for run in groups[partner]}
+        pairs = [(run, theirs[run.repetition]) for run in members if run.repetition in theirs]
+        for where in ("training sites", "unseen sites"):
+            scores = _by_patient(pairs, where == "training sites")
+            if len(scores) >= MIN_PATIENTS:
+                test = compare_patients(*zip(*scores, strict=True))
+                rows.append(PatientRow(label, where, len({run.seed for run, _ in pairs}), test))
+            elif scores:
+                count = f"{len(scores)} of the {where}' {cases}"
+                few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(label)
+    notes = []
+    if rows:
+        seeds = max(row.seeds for row in rows)
+        notes.append(
+            f"Δ: mean over the {cases} of the difference to {BASELINE}"
+            + (" (of a patient's mean over common seeds)" if seeds > 1 else "")
+            + ", with its 95% bootstrap interval (BCa, 10,000 resamples); p: Wilcoxon's signed-rank test, "
+            f"two-sided, not corrected for the number of rows. Every one of the {cases} counts alike, "
+            "whatever its site."
+        )
+        notes.append(
+            f"Could see: the smallest true difference that so many {cases}, whose differences vary as these "
+            "do, would have shown four times in five. Something smaller may be there, unseen."
+        )
+        notes.append(
+            f"This covers the choice of the {cases} and not the training's randomness"
+            + (", of which one seed says nothing." if seeds == 1 else " beyond its mean over the seeds.")
+        )
+    notes += [f"{what} ({', '.join(labels)})." for what, labels in few.items()]
+    return PatientTable(runs[0].metric, tuple(rows), tuple(notes))
 
 
 def _known(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(value for value in values if value is not None)
 
 
+def _cases(metric: str) -> str:
+    return "patients" if metric == "dice" else "images"
+
+
+def _difference(test: PairedTest | PatientTest) -> list[str]:
+    p = "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return [f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]", p, f"{test.detectable:.3f}"]
+
+
+def _baseline(groups: Mapping[str, Sequence[Run]], label: str) -> str | None:
+    """The FedAvg that a group can be compared with: it differs by its methods alone."""
+    run = groups[label][0]
+    for other, members in groups.items():
+        if other != label and members[0].methods == (BASELINE,) and _comparable(members[0], run):
+            return other
+    return None
+
+
 def _comparable(baseline: Run, run: Run) -> bool:
-    """Whether two runs differ by their methods and, maybe, their seeds alone."""
+    """Whether two runs differ by their methods and, maybe, their seeds and folds alone."""
 
     def settings(r: Run) -> dict[str, object]:
-        rest = {key: value for key, value in r.config.items() if key not in ("methods", "seed", "threads")}
-        return {**rest, "data": r.context.get("data")}
+        rest = {k: v for k, v in r.config.items() if k not in ("methods", "seed", "fold", "threads")}
+        return {**rest, "data": r.data}
 
     return settings(baseline) == settings(run)
 
 
-def _compare(runs: Sequence[Run], baseline: Sequence[Run]) -> PairedTest | None:
-    ours, theirs = ({run.seed: run.mean for run in group} for group in (runs, baseline))
-    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+def _compare(seeds: Sequence[Tested], baseline: Sequence[Tested]) -> PairedTest | None:
+    ours, theirs = ({s.seed: s for s in group if not s.untested} for group in (seeds, baseline))
+    pairs = [
+        (ours[seed].mean, theirs[seed].mean)
+        for seed in sorted(ours.keys() & theirs.keys())
+        if ours[seed].folds == theirs[seed].folds and ours[seed].sites.keys() == theirs[seed].sites.keys()
+    ]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < MIN_SEEDS:
         return None
     return paired_t_test([a for a, _ in known], [b for _, b in known])
 
 
+def _by_patient(pairs: Sequence[tuple[Run, Run]], training: bool) -> list[tuple[float, float]]:
+    """One pair of scores a patient: means over the runs in which both methods have one."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for run, other in pairs:
+        sites = (run.sites if training else run.unseen).keys()
+        for site in sites & (other.sites if training else other.unseen).keys():
+            ours, theirs = run.case_scores.get(site, {}), other.case_scores.get(site, {})
+            for case in ours.keys() & theirs.keys():
+                one, two = ours[case], theirs[case]
+                if one is not None and two is not None:
+                    found.setdefault((site, case), []).append((one, two))
+    return [(fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)]
+
+
 def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> tuple[str, ...]:
     name = runs[0].metric.capitalize()
     notes = [f"{name} on the test cases; the mean is over the training sites, unweighted."]
+    if any(row.folds > 1 for row in rows):
+        notes[0] += " The folds of a seed are pooled: every case is tested once by a model that never saw it."
     if unseen:
         notes[0] += " † Unseen: did not train, not in the mean."
-    counts = {site: n for run in runs for site, n in run.cases.items()}
+    counts = _counts(runs)
     if counts:
         notes.append("Test cases: " + ", ".join(f"{site} {n}" for site, n in sorted(counts.items())) + ".")
-    if any(row.test for row in rows):
+    tested = [row.test for row in rows if row.test]
+    if tested:
         notes.append(
             f"Δ and p: paired t-test of the mean against {BASELINE} over common seeds, two-sided, not "
             "corrected for the number of rows. It covers the training's randomness, not the patients' choice."
+        )
+        notes.append(
+            "Could see: the smallest true difference that so many seeds, whose differences vary as these "
+            "do, would have shown four times in five."
         )
     elif len(rows) > 1:
         notes.append(
@@ -245,22 +403,10 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> t
     return tuple(notes)
 
 
-def _markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
-
-
-def _latex(text: str) -> str:
-    escapes = {
-        **{c: f"\\{c}" for c in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "Δ": r"$\Delta$",
-        "<": r"$<$",
-        ">": r"$>$",
-        "–": "--",
-        "†": r"$\dagger$",
-        "\n": " ",
-    }
-    return "".join(escapes.get(character, character) for character in text)
+def _counts(runs: Sequence[Run]) -> dict[str, int]:
+    """Number of test cases by site: of one run, or of all folds together."""
+    counts: dict[str, int] = {}
+    for site in {site for run in runs for site in run.cases}:
+        named = {case for run in runs for case in run.case_scores.get(site, {})}
+        counts[site] = len(named) or max(run.cases.get(site, 0) for run in runs)
+    return counts

@@ -354,13 +354,10 @@ class SiteTrainer(ClientAlgo):
         split = str(extra.get("split", "test"))
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
-        self.receive(data)
-        latest = self._latest(int(extra.get("round", 0)))
-        if self.kept_keys and not latest and not self._complete_network():
+        if not self.load_model(data, int(extra.get("round", 0))):
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
-        self._recall(latest)
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -448,6 +445,23 @@ class SiteTrainer(ClientAlgo):
     def _state_file(self) -> Path | None:
         return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None
 
+    def load_model(self, data: ExchangeObject, round_: int = 0) -> bool:
+        """Put the model of a round into the network, with what this site kept after that round.
+
+        Args:
+            data: as for `receive`.
+            round_: the round after which the model was made.
+
+        Returns:
+            Whether the model is complete: layers that stay at the sites may be missing here.
+        """
+        self.receive(data)
+        latest = self._latest(round_)
+        if self.kept_keys and not latest and not self._complete_network():
+            return False
+        self._recall(latest)
+        return True
+
     def receive(self, data: ExchangeObject) -> None:
         """Load the global model's shared entries and hand the methods what is theirs."""
         if data.weights:
@@ -469,6 +483,10 @@ class SiteTrainer(ClientAlgo):
             entries = own_entries(once, name)
             if part.before_training is not None and entries:
                 part.before_training.apply(entries)
+
+    def evaluation_transform(self) -> Compose:
+        """What an image passes before the network sees it, in evaluation."""
+        return self._transform(training=False)
 
     def _transform(self, *, training: bool) -> Compose:
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]

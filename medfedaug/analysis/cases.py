@@ -1,0 +1,211 @@
+"""Worst and best test case of a site: image, truth and prediction, overlaid; and what the network sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from medfedaug.data.base import Case
+from medfedaug.federation.site import SiteTrainer
+from medfedaug.methods.base import IMAGE, LABEL
+from medfedaug.tasks import SegmentationTask
+
+__all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs"]
+
+_TRUTH, _PREDICTION = "#56B4E9", "#E69F00"
+_PAPER, _INK = "#111114", "#e6e6ea"  # dark in every theme, as on a reading desk
+_WINDOW = (1, 99.5)  # percent of the intensities between black and white
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """What is drawn of one case.
+
+    Attributes:
+        site: the site's name.
+        case: the case's name.
+        rank: ``"worst"``, ``"best"`` or ``"only"``.
+        score: Dice of the volume, or probability of the true class.
+        image: slice (H, W), or photograph (H, W, 3), from 0 to 1.
+        truth: label map (H, W), or the name of the class.
+        prediction: the same, predicted.
+    """
+
+    site: str
+    case: str
+    rank: str
+    score: float
+    image: np.ndarray
+    truth: np.ndarray | str
+    prediction: np.ndarray | str
+
+
+def extreme_cases(trainer: SiteTrainer, scores: Mapping[str, float | None] | None = None) -> list[CaseView]:
+    """The worst and the best test case of a site.
+
+    Of a volume the slice is taken where the truth is largest: the choice does not depend on the prediction.
+
+    Args:
+        trainer: a site with the model in its network (`medfedaug.evaluate.open_model`).
+        scores: Dice by case, where it is known already.
+
+    Returns:
+        The worst and the best, by Dice or by the probability of the true class; the only one where there is
+        one, none where no case can be scored.
+    """
+    trainer.network.eval()
+    if isinstance(trainer.task, SegmentationTask):
+        return _volumes(trainer, trainer.task, scores)
+    return _photographs(trainer)
+
+
+def _volumes(
+    trainer: SiteTrainer, task: SegmentationTask, scores: Mapping[str, float | None] | None
+) -> list[CaseView]:
+    cases = {case.name: case for case in trainer.folder.cases["test"]}
+    transform, size = trainer.evaluation_transform(), trainer.config.batch_size
+    if not scores or not scores.keys() <= cases.keys():
+        volumes = task.evaluation_cases(trainer.folder, "test")
+        scores = task.evaluate(trainer.network, volumes, transform, trainer.device, size)["cases"]
+    ranked = sorted((score, name) for name, score in scores.items() if score is not None)
+    views = []
+    for rank, (score, name) in _ends(ranked):
+        folder = replace(trainer.folder, cases={**trainer.folder.cases, "test": (cases[name],)})
+        ((_, image, truth),) = task.evaluation_cases(folder, "test")
+        predicted = task.predict(trainer.network, transform({IMAGE: image})[IMAGE], trainer.device, size)
+        index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
+        shown = _windowed(image[0, :, :, index].numpy())
+        views.append(
+            CaseView(
+                *(trainer.name, name, rank, score, shown),
+                truth=truth[0, :, :, index].numpy(),
+                prediction=predicted[0, :, :, index].cpu().numpy(),
+            )
+        )
+    return views
+
+
+@torch.no_grad()
+def _photographs(trainer: SiteTrainer) -> list[CaseView]:
+    classes = trainer.config.classes
+    ranked: list[tuple[float, str, Case, str, str]] = []
+    cases = trainer.folder.cases["test"]
+    for start in range(0, len(cases), trainer.config.batch_size):
+        chunk = cases[start : start + trainer.config.batch_size]
+        for inputs, targets in network_inputs(trainer, chunk):
+            shares = trainer.network(inputs).softmax(dim=1).cpu()
+            for case, share, target in zip(chunk, shares, targets, strict=True):
+                truth, guess = classes[int(target)], classes[int(share.argmax())]
+                ranked.append((float(share[int(target)]), case.name, case, truth, guess))
+    views = []
+    for rank, (score, name, case, truth, guess) in _ends(sorted(ranked, key=lambda found: found[:2])):
+        pixels = trainer.folder.load_image(case, "scale").numpy().transpose(1, 2, 0)
+        views.append(CaseView(trainer.name, name, rank, score, pixels, truth, guess))
+    return views
+
+
+def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
+    if len(ranked) < 2:
+        return [("only", found) for found in ranked]
+    return [("worst", ranked[0]), ("best", ranked[-1])]
+
+
+def _windowed(plane: np.ndarray) -> np.ndarray:
+    low, high = np.percentile(plane, _WINDOW)
+    return np.clip((plane - low) / max(high - low, 1e-12), 0, 1)
+
+
+def network_inputs(trainer: SiteTrainer, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the network sees of some cases in evaluation: slices with foreground, or photographs.
+
+    Args:
+        trainer: the site.
+        cases: some of its cases, of any split.
+
+    Yields:
+        Batches: images (B, C, *spatial) on the trainer's device, and labels.
+    """
+    folder = replace(trainer.folder, cases={**trainer.folder.cases, "training": tuple(cases)})
+    samples, transform = trainer.task.training_samples(folder), trainer.evaluation_transform()
+    for start in range(0, len(samples), trainer.config.batch_size):
+        chunk = samples[start : start + trainer.config.batch_size]
+        batch = trainer.task.collate(
+            [{IMAGE: transform({IMAGE: s[IMAGE]})[IMAGE], LABEL: s[LABEL]} for s in chunk]
+        )
+        yield batch[IMAGE].to(trainer.device), batch[LABEL]
+
+
+def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
+    """Cases side by side. A volume's slice twice: plain, and with the outlines of truth and prediction.
+
+    The page is dark in every theme, so that greys look as they do at a reading desk. Slices are drawn as they
+    are stored, the first axis to the right and the second upwards.
+
+    Args:
+        views: the cases (`extreme_cases`).
+        width: of the figure, inches.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    if not views:
+        raise ValueError("there is no case to show")
+    each = 1 if isinstance(views[0].truth, str) else 2  # panels a case
+    columns = 2 if width < 5 else 4
+    beside = min(2, columns // each)  # worst and best of a site share a row where there is room
+    places: list[int] = []
+    for index, view in enumerate(views):
+        place = places[-1] + 1 if places else 0
+        other_site = index > 0 and view.site != views[index - 1].site
+        places.append(math.ceil(place / beside) * beside if other_site else place)
+    rows = math.ceil((places[-1] + 1) * each / columns)
+    # Slices are drawn with their first axis to the right, photographs with their second.
+    tallest = max(v.image.shape[each - 1] / v.image.shape[2 - each] for v in views)
+    height = rows * (width / columns * min(tallest, 1.5) + 0.3) + 0.35
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=_PAPER)
+    figure.get_layout_engine().set(h_pad=0.08)
+    for view, place in zip(views, places, strict=True):
+        panels = [figure.add_subplot(rows, columns, place * each + k + 1) for k in range(each)]
+        for panel in panels:
+            panel.axis("off")
+        score = f"Dice {view.score:.3f}" if each == 2 else f"p = {view.score:.2f}"
+        head = f"{view.rank} at {view.site}"
+        if isinstance(view.truth, str) or isinstance(view.prediction, str):
+            panels[0].imshow(view.image)
+            found = "right" if view.truth == view.prediction else f"taken for {view.prediction}"
+            _title(panels[0], f"{head}: {view.truth}\n{found}, {score}")
+        else:
+            for panel in panels:
+                panel.imshow(view.image.T, cmap="gray", vmin=0, vmax=1, origin="lower")
+            _outline(panels[1], view.truth, _TRUTH, 1.8)
+            _outline(panels[1], view.prediction, _PREDICTION, 1.1)
+            _title(panels[0], head)
+            _title(panels[1], f"case {view.case}, {score}")
+    if each == 2:
+        marks = (("truth", _TRUTH), ("prediction", _PREDICTION))
+        figure.legend(
+            handles=[Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in marks],
+            **{"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 9},
+            labelcolor=_INK,
+        )
+    return figure
+
+
+def _outline(panel: Axes, labels: np.ndarray, colour: str, width: float) -> None:
+    # Padded, or an outline would be open where a structure meets the border.
+    padded = np.pad(labels, 1)
+    places = [np.arange(-1, n + 1) for n in labels.shape]
+    for label in np.unique(labels[labels > 0]):
+        panel.contour(*places, (padded == label).T, levels=[0.5], colors=[colour], linewidths=width)
+
+
+def _title(panel: Axes, text: str) -> None:
+    panel.set_title(text, fontsize=9, color=_INK, parse_math=False)

@@ -1,0 +1,136 @@
+"""`intensity_histograms`: how a site's images look to a network, before and after FedRDN."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.statistics import ChannelStatistics
+
+__all__ = ["intensity_histograms", "sample_intensities"]
+
+_VALUES = 20_000  # of an image: a histogram of more looks the same
+_BINS = 60
+_MIDDLE = (0.5, 99.5)  # percent of the values that the axis shows
+_MIN_SPAN = 1e-6
+_TITLES = ("as stored", "at test: own pair", "in training: a random site's pair")
+
+
+def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, seed: int = 0) -> np.ndarray:
+    """Intensities of a site's images, a sample of at most 20,000 of each image.
+
+    Args:
+        images: (C, *spatial), one at a time.
+        foreground: only where some channel is brighter than its mean over the image, which leaves out the air
+            around a patient, often most of a volume.
+        seed: of the sample.
+
+    Returns:
+        The sample, (N, C), float32.
+
+    Raises:
+        ValueError: when there is no image, or no foreground in any.
+    """
+    rng = np.random.default_rng(seed)
+    found = []
+    for image in images:
+        values = image.flatten(1).float().numpy().T
+        if foreground:
+            values = values[(values > values.mean(axis=0, dtype=np.float64)).any(axis=1)]
+        if len(values) > _VALUES:
+            values = values[rng.choice(len(values), _VALUES, replace=False)]
+        found.append(values)
+    if not sum(map(len, found)):
+        raise ValueError("there is no intensity to show")
+    return np.concatenate(found)
+
+
+def intensity_histograms(
+    samples: Mapping[str, np.ndarray],
+    statistics: Mapping[str, ChannelStatistics],
+    *,
+    unseen: Collection[str] = (),
+    width: float = 9.0,
+) -> Figure:
+    """Histograms of the sites' intensities: as stored, and as FedRDN makes them at test and in training.
+
+    At test a site's images are normalised with its own pair (FedRDN Eq. 8), in training with the pair of a
+    random site (Eq. 7): drawn is the mixture over all pairs, in equal parts. A spike of single values, as of
+    saturated pixels, is cut where it would press everything else to the ground.
+
+    Args:
+        samples: intensities by site, (N, C) each, as `sample_intensities` takes them.
+        statistics: the pair of every site.
+        unseen: sites that exchange no pair and do not train: they are drawn as stored and at test.
+        width: of the figure, inches.
+
+    Raises:
+        ValueError: when there is no sample, a site has no pair, or the channels do not fit.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> samples = {"A": rng.normal(100, 20, (500, 1)), "B": rng.normal(300, 90, (500, 1))}
+        >>> pairs = {"A": ChannelStatistics([100.0], [20.0], 5), "B": ChannelStatistics([300.0], [90.0], 5)}
+        >>> [panel.get_title() for panel in intensity_histograms(samples, pairs).axes]
+        ['as stored', 'at test: own pair', "in training: a random site's pair"]
+    """
+    channels = {values.shape[1] for values in samples.values()} | {
+        s.num_channels for s in statistics.values()
+    }
+    if not samples or len(channels) != 1:
+        raise ValueError(f"expected samples and statistics of one number of channels, got {sorted(channels)}")
+    lacking = sorted(samples.keys() - statistics.keys())
+    if lacking:
+        raise ValueError(f"there is no pair of site {lacking[0]}")
+    pairs = {site: (s.mean.double().numpy(), s.std.double().numpy()) for site, s in statistics.items()}
+    exchanged = [pair for site, pair in pairs.items() if site not in unseen]
+    views: tuple[dict[str, np.ndarray], ...] = ({}, {}, {})
+    for site, values in samples.items():
+        views[0][site] = values
+        views[1][site] = (values - pairs[site][0]) / pairs[site][1]
+        if site not in unseen:
+            views[2][site] = np.concatenate([(values - mean) / std for mean, std in exchanged])
+
+    number = channels.pop()
+    narrow = width < 5
+    rows, columns = (3 * number, 1) if narrow else (number, 3)
+    figure = Figure(figsize=(width, rows * (1.7 if narrow else 2.3) + 0.5), layout="constrained")
+    colours = colours_by_name(samples)
+    for channel in range(number):
+        for index, (title, view) in enumerate(zip(_TITLES, views, strict=True)):
+            panel = figure.add_subplot(rows, columns, channel * 3 + index + 1)
+            panel.set_title(title + (f", channel {channel}" if number > 1 else ""), fontsize=10)
+            tidy(panel)
+            panel.set_yticks([])  # densities: their height says nothing that their shape does not
+            panel.spines["left"].set_visible(False)
+            # One axis for both views after FedRDN, or they could not be compared.
+            shown = [views[0]] if index == 0 else views[1:]
+            everything = np.concatenate([values[:, channel] for part in shown for values in part.values()])
+            low, high = np.percentile(everything, _MIDDLE)
+            edges = np.linspace(low, max(high, low + _MIN_SPAN), _BINS + 1)
+            tallest, top = 0.0, 0.0
+            for site, values in view.items():
+                heights, _ = np.histogram(values[:, channel], edges, density=True)
+                panel.stairs(heights, edges, color=colours[site], fill=True, alpha=0.12)
+                panel.stairs(heights, edges, color=colours[site], linewidth=1.4)
+                spikes = 2 * (len(exchanged) if index == 2 else 1)  # bins that one value can fill
+                tallest = max(tallest, heights.max())
+                top = max(top, np.partition(heights, -spikes - 1)[-spikes - 1])
+            panel.set_ylim(0, 1.05 * (tallest if tallest < 3 * top or not top else 1.5 * top))
+            panel.set_xlabel("intensity" if index == 0 else "normalised intensity", fontsize=9)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=colour, linewidth=3, label=site.replace("$", r"\$"))
+            for site, colour in colours.items()
+        ],
+        loc="outside lower center",
+        ncols=3 if narrow else 6,
+        frameon=False,
+        fontsize=9,
+    )
+    return figure

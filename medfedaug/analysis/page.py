@@ -1,0 +1,133 @@
+"""Elements of a page that needs nothing else, neither files nor a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+
+__all__ = ["POLICY", "STYLE", "add", "details", "figure", "table"]
+
+STYLE = """
+:root { color-scheme: light dark;
+  --ink: #1b1b1f; --soft: #5c5c66; --line: #d5d5dc; --page: #fff; --band: #f5f5f8 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6ea; --soft: #a3a3ad; --line: #3a3a42; --page: #17171a; --band: #212126 }
+  /* Black lines become white, the colours keep their hue. */
+  figure:not(.photo) img { filter: invert(.9) hue-rotate(180deg) }
+}
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 62rem; padding: 1rem 1rem 3rem; background: var(--page); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
+h1 { font-size: 1.5rem; line-height: 1.2; margin: .5rem 0 }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem }
+h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
+p { margin: .5rem 0 } .soft, figcaption { color: var(--soft); font-size: .875rem }
+.wide { overflow-x: auto; margin: .6rem 0 }
+/* Whole pixels: a column that stays in place is rounded apart from the others. */
+table { border-collapse: separate; border-spacing: 0; font-size: .875rem; line-height: 20px;
+  font-variant-numeric: tabular-nums }
+th, td { padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--line);
+  overflow-wrap: normal }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page) }
+thead th { background: var(--band); vertical-align: bottom; font-weight: 600 }
+thead th:first-child { background: var(--band) }
+table.words td { text-align: left } table.words th { text-align: left }
+table.words td:last-child { min-width: 12rem; overflow-wrap: anywhere }
+figure { margin: 1rem 0 }
+details { margin: .4rem 0; font-size: .875rem } summary { cursor: pointer; color: var(--soft) }
+pre { overflow-x: auto; background: var(--band); padding: .6rem; font-size: .8rem; line-height: 1.35 }
+img { width: 100%; height: auto; display: block } figure.small img { max-width: 38rem }
+@media (max-width: 600px) {
+  th, td { padding: 5px 7px } th:first-child, td:first-child { max-width: 7.5rem }
+}
+"""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_WIDE, _NARROW = 9.0, 4.0  # inches; a phone shows the narrow figure at about its size
+
+
+def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
+    """Append an element; the tree escapes its text and attributes."""
+    child = ET.SubElement(parent, tag, attributes)
+    child.text = text
+    return child
+
+
+def table(
+    parent: ET.Element, header: Sequence[str], body: Iterable[Sequence[str]], *, words: bool = False
+) -> None:
+    """Append a table that scrolls by itself where it is wider than the page.
+
+    Args:
+        parent: what it is appended to.
+        header: headings of the columns.
+        body: the cells.
+        words: whether the cells are words, and not numbers.
+    """
+    wide = add(parent, "div", **{"class": "wide"})
+    grid = add(wide, "table", **({"class": "words"} if words else {}))
+    line = add(add(grid, "thead"), "tr")
+    for cell in header:
+        add(line, "th", cell, scope="col")
+    rows = add(grid, "tbody")
+    for cells in body:
+        line = add(rows, "tr")
+        for cell in cells:
+            add(line, "td", cell)
+
+
+def figure(
+    parent: ET.Element,
+    draw: Callable[[float], Figure],
+    alt: str,
+    caption: str = "",
+    *,
+    small: bool = False,
+    photo: bool = False,
+) -> None:
+    """Draw for a wide and for a narrow window; the browser shows the one that fits.
+
+    Args:
+        parent: what the figure is appended to.
+        draw: makes the figure of a given width, inches.
+        alt: what it shows, for who cannot see it.
+        caption: below the figure.
+        small: no wider than a page of text.
+        photo: made of pixels, and dark in every theme.
+    """
+    kind = "photo" if photo else "small" if small else ""
+    frame = add(parent, "figure", **({"class": kind} if kind else {}))
+    encode = _jpeg if photo else _svg
+    picture = add(frame, "picture")
+    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(_NARROW)))
+    add(picture, "img", src=encode(draw(_WIDE)), alt=alt)
+    if caption:
+        add(frame, "figcaption", caption)
+
+
+def details(parent: ET.Element, summary: str, texts: Iterable[str]) -> None:
+    """Texts that open at a touch, to be copied."""
+    folded = add(parent, "details")
+    add(folded, "summary", summary)
+    for text in texts:
+        add(folded, "pre", text)
+
+
+def _svg(drawing: Figure) -> str:
+    stream = io.BytesIO()
+    # The same runs give the same page: no date, and names drawn from a fixed salt.
+    with matplotlib.rc_context({"svg.hashsalt": "medfedaug"}):
+        drawing.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _jpeg(drawing: Figure) -> str:
+    stream = io.BytesIO()
+    # Some 640 pixels for a phone, some 1000 for a desk; outlines keep their colour without subsampling.
+    dots = 160 if drawing.get_figwidth() < 5 else 110
+    drawing.savefig(stream, format="jpeg", dpi=dots, pil_kwargs={"quality": 80, "subsampling": 0})
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -1,0 +1,194 @@
+"""The sections of the report that need the sites' images and the runs' models."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from matplotlib.figure import Figure
+
+from medfedaug.analysis import page
+from medfedaug.analysis.cases import CaseView, case_picture, extreme_cases, network_inputs
+from medfedaug.analysis.features import feature_picture, site_features
+from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
+from medfedaug.analysis.runs import Run
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.sites import find_sites, is_site, open_site, site_statistics
+from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.evaluate import open_model
+from medfedaug.federation.output import GLOBAL_MODEL, STATISTICS
+from medfedaug.statistics import ChannelStatistics, load_statistics
+
+__all__ = ["image_sections"]
+
+# Enough to see a distribution by: cases a site, by task, and features a site.
+_CASES = {"segmentation": 10, "classification": 100}
+_FEATURES = 80
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Seen:
+    """What one run's model makes of the sites' test images."""
+
+    views: list[CaseView] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    trouble: str = ""
+
+
+def image_sections(
+    body: ET.Element, groups: Mapping[str, Sequence[Run]], data: str | Path, device: str = "auto"
+) -> None:
+    """Append intensities, features and cases; of each method its first run.
+
+    Args:
+        body: of the page.
+        groups: the runs (`medfedaug.analysis.runs.group_runs`).
+        data: a site's folder, or one that holds the sites' folders.
+        device: where to compute.
+
+    Raises:
+        DataError: when the data cannot be used, or hold none of the runs' sites.
+    """
+    first = [members[0] for members in groups.values()]
+    known = {site for run in first for site in (*run.sites, *run.unseen)}
+    single = Path(data).is_dir() and is_site(Path(data))
+    folders = [f for f in ([open_site(data)] if single else find_sites(data)) if f.name in known]
+    if not folders:
+        raise DataError(
+            "holds none of the runs' sites", path=data, hint=f"They are {', '.join(sorted(known))}."
+        )
+    _intensities(page.add(body, "section"), first, folders)
+    seen = {label: _look(members[0], data, device) for label, members in groups.items()}
+    names = {label: f"{label}, {members[0].name}" for label, members in groups.items()}
+    _features(page.add(body, "section"), {names[label]: found for label, found in seen.items()})
+    _cases(page.add(body, "section"), {names[label]: found for label, found in seen.items()}, first[0].metric)
+
+
+def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
+    page.add(section, "h2", "Intensities by site, before and after FedRDN")
+    intensity = str(runs[0].config.get("intensity", "raw"))
+    unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
+    statistics = _statistics(runs, folders, intensity)
+    samples = {}
+    volumes = folders[0].task == "segmentation"
+    for folder in folders:
+        cases = folder.cases["training"] or folder.cases["test"]
+        images = (folder.load_image(c, intensity) for c in _evenly(cases, _CASES[folder.task]))
+        samples[folder.name] = sample_intensities(images, foreground=volumes)
+    drawn = (
+        "Drawn are the voxels brighter than the mean of their volume, without the air around the patient."
+        if volumes
+        else "Spikes of saturated pixels are cut."
+    )
+    page.figure(
+        section,
+        lambda width: intensity_histograms(samples, statistics, unseen=unseen, width=width),
+        "Histograms of the sites' intensities as stored, and as FedRDN makes them at test and in training",
+        "What the site's devices give; normalised with the site's own mean and deviation, as at test; and "
+        f"with those of every site in equal parts, from which training draws. {drawn} The more the sites' "
+        "curves lie over each other, the less their devices tell them apart.",
+    )
+
+
+def _statistics(
+    runs: Sequence[Run], folders: Sequence[SiteFolder], intensity: str
+) -> dict[str, ChannelStatistics]:
+    """The pairs that were exchanged, of all training sites; those of other sites are computed."""
+    files = [run.path.parent / STATISTICS for run in runs]
+    saved = next((load_statistics(file) for file in files if file.exists()), {})
+    known = {site: saved[site] for site in saved if any(site in run.sites for run in runs)}
+    return known | {f.name: site_statistics(f, intensity) for f in folders if f.name not in known}
+
+
+def _look(run: Run, data: str | Path, device: str) -> _Seen:
+    seen = _Seen()
+    model = run.path.parent / GLOBAL_MODEL
+    if not model.exists():
+        seen.trouble = f"there is no {GLOBAL_MODEL} beside {run.path.name}"
+        return seen
+    try:
+        for trainer in open_model(model, data, config=run.path, device=device):
+            folder = trainer.folder
+            if not folder.cases["test"] or folder.name not in {*run.sites, *run.unseen}:
+                continue
+            seen.views += extreme_cases(trainer, run.case_scores.get(folder.name))
+            batches = list(network_inputs(trainer, _evenly(folder.cases["test"], _CASES[folder.task])))
+            found = site_features(trainer.network, (images for images, _ in batches))
+            kept = _evenly(range(len(found)), _FEATURES)
+            seen.features.append(found[list(kept)])
+            seen.sites += [folder.name + (" (unseen)" if folder.name in run.unseen else "")] * len(kept)
+            if folder.task == "classification":
+                labels = torch.cat([labels for _, labels in batches]).tolist()
+                seen.labels += [trainer.config.classes[int(labels[i])] for i in kept]
+    except (MedFedAugError, ValueError) as error:  # one run's trouble is not the page's
+        return _Seen(trouble=str(error))
+    return seen
+
+
+def _features(section: ET.Element, seen: Mapping[str, _Seen]) -> None:
+    page.add(section, "h2", "Features by site")
+    page.add(
+        section,
+        "p",
+        "Test images in the last stage of the encoder, averaged over space, on two principal components with "
+        "the share of the variance that each carries. A colour is a site: sites that lie apart are told "
+        "apart by the network.",
+        **{"class": "soft"},
+    )
+    for name, found in seen.items():
+        page.add(section, "h3", name)
+        if sum(map(len, found.features)) < 3:
+            page.add(section, "p", f"No picture: {found.trouble or 'too few images'}.")
+            continue
+        features = torch.cat(found.features)
+        page.figure(
+            section,
+            partial(_draw_features, features, found.sites, found.labels or None),
+            f"Features by site, {name}",
+            small=True,
+        )
+
+
+def _draw_features(
+    features: torch.Tensor, sites: Sequence[str], labels: Sequence[str] | None, width: float
+) -> Figure:
+    return feature_picture(features, sites, labels, width=min(width, 6))
+
+
+def _cases(section: ET.Element, seen: Mapping[str, _Seen], metric: str) -> None:
+    page.add(section, "h2", "Worst and best case of each site")
+    page.add(
+        section,
+        "p",
+        "By Dice of the volume. Shown is the slice where the truth is largest."
+        if metric == "dice"
+        else "By p, the probability that the model gives to the true class.",
+        **{"class": "soft"},
+    )
+    for name, found in seen.items():
+        page.add(section, "h3", name)
+        if not found.views:
+            page.add(section, "p", f"No picture: {found.trouble or 'no case could be scored'}.")
+            continue
+        told = "; ".join(f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in found.views)
+        page.figure(section, partial(_draw_cases, found.views), f"{name}: {told}", photo=True)
+
+
+def _draw_cases(views: Sequence[CaseView], width: float) -> Figure:
+    return case_picture(views, width=width)
+
+
+def _evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most so many, evenly from the whole list, which may be sorted."""
+    if len(items) <= most:
+        return list(items)
+    return [items[int(i * len(items) / most)] for i in range(most)]

@@ -1,0 +1,140 @@
+"""`TextTable`: one table as Markdown, CSV, LaTeX or on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+__all__ = ["TextTable"]
+
+
+class TextTable(ABC):
+    """A table of text, its first column names and the others numbers; and what is needed to read it."""
+
+    notes: tuple[str, ...]
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Headings of columns that a narrow terminal does without."""
+        return frozenset()
+
+    @property
+    @abstractmethod
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+
+    @property
+    @abstractmethod
+    def body(self) -> list[list[str]]:
+        """The cells as text."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """The rows in full precision, by the columns of `csv`; ``None`` for no value."""
+
+    def markdown(self) -> str:
+        """A Markdown table with its notes."""
+        header, *lines = ([_markdown(cell) for cell in line] for line in (self.header, *self.body))
+        rule = ["---"] + ["---:"] * (len(header) - 1)
+        text = "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
+        return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes) + "\n"
+
+    def csv(self) -> str:
+        """Full precision, every number in a column of its own; an empty cell for no value."""
+        records = self.records()
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return stream.getvalue()
+
+    def latex(self) -> str:
+        """A ``tabular`` for the ``booktabs`` package."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
+
+        columns = "l" + "r" * (len(self.header) - 1)
+        return "\n".join(
+            [
+                *(f"% {note}" for note in self.notes),
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"  \toprule",
+                line(self.header),
+                r"  \midrule",
+                *(line(cells) for cells in self.body),
+                r"  \bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+    def save(self, stem: str | Path) -> None:
+        """Write ``stem.md``, ``stem.csv`` and ``stem.tex``; the folder is made where it is missing."""
+        stem = Path(stem)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, text in ((".md", self.markdown()), (".csv", self.csv()), (".tex", self.latex())):
+            stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
+
+    def rich(self, without: Collection[str] = ()) -> RichTable:
+        """For ``rich.print``; a table can also be printed by Rich as it is.
+
+        Args:
+            without: headings of columns to leave out.
+        """
+        # `Text`, since a site's name in brackets would otherwise be read as markup.
+        lines = [[cell.replace("± ", "±") for cell in line] for line in (self.header, *self.body)]
+        kept = [index for index, cell in enumerate(self.header) if cell not in without]
+        lines = [[line[index] for index in kept] for line in lines]
+        columns = list(zip(*lines, strict=True))
+        table = RichTable(
+            caption=Text("\n".join(self.notes)),
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
+        )
+        for index, cells in enumerate(columns):
+            # Cells may wrap between words in a narrow terminal; a number is never cut.
+            widest = max(len(word) for cell in cells for word in cell.split() or [""])
+            table.add_column(Text(cells[0]), justify="right" if index else "left", min_width=widest)
+        for line in lines[1:]:
+            table.add_row(*(Text(cell) for cell in line))
+        return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole, unlimited = self.rich(), options.update(max_width=10_000)
+        fits = Measurement.get(console, unlimited, whole).minimum <= options.max_width
+        yield whole if fits else self.rich(without=self.optional)
+
+
+def _markdown(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _latex(text: str) -> str:
+    escapes = {
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "Δ": r"$\Delta$",
+        "<": r"$<$",
+        ">": r"$>$",
+        "–": "--",
+        "†": r"$\dagger$",
+        "\n": " ",
+    }
+    return "".join(escapes.get(character, character) for character in text)

@@ -1,0 +1,146 @@
+"""The report in a real browser: at the width of a phone, in light and dark, without a network."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from medfedaug.analysis import write_report
+from medfedaug.data.sites import find_sites
+from medfedaug.simulate import configure, simulate
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+
+# A window cannot be as narrow as a phone, a frame can. What the page looks like in it once it is loaded is
+# left where --dump-dom shows it.
+FRAME = """<!DOCTYPE html><html style="color-scheme: light dark"><body style="margin: 0">
+<iframe style="border: 0; width: %dpx; height: 844px" srcdoc="%s"></iframe>
+<script>
+addEventListener("load", () => {
+  const inside = document.querySelector("iframe").contentWindow, page = inside.document;
+  const images = [...page.images], style = element => inside.getComputedStyle(element);
+  const beyond = [...page.querySelectorAll("body *")].filter(
+    e => e.getBoundingClientRect().right > inside.innerWidth + 0.5 && !e.closest(".wide, pre"));
+  document.documentElement.dataset.probe = JSON.stringify({
+    width: inside.innerWidth,
+    scroll: page.documentElement.scrollWidth,
+    beyond: beyond.map(e => e.tagName),
+    images: images.map(i => [i.complete && i.naturalWidth > 0, i.currentSrc.slice(0, 15)]),
+    loaded: inside.performance.getEntriesByType("resource").map(e => e.name)
+      .filter(name => !name.startsWith("data:")),
+    background: style(page.body).backgroundColor,
+    inverted: images.map(i => style(i).filter !== "none"),
+    last: [...page.querySelectorAll("h2")].map(e => e.textContent).pop(),
+  });
+});
+</script></body></html>
+"""
+
+
+def browse(page: Path, folder: Path, width: int, *more: str) -> tuple[str, list[str]]:
+    """The document after loading, and what the console said."""
+    profile = folder / f"profile{len(list(folder.iterdir()))}"  # a new one, or two browsers would be one
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *(f"--user-data-dir={profile}", f"--window-size={width},844", "--enable-logging=stderr"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND", "--disable-dev-shm-usage", "--dump-dom"),
+        *(*more, page.resolve().as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def probe(page: Path, folder: Path, width: int, *more: str) -> dict:
+    """What `FRAME` finds in the page."""
+    framed = folder / f"framed-{page.name}"
+    framed.write_text(FRAME % (width, html.escape(page.read_text())))
+    document, console = browse(framed, folder, 1200, *more)
+    assert not console
+    found = re.search(r'data-probe="([^"]*)"', document)
+    assert found is not None, "the page did not load"
+    return json.loads(html.unescape(found[1]))
+
+
+@pytest.fixture(scope="module")
+def page(phantom_dir, tmp_path_factory):
+    """A page with everything: two methods, long names, images, γ, a site that failed, an unseen one."""
+    folder = tmp_path_factory.mktemp("page")
+    config = configure(
+        find_sites(phantom_dir),
+        methods=({"name": "fedrdn", "args": {}}, {"name": "fedfa", "args": {}}),
+        network_args={"features": [4, 8, 8, 8, 8, 4]},
+        rounds=1,
+        batch_size=4,
+        threads=1,
+    )
+    results = simulate(phantom_dir, folder / "run", config, engine="inprocess", device="cpu")
+    results["rounds"][0]["missing"] = [
+        {"site": "site_D", "task": "train", "reason": "site site_D: " + "/a/very/long/path" * 12}
+    ]
+    (folder / "run" / "results.json").write_text(json.dumps(results))
+    results["config"]["methods"] = [{"name": "fedavg", "args": {}}]
+    (folder / "fedavg").mkdir()
+    (folder / "fedavg" / "results.json").write_text(json.dumps(results))
+    return write_report(
+        [folder / "run", folder / "fedavg"], folder / "report.html", data=phantom_dir, device="cpu"
+    )
+
+
+@pytest.mark.parametrize("width", [360, 390, 1100])
+def test_nothing_is_wider_than_the_window(page, tmp_path, width):
+    found = probe(page, tmp_path, width)
+    assert found["width"] == width
+    assert found["scroll"] <= width
+    assert found["beyond"] == []
+    assert found["last"] == "Configuration"
+
+
+def test_every_image_is_shown_and_nothing_is_fetched(page, tmp_path):
+    found = probe(page, tmp_path, 390)
+    assert len(found["images"]) >= 6
+    assert all(shown and source.startswith("data:image/") for shown, source in found["images"])
+    assert found["loaded"] == []
+
+
+def test_dark_is_dark_and_leaves_pictures_of_patients_as_they_are(page, tmp_path):
+    light = probe(page, tmp_path, 390, "--blink-settings=preferredColorScheme=1")
+    dark = probe(page, tmp_path, 390, "--blink-settings=preferredColorScheme=0")
+    assert light["background"] == "rgb(255, 255, 255)"
+    assert dark["background"] == "rgb(23, 23, 26)"
+    assert not any(light["inverted"])
+    photos = [source.startswith("data:image/jpeg") for _, source in dark["images"]]
+    assert any(photos)
+    assert dark["inverted"] == [not photo for photo in photos]
+
+
+def test_the_page_as_it_is_says_nothing_on_the_console(page, tmp_path):
+    document, console = browse(page, tmp_path, 390)
+    assert console == []
+    assert "Worst and best case of each site" in document
+
+
+def test_what_is_too_wide_is_noticed(page, tmp_path):
+    """The test above can fail."""
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(page.read_text().replace("</body>", '<p style="width: 400px">wide</p></body>'))
+    found = probe(spoilt, tmp_path, 390)
+    assert found["scroll"] > 390
+    assert found["beyond"] == ["P"]
+
+
+def test_the_policy_of_the_page_stops_what_would_fetch(page, tmp_path):
+    """The test above can fail: an image from elsewhere is refused, and the console says so."""
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(page.read_text().replace("</body>", '<img src="http://example.org/x.png"></body>'))
+    _, console = browse(spoilt, tmp_path, 390)
+    assert any("Content Security Policy" in line for line in console)
