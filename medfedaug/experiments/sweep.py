@@ -28,13 +28,22 @@ from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
 from medfedaug.data.memory import keep_decoded
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.experiments.presets import Preset
 from medfedaug.federation.output import RESULTS
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.simulate import simulate
 
-__all__ = ["Axis", "PlannedRun", "find_root", "parse_axis", "parse_methods_list", "plan", "run_all"]
+__all__ = [
+    "Axis",
+    "PlannedRun",
+    "find_data",
+    "find_root",
+    "parse_axis",
+    "parse_methods_list",
+    "plan",
+    "run_all",
+]
 
 BASE = "base"  # the variant that is the preset itself
 
@@ -178,6 +187,14 @@ def find_root(root: str | Path, benchmark: str) -> Path:
     return root / benchmark if (root / benchmark).is_dir() else root
 
 
+def find_data(root: str | Path, benchmark: str) -> list[SiteFolder] | None:
+    """The sites of a data set, or ``None`` where they are not there or cannot be used."""
+    try:
+        return open_benchmark(benchmark, find_root(root, benchmark))
+    except DataError:
+        return None
+
+
 def plan(
     preset: Preset,
     root: str | Path,
@@ -318,7 +335,8 @@ def _planned(
             "holdout": [site] if site else [],
         }
     )
-    return PlannedRun(methods, ",".join(told), run, data, ",".join(reduced), site, fold, folds)
+    # Sorted: the folder must not depend on the order in which settings were given.
+    return PlannedRun(methods, ",".join(sorted(told)), run, data, ",".join(reduced), site, fold, folds)
 
 
 def run_all(
@@ -347,8 +365,8 @@ def run_all(
         device: the sites' device.
         jobs: runs at the same time, each in a process; 1 for none but this one.
         memory: bytes of decoded images that a process keeps.
-        on_event: told ``{"event": "run", "folder": ..., "number": n, "of": n}`` when a run begins or is found
-            finished, ``{"event": "failed", "folder": ..., "reason": ...}``, and with one job also the run's
+        on_event: told ``{"event": "run", "folder": ..., "number": n, "of": n}`` when a run is finished or was
+            before, ``{"event": "failed", "folder": ..., "reason": ...}``, and with one job also the run's
             own events.
 
     Returns:

@@ -110,12 +110,12 @@ def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
     rounds = {run.config.rounds for run in runs}
     if rounds != {preset.config["rounds"]}:
         notes.append(
-            f"NOT THE PAPER'S: {_join(rounds)} rounds in place of {preset.config['rounds']}. Published "
-            "numbers are of all rounds."
+            f"REDUCED, not the paper's protocol: {_join(rounds)} rounds in place of "
+            f"{preset.config['rounds']}. Published numbers are of all rounds."
         )
     limits = {run.config.limit for run in runs} - {None}
     if limits:
-        notes.append(f"NOT THE PAPER'S: at most {_join(limits)} cases of each split a site.")
+        notes.append(f"REDUCED, not the paper's data: at most {_join(limits)} cases of each split a site.")
     notes.append(f"Protocol {preset.name}: {preset.source}.")
     return [*notes, *preset.readings]
 
