@@ -94,6 +94,13 @@ def test_published_means_are_the_means_of_their_sites():
     ]
 
 
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
+def test_every_preset_is_documented_as_it_is(preset):
+    page = (Path(__file__).parents[1] / "docs/papers.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |"))
+    assert f"| {preset.config['network']} | {preset.schedule} |" in row
+
+
 # --- Plans ------------------------------------------------------------------------------------------------
 
 

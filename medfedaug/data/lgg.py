@@ -88,7 +88,8 @@ def lgg_multisite(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0)
         fold_seed: of the shuffle before the patients are dealt to the folds.
     """
     prepared = sorted(p.parent for p in root.glob("*/dataset.json"))
-    sites = [VolumeFolder.open(folder) for folder in prepared] or _published(root)
+    sites: list[SiteFolder] = [VolumeFolder.open(folder) for folder in prepared]
+    sites = sites or _published(root)
     return sites if not folds else [_in_fold(site, folds, fold, fold_seed) for site in sites]
 
 
