@@ -348,8 +348,11 @@ def benchmark(
             on_event=progress.show,
         )
     if len(failed) < len(runs):
-        for table in write_tables(runs, preset, out, across=cross_site, device=device).values():
+        tables, notes = write_tables(runs, preset, out, across=cross_site, device=device)
+        for table in tables.values():
             out_console.print(table)
+        for note in notes:
+            out_console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
         out_console.print(f"{out}/table.md, {out}/report.html", highlight=False)
     if failed:
         folder, reason = next(iter(failed.items()))

@@ -247,8 +247,9 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
     failed = run_all(runs, OFFICE_PRESET, office, tmp_path, device="cpu", on_event=events.append)
     assert list(failed) == [runs[1].folder]
     assert "9" in failed[runs[1].folder]
-    tables = write_tables(runs, OFFICE_PRESET, tmp_path)
-    assert "UNFINISHED: 1 of 2 runs." in tables["table"].notes
+    _, notes = write_tables(runs, OFFICE_PRESET, tmp_path)
+    assert notes[0] == "UNFINISHED: 1 of 2 runs."
+    assert notes[0] in (tmp_path / "table.md").read_text()
     with pytest.raises(ConfigError, match="several jobs need --engine inprocess"):
         run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", jobs=2)
 
@@ -466,7 +467,7 @@ def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
     after = snapshot(folder)
     assert {key: after[key] for key in before} == before
     assert set(after) - set(before) == {str(folder / "cross_site.json")}
-    tables = write_tables(runs, OFFICE_PRESET, tmp_path, across=True)
+    tables, _ = write_tables(runs, OFFICE_PRESET, tmp_path, across=True)
     assert len(tables["cross_site"].body) == 4
     assert "amazon" in (tmp_path / "cross_site.md").read_text()
 

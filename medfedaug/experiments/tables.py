@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis import Run, Score, load_run, patient_table, summary_table, write_report
+from medfedaug.analysis import Run, Score, Table, load_run, patient_table, summary_table, write_report
+from medfedaug.analysis.tables import PatientTable
 from medfedaug.analysis.text import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.cross_site import cross_site
@@ -131,7 +132,7 @@ def write_tables(
     *,
     across: bool = False,
     device: str = "auto",
-) -> dict[str, TextTable]:
+) -> tuple[dict[str, TextTable], list[str]]:
     """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
 
     Args:
@@ -142,8 +143,8 @@ def write_tables(
         device: where to compute that.
 
     Returns:
-        The tables by name: ``table``, and where there is something to show ``patients``, ``published`` and
-        ``cross_site``.
+        The tables by name (``table``, and where there is something to show ``patients``, ``published`` and
+        ``cross_site``), and what a reader must know of all of them, which the files have below each.
 
     Raises:
         ConfigError: when no run is finished.
@@ -165,19 +166,19 @@ def write_tables(
             "the sites, unweighted."
         )
         table = replace(table, notes=(first, *table.notes[1:]))
-    tables: dict[str, TextTable] = {"table": replace(table, notes=(*table.notes, *notes))}
+    tables: dict[str, Table | PatientTable | PublishedTable | CrossSiteTable] = {"table": table}
     patients = patient_table([found for _, found in loaded])
     if patients.rows:
-        tables["patients"] = replace(patients, notes=(*patients.notes, *notes))
-    published = _published(scored, preset, held_out, notes)
+        tables["patients"] = patients
+    published = _published(scored, preset, held_out)
     if published.rows:
         tables["published"] = published
     if across:
-        tables["cross_site"] = _cross_site(loaded, preset, out, device, notes)
+        tables["cross_site"] = _cross_site(loaded, preset, out, device)
     for name, found in tables.items():
-        found.save(out / name)
+        replace(found, notes=(*found.notes, *notes)).save(out / name)
     write_report([out / run.folder for run, _ in loaded], out / "report.html", notes=notes)
-    return tables
+    return {**tables}, notes
 
 
 _Loaded = Sequence[tuple[PlannedRun, Run]]
@@ -230,7 +231,7 @@ def _without_each(loaded: _Loaded) -> list[tuple[PlannedRun, Run]]:
     return pooled
 
 
-def _published(loaded: _Loaded, preset: Preset, held_out: bool, notes: Sequence[str]) -> PublishedTable:
+def _published(loaded: _Loaded, preset: Preset, held_out: bool) -> PublishedTable:
     rows = []
     for run, found in _groups(loaded):
         for published in PUBLISHED.get(preset.name, ()):
@@ -241,7 +242,7 @@ def _published(loaded: _Loaded, preset: Preset, held_out: bool, notes: Sequence[
                 sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
                 rows.append(Compared(_label(run), sites, ours.mean, published))
     columns = dict.fromkeys(site for row in rows for site in row.sites if row.published.sites)
-    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.", *notes))
+    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.",))
 
 
 def _combination(methods: str) -> frozenset[str]:
@@ -254,9 +255,7 @@ def _combination(methods: str) -> frozenset[str]:
     return frozenset(parts - plain or parts)
 
 
-def _cross_site(
-    loaded: _Loaded, preset: Preset, out: Path, device: str, notes: Sequence[str]
-) -> CrossSiteTable:
+def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for run, _ in loaded:
         result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
@@ -274,4 +273,4 @@ def _cross_site(
         "The model that one site trained in the round after the selected one, before averaging, tested at "
         "every site; the site itself is on the diagonal (FedRDN Table 3)."
     )
-    return CrossSiteTable(tuple(targets), rows, (explained, *notes))
+    return CrossSiteTable(tuple(targets), rows, (explained,))
