@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import nibabel
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from measure import hardware
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
+from medfedaug.analysis.significance import PairedTest, paired_t_test
 from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
@@ -81,7 +83,7 @@ def policy(level: str, releases: int) -> PrivacyPolicy | None:
     if level == EXACT:
         return None
     noise = 1e-9 if level == CLIPPED else noise_multiplier_for(float(level), DELTA, releases)
-    return PrivacyPolicy(min_images=5, noise_multiplier=noise, delta=DELTA, max_epsilon=1e30, clip=dict(CLIP))
+    return PrivacyPolicy(min_images=1, noise_multiplier=noise, delta=DELTA, max_epsilon=1e30, clip=dict(CLIP))
 
 
 class Recorded(SiteExchange):
@@ -230,6 +232,84 @@ def train(
     }, server
 
 
+def paired(runs: list[dict[str, Any]], method: str, level: str) -> PairedTest:
+    """Dice against the same method without noise, by patient; a patient's Dice is the mean over the seeds."""
+    by_seed = {(r["method"], r["level"], r["seed"]): r["cases"] for r in runs}
+    seeds = [s for m, lv, s in by_seed if (m, lv) == (method, level) and (m, EXACT, s) in by_seed]
+    cases = [case for case, dice in by_seed[method, EXACT, seeds[0]].items() if dice is not None]
+    with_noise, without = (
+        [statistics.fmean(by_seed[method, chosen, s][case] for s in seeds) for case in cases]
+        for chosen in (level, EXACT)
+    )
+    return paired_t_test(with_noise, without)
+
+
+def table(numbers: dict[str, Any]) -> str:
+    """Dice and the statistics' error against ε, as Markdown."""
+    runs, lines = numbers["runs"], []
+    order = list(dict.fromkeys((r["method"], r["level"]) for r in runs))
+    lines.append(
+        "| method | ε | z | test Dice by seed | mean | to ε = none, by patient | error / spread | γ agrees |"
+    )
+    lines.append("|---|---:|---:|---|---:|---|---:|---:|")
+    for method, level in sorted(order, key=lambda pair: pair[0]):
+        dice = [r["dice"] for r in runs if (r["method"], r["level"]) == (method, level)]
+        cells = [method, level, "", ", ".join(f"{d:.3f}" for d in dice), f"{statistics.fmean(dice):.3f}"]
+        if level == EXACT:
+            cells += ["", "", ""]
+        else:
+            test = paired(runs, method, level)
+            found = numbers["statistics"][method]["levels"][level]
+            gamma = found.get("gamma_correlation", {})
+            cells[2] = f"{found['noise_multiplier']:.2f}"
+            cells.append(f"{test.difference:+.3f} ({test.low:+.3f} to {test.high:+.3f})")
+            cells.append(f"{relative_error(numbers, method, level):.2g}")
+            cells.append(" and ".join(f"{value:.2f}" for value in gamma.values()))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def relative_error(numbers: dict[str, Any], method: str, level: str) -> float:
+    """Root mean square error of what the sites send, over the spread of the exact values between sites."""
+    entry = numbers["statistics"][method]
+    errors = entry["levels"][level]["rms_error"].values()
+    ratios = [
+        statistics.fmean(e[kind] ** 2 for e in errors) ** 0.5 / spread
+        for kind, spread in entry["between_sites"].items()
+    ]
+    return statistics.fmean(ratios)
+
+
+def plot(numbers: dict[str, Any], path: Path) -> None:
+    """Test Dice, and the statistics' error, against ε."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    runs = numbers["runs"]
+    levels = list(dict.fromkeys(r["level"] for r in runs))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
+    for offset, method in zip((-0.12, 0.12), METHODS, strict=True):
+        colour = {"fedrdn": "tab:blue", "fedfa": "tab:orange"}[method]
+        for index, level in enumerate(levels):
+            dice = [r["dice"] for r in runs if (r["method"], r["level"]) == (method, level)]
+            left.scatter([index + offset] * len(dice), dice, s=14, color=colour, alpha=0.6)
+            left.hlines(statistics.fmean(dice), index + offset - 0.1, index + offset + 0.1, color=colour)
+        budgets = [level for level in levels if level not in (EXACT, CLIPPED)]
+        errors = [relative_error(numbers, method, level) for level in budgets]
+        right.plot([float(level) for level in budgets], errors, marker="o", color=colour, label=method)
+    reference = [r["dice"] for r in runs if r["method"] == "fedavg"]
+    left.axhspan(min(reference), max(reference), color="0.85", zorder=0)
+    left.text(len(levels) - 0.55, max(reference), "fedavg", ha="right", va="bottom", fontsize=8, color="0.4")
+    left.set_xticks(range(len(levels)), levels)
+    left.set(xlabel="ε of a site (δ = 1e-5)", ylabel="test Dice, mean of sites", title="one dot a seed")
+    right.axhline(1.0, color="0.6", linewidth=1)
+    right.set(xscale="log", yscale="log", xlabel="ε of a site (δ = 1e-5)")
+    right.set(ylabel="RMS error / spread between sites", title="error of what is sent")
+    right.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def main() -> None:
     """Run what is not there yet, then write the numbers, the table and the plot."""
     arguments = argparse.ArgumentParser(
@@ -252,6 +332,9 @@ def main() -> None:
         if options.halve:
             options.data = halved(options.data, Path(folder), options.limit)
         run_all(options)
+    numbers = json.loads((options.out / "numbers.json").read_text())
+    print(table(numbers))
+    plot(numbers, options.out / "epsilon.png")
 
 
 def run_all(options: argparse.Namespace) -> None:

@@ -464,13 +464,13 @@ def report(
     with err_console.status("drawing"):
         write_report(runs, out, data=data, device=device)
     found = [load_run(run) for run in runs]
-    named = {"scores": summary_table(found), "patients": patient_table(found)}
-    out_console.print(named["scores"])
-    if named["patients"].rows:
-        out_console.print(named["patients"])
+    scores, patients = summary_table(found), patient_table(found)
+    out_console.print(scores)
+    if patients.rows:
+        out_console.print(patients)
     if tables is not None:
-        for name, table in named.items():
-            table.save(tables / name)
+        scores.save(tables / "scores")
+        patients.save(tables / "patients")
         out_console.print(f"{tables}/scores.*, {tables}/patients.*", highlight=False)
     out_console.print(f"{out}", highlight=False)
 

@@ -15,7 +15,7 @@ from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.site import SiteTrainer
 
 __all__ = ["evaluate_model", "open_model"]
@@ -29,54 +29,46 @@ def open_model(
     limit: int | None = None,
     device: str = "auto",
     state: str | Path | None = None,
-) -> Iterator[SiteTrainer]:
-    """A global model at one site after the other, with what the site needs to use it.
+) -> Iterator[tuple[SiteTrainer, int]]:
+    """A global model at one site after the other.
 
     Args:
-        model: ``global_model.pt`` of a run.
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``; by default the one beside the model.
         limit: at most so many cases a site.
         device: where to compute.
-        state: as for `evaluate_model`.
+        state: where the sites keep what is theirs, for a run that leaves layers at the sites: the folder
+            ``state`` beside the model by default, ``MEDFEDAUG_STATE`` at a hospital.
 
     Yields:
-        The site's trainer, the model in its network; one at a time, since it holds the site's images.
+        The site's trainer with the global model in its network, and the round that the model is of, for
+        `SiteTrainer.recall_round`. One site at a time, since a trainer holds the site's images.
 
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    for trainer, _, complete in _open(Path(model), Path(data), config, limit, device, state):
-        if not complete:
-            raise ConfigError(f"{model}: its run kept layers at the sites, and {trainer.name} has none")
-        yield trainer
-
-
-def _open(
-    model: Path,
-    data: Path,
-    config: str | Path | None,
-    limit: int | None,
-    device: str,
-    state: str | Path | None,
-) -> Iterator[tuple[SiteTrainer, int, bool]]:
-    """Each site's trainer with the model in it, the model's round, and whether the model is complete."""
+    model, data = Path(model), Path(data)
     record = _load_record(config or model.parent / RESULTS)
-    round_ = len(record["rounds"]) if model.name == FINAL_MODEL else record["selected_round"]
+    run = RunConfig.from_dict(record["config"])
     state = Path(state or model.parent / STATE)
-    weights = _load_weights(model)
+    weights, beside = _load_weights(model), exchange_file(model)
+    payload = _load_weights(beside) if beside.exists() else {}
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
-    run = RunConfig.from_dict({**record["config"], "limit": limit, "holdout": []})
-    if Composition(run).kept_keys and not list(state.glob(f"*/{record['run']}.pt")):
+    run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
+    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
             f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
         )
+    round_ = len(record["rounds"]) if model.name == FINAL_MODEL else record["selected_round"]
     for name in names:
         trainer = SiteTrainer(run, data, device, state / name)
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
         trainer.enter_run(record["run"])
-        yield trainer, round_, trainer.load_model(ExchangeObject(weights=weights), round_)
+        trainer.receive(ExchangeObject(weights=weights, statistics={"payload": payload}))
+        yield trainer, round_
 
 
 def evaluate_model(
@@ -92,14 +84,14 @@ def evaluate_model(
     """Score a global model on the images of sites, each normalised as at the site that they come from.
 
     Args:
-        model: ``global_model.pt`` of a run.
+        model: ``global_model.pt`` of a run; what its methods' layers need besides is read from
+            ``global_exchange.pt`` beside it, where there is one.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``; by default the one beside the model.
         split: ``"test"`` or ``"validation"``.
         limit: at most so many cases a site.
         device: where to compute.
-        state: where the sites keep what is theirs, for a run that leaves layers at the sites: the folder
-            ``state`` beside the model by default, ``MEDFEDAUG_STATE`` at a hospital.
+        state: see `open_model`.
 
     Returns:
         ``{"sites": {name: {metric: value, "cases": {...}}}, "mean": {metric: value}}``.
@@ -108,7 +100,8 @@ def evaluate_model(
         MedFedAugError: one line that says what is wrong and where.
     """
     sites: dict[str, Any] = {}
-    for trainer, round_, _ in _open(Path(model), Path(data), config, limit, device, state):
+    opened = open_model(model, data, config=config, limit=limit, device=device, state=state)
+    for trainer, round_ in opened:
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=trainer.name, path=trainer.folder.path)
         scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_})

@@ -338,10 +338,11 @@ class PrivacyGuard:
         Raises:
             PrivacyRefused: naming site, method and the policy's limit.
         """
-        if self.cases < self.policy.min_images:
+        summarised = self.cases if exchange.summarises is None else min(exchange.summarises, self.cases)
+        if summarised < self.policy.min_images:
             raise PrivacyRefused(
                 self.site,
-                f"{name}'s statistics would summarise {self.cases} images, and this site sends them from "
+                f"{name}'s statistics would summarise {summarised} images, and this site sends them from "
                 f"{self.policy.min_images} on (min_images of its privacy policy)",
             )
         if self.policy.noise_multiplier:

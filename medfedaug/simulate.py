@@ -72,7 +72,7 @@ def simulate(
         out: receives ``results.json``, ``global_model.pt`` (the selected round), ``final_model.pt``,
             ``statistics.json``, ``report.html`` and, with NVFlare, ``nvflare.log`` and ``tracking``.
         config: the run; channels and classes are taken from the data.
-        engine: ``"nvflare"`` or ``"inprocess"``.
+        engine: ``"nvflare"`` or ``"inprocess"``; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
         resume: continue an interrupted run after its last finished round; a finished one is not run again,
@@ -88,8 +88,6 @@ def simulate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; choose from {', '.join(ENGINES)}")
-    if tracking and engine != "nvflare":
-        raise ConfigError("tracking is NVFlare's: choose --engine nvflare")
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder")
@@ -98,10 +96,14 @@ def simulate(
     sites = find_sites(data_dir, limit=config.limit)
     task, channels, classes = check_federation(sites, config.holdout)
     config = replace(config, task=task, in_channels=channels, classes=classes)
+    composition = Composition(config)  # whether methods and network go together
+    if composition.pools_data:  # nothing is there for NVFlare to carry
+        engine = "inprocess"
+    if tracking and engine != "nvflare":
+        raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
     if engine == "nvflare" and not config.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
-    composition = Composition(config)  # whether methods and network go together
     state = out / STATE
     if (out / RESULTS).exists() and not overwrite:
         if resume:

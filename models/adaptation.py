@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from medfedaug.functional import feature_statistics, mix_statistics, normalise_features
+from medfedaug.functional import feature_moments, mix_statistics, normalise_features
 
 __all__ = [
     "AdaptiveBatchNorm",
@@ -39,20 +39,21 @@ __all__ = [
 ]
 
 Network = TypeVar("Network", bound=nn.Module)
+Statistics = tuple[Tensor, Tensor]
 
 
 class Interpolation(Protocol):
     """How the statistics of a pass follow from those of the images and those of the federation."""
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+    ) -> Statistics:
         """Mean and standard deviation to normalise with.
 
         Args:
-            norm: the layer; `AdaptiveBatchNorm.global_statistics` gives the federation's.
-            mean: of each image and channel, (B, C).
-            std: alike.
+            norm: the layer.
+            own: mean and standard deviation of each image and channel, (B, C) each.
+            federation: those of the federation, (C,) each.
             voxels: over how many voxels they were taken.
         """
 
@@ -74,6 +75,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     override: Interpolation | None
     global_mean: Tensor | None
     global_var: Tensor | None
+    adapter: InstanceAdapter  # where one was inserted
 
     def set_global_statistics(self, mean: Tensor, var: Tensor) -> None:
         """Set the federation's mean and variance, (C,) each."""
@@ -106,8 +108,9 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         return self._interpolated(x, how)
 
     def _interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
-        mean, std = feature_statistics(x, self.eps)
-        mean, std = how(self, mean, std, math.prod(x.shape[2:]))
+        mean, var = feature_moments(x)
+        own = mean, (var + self.eps).sqrt()
+        mean, std = how(self, own, self.global_statistics(), math.prod(x.shape[2:]))
         return normalise_features(x, mean, std, self.weight, self.bias)
 
 
@@ -142,13 +145,12 @@ class RandomMix:
     high: float = 1.0
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+    ) -> Statistics:
         """Eq. 2 for mean and deviation with the same u."""
-        global_mean, global_std = norm.global_statistics()
-        u = torch.empty_like(global_mean).uniform_(self.low, self.high)
-        mixed = mix_statistics(std, global_std, u)
-        return mix_statistics(mean, global_mean, u), mixed.clamp_min(math.sqrt(norm.eps))
+        u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
+        mean, std = (mix_statistics(*pair, u) for pair in zip(own, federation, strict=True))
+        return mean, std.clamp_min(math.sqrt(norm.eps))
 
 
 @dataclass
@@ -158,10 +160,10 @@ class FixedAlpha:
     alpha: float = 0.5
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+    ) -> Statistics:
         """Eq. 6."""
-        return _mixed(norm, mean, std, mean.new_full((len(mean), 1), self.alpha))
+        return _mixed(own, federation, own[0].new_full((len(own[0]), 1), self.alpha))
 
 
 @dataclass
@@ -172,13 +174,13 @@ class RandomAlpha:
     _generator: torch.Generator | None = field(default=None, repr=False, compare=False)
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+    ) -> Statistics:
         """Eq. 6."""
         if self._generator is None:
             self._generator = torch.Generator().manual_seed(self.seed)
-        alpha = torch.rand((len(mean), 1), generator=self._generator)
-        return _mixed(norm, mean, std, alpha.to(mean))
+        alpha = torch.rand((len(own[0]), 1), generator=self._generator)
+        return _mixed(own, federation, alpha.to(own[0]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RandomAlpha:
         # Generators cannot be copied; a copied network starts anew.
@@ -197,10 +199,10 @@ class InstanceAware:
     k: float = 4.0
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+    ) -> Statistics:
         """Mean and deviation, corrected."""
-        global_mean, global_std = norm.global_statistics()
+        (mean, std), (global_mean, global_std) = own, federation
         global_var = global_std.square()
         mean = global_mean + _shrink(mean - global_mean, self.k * global_std / math.sqrt(voxels))
         scatter = self.k * global_var * math.sqrt(2.0 / max(voxels - 1, 1))
@@ -222,21 +224,20 @@ class LearnedAlpha:
     noise: bool = False
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, voxels: int
-    ) -> tuple[Tensor, Tensor]:
+        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+    ) -> Statistics:
         """Eq. 6 with the adapter's α; a layer without adapter stays with the federation's statistics."""
+        images = len(own[0])
         if not hasattr(norm, "adapter"):
-            return _mixed(norm, mean, std, mean.new_zeros(len(mean), 1))
-        global_mean, global_std = norm.global_statistics()
-        z = torch.randn(len(mean), 1, device=mean.device, dtype=mean.dtype) if self.noise else None
-        alpha = norm.adapter(mean - global_mean, std - global_std, z)
-        return _mixed(norm, mean, std, alpha)
+            return _mixed(own, federation, own[0].new_zeros(images, 1))
+        z = own[0].new_empty(images, 1).normal_() if self.noise else None
+        return _mixed(own, federation, norm.adapter(own[0] - federation[0], own[1] - federation[1], z))
 
 
-def _mixed(norm: AdaptiveBatchNorm, mean: Tensor, std: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    global_mean, global_std = norm.global_statistics()
-    weight = alpha.expand_as(mean)
-    return mix_statistics(mean, global_mean, weight), mix_statistics(std, global_std, weight)
+def _mixed(own: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
+    """Eq. 6, which is Eq. 2 with an α an image, (B, 1), in place of a u a channel."""
+    mean, std = (torch.lerp(there, here, alpha) for here, there in zip(own, federation, strict=True))
+    return mean, std
 
 
 class BesideStateDict(nn.Module):
@@ -369,7 +370,7 @@ def remove_instance_adapters(net: Network) -> Network:
             del norm._buffers[name]
             norm._non_persistent_buffers_set.discard(name)
         del norm.inference, norm.override
-        norm.__class__ = _PLAIN[type(norm)]
+        norm.__class__ = _PLAIN[type(norm)]  # type: ignore[assignment]
     return net
 
 

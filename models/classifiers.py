@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from monai.networks.layers.factories import Conv, Norm, Pool
+from monai.networks.nets import ViT
 from monai.networks.nets.swin_unetr import SwinTransformer
 from torch import Tensor, nn
 
-__all__ = ["StagedClassifier", "SwinClassifier", "alexnet", "digits_cnn", "lenet5"]
+__all__ = ["StagedClassifier", "SwinClassifier", "ViTClassifier", "alexnet", "digits_cnn", "lenet5"]
 
 
 class StagedClassifier(nn.Module):
@@ -182,3 +184,21 @@ class SwinClassifier(nn.Module):
         features = self.encoder(x, normalize=False)[-1]
         normalized = self.norm(features.movedim(1, -1)).movedim(-1, 1)
         return self.head(self.pool(normalized).flatten(1))
+
+
+class ViTClassifier(ViT):
+    """MONAI's vision transformer, with logits alone as its result.
+
+    Args:
+        spatial_dims: 2 or 3.
+        **args: of `monai.networks.nets.ViT`; ``img_size`` is that of the images.
+    """
+
+    def __init__(self, spatial_dims: int = 2, **args: Any) -> None:
+        super().__init__(
+            spatial_dims=spatial_dims, classification=True, **{"post_activation": "none", **args}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_channels, *img_size) -> logits, (B, num_classes)."""
+        return super().forward(x)[0]

@@ -126,11 +126,11 @@ class MomentExchangeLayer(_PartnerLayer):
 
     Example:
         >>> layer = MomentExchangeLayer(2)
-        >>> x = torch.tensor([[[0.0], [2.0]], [[1.0], [7.0]]])  # two images, two channels, one position
+        >>> x = torch.tensor([[[1.0], [3.0]], [[2.0], [8.0]]])  # two images, two channels, one position
         >>> layer.partners = torch.tensor([1, 0])
-        >>> layer(x).squeeze(-1).round(decimals=3) + 0.0
-        tensor([[1., 7.],
-                [0., 2.]])
+        >>> layer(x).squeeze(-1).round(decimals=2)
+        tensor([[2., 8.],
+                [1., 3.]])
     """
 
     kind = "MOEX"

@@ -10,7 +10,7 @@ from monai.networks.nets import BasicUNet, DenseNet, UNet, resnet18, resnet50
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.models.classifiers import SwinClassifier, alexnet, digits_cnn, lenet5
+from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 
 __all__ = ["build_network", "network_names"]
 
@@ -54,22 +54,22 @@ def build_network(
     "basicunet" with `features=(32, 64, 128, 256, 512, 32)`.
 
     Classification: "alexnet", "digits_cnn" and "lenet5" of the papers (`medfedaug.models.classifiers`),
-    MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), and "swin_t" (needs the package
-    einops).
+    MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), "swin_t" (needs the package einops),
+    and "vit", by default a ViT-S/16 for images of 224 pixels (`img_size`).
 
     Args:
         name: one of `network_names()`.
         spatial_dims: 2 or 3.
         in_channels: channels of the image.
         out_channels: channels of the result: classes, the background counted.
-        norm: None for the network's own, which is batch norm in all but "swin_t"; or "batch", "instance",
-            "layer" or "group" in place of batch norm. Layer norm is over channels and space of an image.
-            Group norm has 8 groups, or as many as divide the number of channels. After a fully connected
-            layer, where an instance has no extent, "instance" is layer norm.
+        norm: None for the network's own, which is batch norm in all but "swin_t" and "vit"; or "batch",
+            "instance", "layer" or "group" in place of batch norm. Layer norm is over channels and space of
+            an image. Group norm has 8 groups, or as many as divide the number of channels. After a fully
+            connected layer, where an instance has no extent, "instance" is layer norm.
         **args: further arguments of the network, which replace the defaults chosen here.
 
     Returns:
-        The network, with FFA stages that `medfedaug.models.insert_ffa` knows.
+        The network, with FFA stages that `medfedaug.models.insert_ffa` knows, but for "vit".
 
     Raises:
         ValueError: when `name` or `norm` is unknown (lists what there is), or `norm` is given for a network
@@ -164,6 +164,12 @@ def _densenet100(**args: Any) -> nn.Module:
     # DenseNet-BC with L = 100, k = 12 (Huang et al., CVPR 2017): three blocks of 16 layers.
     defaults = {"init_features": 24, "growth_rate": 12, "block_config": (16, 16, 16)}
     return DenseNet(**{**defaults, **args})
+
+
+@_register("vit")
+def _vit(*, out_channels: int, **args: Any) -> nn.Module:
+    defaults = {"img_size": 224, "patch_size": 16, "hidden_size": 384, "mlp_dim": 1536, "num_heads": 6}
+    return ViTClassifier(num_classes=out_channels, **{**defaults, **args})
 
 
 @_register("swin_t")

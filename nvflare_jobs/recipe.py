@@ -10,6 +10,8 @@ from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedaug.config import RunConfig
+from medfedaug.errors import ConfigError
+from medfedaug.federation.composition import Composition
 from medfedaug.nvflare_jobs.controller import TASKS, FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.persistor import ModelPersistor
@@ -55,6 +57,8 @@ class MedFedAugRecipe(Recipe):
         tracking: str | None = None,
     ) -> None:
         run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
+        if Composition(run).pools_data:
+            raise ConfigError("no job brings the images of all sites together; `medfedaug simulate` does")
         self.name = name
         # Without a key metric no model selector is added: the controller selects.
         job = BaseFedJob(name=name, min_clients=min_clients or run.min_sites or 2, key_metric="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ RUNS = {
         ["--shape", "16", "16", "2", "--patients", "3", "--repeats", "1"],
         "statistics / reading",
     ),
+    "fedfd_step.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
     "aggregation.py": (["--sites", "2", "3"], "3 sites"),
 }
 
@@ -33,6 +35,20 @@ def test_the_script_runs(script):
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
     assert "1 thread(s)" in done.stdout.splitlines()[0]
+
+
+def test_accuracy_against_epsilon_runs(phantom_dir, tmp_path):
+    options = ["--rounds", "1", "--features", *["4"] * 6, "--seeds", "0", "--epsilon", "8", "--draws", "2"]
+    command = [sys.executable, str(FOLDER / "privacy_epsilon.py"), "--data", str(phantom_dir)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path), "--halve", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| fedfa | clipped | 0.00 |" in done.stdout
+    assert (tmp_path / "epsilon.png").exists()
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert [r["level"] for r in numbers["runs"]] == ["none", "none", "none", "clipped", "clipped", "8", "8"]
+    assert all(7.9 < e <= 8 for r in numbers["runs"][-2:] for e in r["epsilon"].values())
 
 
 def test_none_is_left_out():

@@ -213,6 +213,34 @@ def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
     assert "kept layers at the sites" in err
 
 
+def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, tmp_path):
+    assert run(*simulate_args(phantom_dir, tmp_path / "run", methods="fedavg"))[0] == 0
+    page, tables = tmp_path / "new/report.html", tmp_path / "tables"
+    code, out, _ = run(
+        *(
+            "report",
+            tmp_path / "run",
+            "--out",
+            page,
+            "--tables",
+            tables,
+            "--data",
+            phantom_dir,
+            "--device",
+            "cpu",
+        )
+    )
+    assert code == 0
+    assert "fedavg" in out
+    assert "Worst and best case of each site" in page.read_text()
+    names = {f"{name}.{kind}" for name in ("scores", "patients") for kind in ("md", "csv", "tex")}
+    assert {path.name for path in tables.iterdir()} == names
+    code, _, err = run("report", tmp_path / "run", "--out", page, "--data", tmp_path / "nowhere")
+    assert code == 2
+    assert "nowhere" in err
+    assert err.count("\n") == 1
+
+
 def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     model = tmp_path / "global_model.pt"
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)

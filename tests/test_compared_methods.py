@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,26 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from torch import nn
 
+from medfedaug.averaging import WeightedMean
+from medfedaug.config import derive_seed
+from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import check_tensors
-from medfedaug.methods import FedAvgM, FedMix, FedSAM, MixUp, Scaffold, build_methods
+from medfedaug.methods import (
+    FedAvgM,
+    FedDyn,
+    FedMix,
+    FedNova,
+    FedProto,
+    FedSAM,
+    MixUp,
+    Scaffold,
+    build_methods,
+)
 from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 SITES = ["site_A", "site_B"]
@@ -42,9 +57,11 @@ def sgd(network, part, batches, lr):
         outputs = network(x)
         step = Step(network, x, y, outputs)
 
-        def again(x=x, y=y):
+        def again(x=x, y=y, step=step):
             network.zero_grad()
-            ((network(x) - y) ** 2).mean().backward()
+            loss = ((network(x) - y) ** 2).mean()
+            term = part.loss(step)
+            (loss if term is None else loss + term).backward()
 
         again()
         part.gradients(step, again)
@@ -52,6 +69,7 @@ def sgd(network, part, batches, lr):
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter -= lr * parameter.grad
+    part.end_round()
 
 
 def mean_squares_gradient(w, x, y):
@@ -189,6 +207,93 @@ def test_scaffolds_corrections_cancel_over_the_sites(phantom_dir, tiny_config, w
         own = sum(w * sites[name].trainer.parts["scaffold"].own[key] for name, w in weights.items())
         own = own / sum(weights.values())
         torch.testing.assert_close(common, own, rtol=1e-4, atol=1e-7)
+
+
+# ---------------------------------------------------------------- FedNova, FedDyn
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednovas_length_is_the_sum_of_the_gradients_weights(momentum):
+    part = FedNova().at_site(SiteContext("A", nn.Identity(), momentum=momentum))
+    part.start_round()
+    velocity, total = 0.0, 0.0  # SGD with a gradient of one throughout: how far it goes
+    for _ in range(7):
+        part.before_step(None)
+        velocity = momentum * velocity + 1
+        total += velocity
+    assert float(part.collect()["length"]) == pytest.approx(total)
+
+
+def test_fednova_is_equation_5():
+    network = nn.BatchNorm1d(2)
+    server = FedNova().at_server(server_context(network))
+    generator = torch.Generator().manual_seed(0)
+    previous = {"weight": torch.randn(2, generator=generator), "bias": torch.zeros(2)}
+    lengths, samples = {"A": 2.0, "B": 10.0, "C": 5.0}, {"A": 30.0, "B": 10.0, "C": 60.0}
+    for _ in range(2):
+        mean, weights = WeightedMean(), {}
+        models = {k: {n: torch.randn(2, generator=generator) for n in previous} for k in lengths}
+        for site, length in lengths.items():
+            server.check({"length": torch.tensor([length])})
+            server.accept(site, {"length": torch.tensor([length])})
+            weights[site] = server.weight(site, samples[site])
+            mean.add(models[site], weights[site])
+        found = server.update(previous, mean.result(), weights)
+        shares = {site: n / 100 for site, n in samples.items()}
+        effective = sum(shares[site] * lengths[site] for site in shares)
+        for key in previous:
+            x = previous[key].double()
+            step = sum(shares[k] * (x - models[k][key].double()) / lengths[k] for k in shares)
+            torch.testing.assert_close(found[key].double(), x - effective * step, rtol=1e-5, atol=1e-6)
+        assert server.summary()["steps"] == pytest.approx(effective)
+    for wrong in (0.0, -3.0, 1e9):
+        with pytest.raises(ValueError, match="number of steps"):
+            server.check({"length": torch.tensor([wrong])})
+
+
+def test_fednova_with_as_many_steps_everywhere_is_fedavg(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(batch_size=1000), phantom_dir, SITES, "cpu")
+    nova = run_in_process(tiny_config("fednova", batch_size=1000), phantom_dir, SITES, "cpu")
+    for key, value in plain.state.items():
+        torch.testing.assert_close(nova.state[key], value, rtol=1e-6, atol=1e-7)
+    assert nova.rounds[0]["methods"]["fednova"] == {"steps": 1.0}
+    uneven = run_in_process(tiny_config("fednova", batch_size=2), phantom_dir, SITES, "cpu")
+    assert uneven.rounds[0]["methods"]["fednova"]["steps"] > 1
+    assert uneven.rounds[0]["bytes"]["fednova"] == {"up": 2 * 4, "down": 0}
+
+
+def test_feddyn_is_algorithm_1():
+    """Three rounds of two sites; one of them misses the second."""
+    lr, alpha, weights = 0.05, 0.3, {"A": 1.0, "B": 3.0}
+    shares = {"A": 0.25, "B": 0.75}
+    model = linear()
+    server = FedDyn(alpha).at_server(server_context(model, weights))
+    networks = {name: linear() for name in weights}
+    sites = {name: FedDyn(alpha).at_site(SiteContext(name, net)) for name, net in networks.items()}
+    theta = flat(model)
+    h = torch.zeros(3, dtype=torch.float64)
+    g = {name: torch.zeros(3, dtype=torch.float64) for name in weights}
+    for round_, taking_part in enumerate((["A", "B"], ["B"], ["A", "B"])):
+        mean, local = WeightedMean(), {}
+        for number, name in enumerate(taking_part):
+            data = batches(10 * round_ + number)
+            networks[name].load_state_dict(model.state_dict())
+            sgd(networks[name], sites[name], data, lr)
+            mean.add(networks[name].state_dict(), weights[name])
+            y = theta.clone()
+            for x, target in data:
+                y = y - lr * (mean_squares_gradient(y, x, target) - g[name] + alpha * (y - theta))
+            local[name] = y
+            g[name] = g[name] - alpha * (y - theta)
+            torch.testing.assert_close(flat(networks[name]), y, rtol=1e-5, atol=1e-5)
+        taken = {name: weights[name] for name in taking_part}
+        updated = server.update(model.state_dict(), mean.result(), taken)
+        model.load_state_dict(updated)
+        h = h - alpha * sum(shares[name] * (local[name] - theta) for name in taking_part)
+        average = sum(weights[name] * local[name] for name in taking_part) / sum(taken.values())
+        theta = average - h / alpha
+        torch.testing.assert_close(flat(model), theta, rtol=1e-5, atol=1e-5)
+    assert float(h.norm()) > 0.01
 
 
 # ---------------------------------------------------------------- FedSAM
@@ -436,3 +541,172 @@ def test_mixing_layers_that_are_never_active_are_fedavg_to_the_bit(phantom_dir, 
     assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
     mixed = run_in_process(tiny_config(methods), phantom_dir, SITES, "cpu")
     assert not same(mixed.state, plain.state)
+
+
+# ---------------------------------------------------------------- FedProto
+
+
+def proto_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def proto_site(network, images, labels, **args):
+    context = SiteContext(
+        "A",
+        network,
+        training_batches=lambda: zip(images.split(4), labels.split(4), strict=True),
+        task=Points(),
+    )
+    return FedProto(**args).at_site(context)
+
+
+def test_fedproto_averages_the_features_of_a_class_over_all_images():
+    network = proto_network()
+    server = FedProto().every_round(ServerContext(network, 1, task=Points()))
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.rand(9, 1, 2, 3, generator=generator), torch.tensor([0, 0, 0, 0, 1, 1, 0, 1, 0])),
+        (torch.rand(5, 1, 2, 3, generator=generator), torch.tensor([1, 1, 0, 1, 1])),
+    ]
+    for images, labels in data:
+        payload = proto_site(network, images, labels).collect()
+        check_tensors("A", payload, server.shapes)
+        server.check(payload)
+        server.accept("A", payload)
+    result = server.result()
+    images, labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+    features = network[:3](images).double()
+    for label in (0, 1):
+        expected = features[labels == label].mean(0)
+        torch.testing.assert_close(result["means"][label].double(), expected, rtol=1e-5, atol=1e-6)
+    assert result["counts"].tolist() == [7.0, 7.0, 0.0]
+    assert result["means"][2].tolist() == [0.0] * 4
+    assert server.summary() == {"classes": 2}
+    spoilt = {key: value.clone() for key, value in payload.items()}
+    spoilt["sums"][2] = 1.0
+    with pytest.raises(ValueError, match="class without images"):
+        server.check(spoilt)
+
+
+def test_fedproto_loss_is_the_distance_of_the_batchs_prototypes():
+    network = proto_network()
+    images, labels = torch.rand(6, 1, 2, 3), torch.tensor([0, 0, 1, 2, 2, 2])
+    site = proto_site(network, images, labels, weight=0.7)
+    step = Step(network, images, labels, network(images))
+    assert site.loss(step) is None  # the first round has no prototypes
+    means = torch.rand(3, 4)
+    site.apply({"means": means, "counts": torch.tensor([3.0, 0.0, 1.0])})
+    step = Step(network, images, labels, network(images))
+    loss = site.loss(step)
+    features = network[:3](images).double()
+    expected = 0.7 * sum(
+        (features[labels == label].mean(0) - means[label].double()).square().sum().sqrt() for label in (0, 2)
+    )
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    loss.backward()
+    assert float(network[1].weight.grad.abs().max()) > 0
+    assert network[3].weight.grad is None
+
+
+def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
+    network = proto_network()
+    images, labels = torch.rand(2, 1, 2, 3), torch.tensor([0, 1])
+    site = proto_site(network, images, labels)
+    means = torch.cat([network[:3](images).detach(), torch.zeros(1, 4)])
+    site.apply({"means": means, "counts": torch.ones(3)})
+    site.loss(Step(network, images, labels, network(images))).backward()
+    assert bool(torch.isfinite(network[1].weight.grad).all())
+
+
+def test_fedproto_is_for_classification(tiny_config, make_photos, tmp_path):
+    with pytest.raises(ConfigError, match="fedproto is defined for classification alone"):
+        Composition(tiny_config("fedproto"))
+    with pytest.raises(ConfigError, match="mixup mixes the labels of a batch, and fedproto needs them"):
+        build_methods([{"name": "mixup"}, {"name": "fedproto"}])
+    for name in "AB":
+        make_photos(name, per_class=6)
+    for methods in (("fedproto",), ("single", "fedproto"), ("fedproto", "fedrdn", "fedfa", "fedsam")):
+        config = configure(
+            find_sites(tmp_path / "photos"),
+            methods=[{"name": name} for name in methods],
+            network="lenet5",
+            rounds=2,
+            threads=1,
+            image_size=32,
+        )
+        server = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
+        assert not any(entry["refused"] for entry in server.rounds)
+        assert server.rounds[1]["methods"]["fedproto"] == {"classes": 2}
+
+
+# ---------------------------------------------------------------- fine-tuning
+
+
+def test_fine_tuning_is_local_training_before_the_test(phantom_dir, tiny_config, monkeypatch):
+    sites, tested = [*SITES, "site_C"], []
+    plain = run_in_process(tiny_config(), phantom_dir, sites, "cpu")
+    evaluate = SegmentationTask.evaluate
+
+    def spy(self, network, *args):
+        tested.append({key: value.clone() for key, value in network.state_dict().items()})
+        return evaluate(self, network, *args)
+
+    monkeypatch.setattr(SegmentationTask, "evaluate", spy)
+    config = tiny_config("finetune", settings={"finetune": {"epochs": 2}})
+    tuned = run_in_process(config, phantom_dir, sites, "cpu")
+    assert same(tuned.state, plain.state)
+    assert same(tuned.selected_state, plain.selected_state)
+    first, _, unseen = tested[-3:]
+    assert all(torch.equal(unseen[key], tuned.selected_state[key]) for key in tuned.shared)
+
+    trainer = SiteTrainer(config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.receive(ExchangeObject(weights={key: tuned.selected_state[key] for key in tuned.shared}))
+    seed = derive_seed(config.seed, "site_A", "fine-tuning")
+    torch.manual_seed(seed)
+    trainer._train_epochs(seed, None, 2)
+    found = trainer.network.state_dict()
+    assert all(torch.equal(found[key], first[key]) for key in tuned.shared)
+    assert not all(torch.equal(found[key], tuned.selected_state[key]) for key in tuned.shared)
+
+
+def test_fine_tuning_for_no_epochs_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("finetune", settings={"finetune": {"epochs": 0}})
+    assert run_in_process(config, phantom_dir, SITES, "cpu").results()["test"] == plain.results()["test"]
+
+
+def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_config, monkeypatch):
+    sizes = []
+    epochs = SiteTrainer._train_epochs
+
+    def counted(self, seed, should_stop, number):
+        sizes.append(len(self._training_dataset(seed)))
+        return epochs(self, seed, should_stop, number)
+
+    monkeypatch.setattr(SiteTrainer, "_train_epochs", counted)
+    server = run_in_process(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
+    own = [server.sites[name] for name in SITES]
+    assert sizes == [sum(own), *own]
+
+
+# ---------------------------------------------------------------- on NVFlare
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "methods", ["scaffold,fedmix,fedavgm", "feddyn,fedsam,moex", "fednova,fedbn,mixstyle"]
+)
+def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
+    phantom_dir, tiny_config, tmp_path, methods
+):
+    from medfedaug.nvflare_jobs.simulator import run_in_simulator
+
+    config = tiny_config(methods, rounds=3)
+    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)
+    assert same(torch.load(output / "global_model.pt", weights_only=True), server.selected_state)
+    results = json.loads((output / "results.json").read_text())
+    assert results["test"] == json.loads(json.dumps(server.results()["test"]))

@@ -16,13 +16,24 @@ from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]
 SEGMENTING = ("basicunet", "unet")
-METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+")]
+CLASSIFYING = ("fraug", "fedfd_prompt")
+METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+", *CLASSIFYING)]
+SEGMENTING_METHODS = [n for n in METHODS if "segmentation" in build_methods([{"name": n}])[0].tasks]
 CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
+
+AVERAGED = ("fedprox", "fedavgm", "scaffold", "fednova", "feddyn")  # act on what sites have in common
 
 
 def small(methods):
     """Arguments that let a method run on a case or two."""
     return {"fedmix": {"group": 2}} if "fedmix" in methods else None
+
+
+NOT_ON = {
+    ("vit", "fedrdn,fedfa+,fedprox"): "stages of ViTClassifier are not known",
+    ("vit", "silobn,fedfd_a"): "ViTClassifier has no batch norm",
+    ("swin_t", "silobn,fedfd_a"): "SwinClassifier has no batch norm",
+}
 
 
 def check(server):
@@ -45,10 +56,17 @@ def test_which_methods_exclude_each_other():
     groups = [
         ("fedrdn", "norm"),  # both normalise
         ("fedmix", "manifold_mixup", "mixup", "moex"),  # all mix labels
+        ("fedavgm", "feddyn", "fednova"),  # all make the global model of the mean
     ]
     expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
+    # With all images in one place there is nothing to exchange, to keep or to average.
+    apart = "fedavgm fedbn feddyn fedfa fedfa_h fedfd fedfd_a fedmix fednova fedproto fedrdn scaffold silobn"
+    expected |= {tuple(sorted(("pooled", name))) for name in (*apart.split(), "single")}
     # Labels mixed by the one, needed unmixed by the other.
-    expected |= {tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a"))}
+    expected |= {
+        tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a", "fedproto"))
+    }
+    expected.add(("fedfd", "fedfd_a"))  # the second contains the first
     assert found == expected
 
 
@@ -56,8 +74,8 @@ def test_which_methods_exclude_each_other():
     "pair",
     [
         pytest.param(pair, marks=() if {*pair} <= set(CORE) else pytest.mark.slow)
-        for pair in itertools.combinations(METHODS, 2)
-        if not excluded(*pair)
+        for pair in itertools.combinations(SEGMENTING_METHODS, 2)
+        if not excluded(*pair) and not ("single" in pair and {*pair} & {*AVERAGED})
     ],
     ids="+".join,
 )
@@ -66,24 +84,68 @@ def test_every_pair_of_methods(tiny_config, phantom_dir, pair):
     check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in CORE])
+@pytest.mark.parametrize("name", [name for name in SEGMENTING_METHODS if name not in CORE])
 def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
-    methods = ("fedrdn", "fedfa", name)
+    methods = ("norm", "mixstyle", name) if name == "pooled" else ("fedrdn", "fedfa", name)
     config = tiny_config(",".join(methods), rounds=1, limit=1, settings=small(methods))
     check(run_in_process(config, phantom_dir, SITES, "cpu"))
 
 
+# A transformer has neither batch norms nor stages.
+PAIRS = [
+    *(("fraug", other) for other in METHODS if not excluded("fraug", other)),
+    *(("fedfd_prompt", other) for other in ("fedavg", "fedprox", "fedbn", "norm", "fedrdn")),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "other"),
+    [pytest.param(*pair, marks=() if pair[1] in (*CORE, "fedfd_a") else pytest.mark.slow) for pair in PAIRS],
+    ids=map("+".join, PAIRS),
+)
+def test_every_method_beside_those_for_classification(make_photos, tmp_path, tiny_config, method, other):
+    network, args = {
+        "fraug": ("lenet5", {}),
+        "fedfd_prompt": ("vit", {"img_size": 32, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2}),
+    }[method]
+    for name in "AB":
+        make_photos(name, per_class=5, size=32)
+    sites = find_sites(tmp_path / "photos")
+    specs = tiny_config(f"{method},{other}").methods
+    options = {"network": network, "network_args": args, "rounds": 2, "threads": 1}
+    check(run_in_process(configure(sites, methods=specs, **options), tmp_path / "photos", ["A", "B"], "cpu"))
+
+
 # Together they name every method; what a method does to a network does not depend on its company.
-@pytest.mark.parametrize("methods", ["fedrdn,fedfa+,fedprox", "norm,fedbn,fedavg"])
+@pytest.mark.parametrize(
+    "methods",
+    [
+        "fedrdn,fedfa+,fedprox",
+        "norm,fedbn,fedavg",
+        "silobn,fedfd_a",
+        pytest.param("mixstyle,moex,scaffold,fedsam,fedavgm", marks=pytest.mark.slow),
+        pytest.param("fedmix,fednova", marks=pytest.mark.slow),
+        pytest.param("mixup,feddyn", marks=pytest.mark.slow),
+        pytest.param("manifold_mixup,pooled", marks=pytest.mark.slow),
+        pytest.param("single", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("network", network_names())
 def test_every_method_on_every_network(phantom_dir, make_photos, tmp_path, tiny_config, network, methods):
-    specs = tiny_config(methods).methods
+    settings = small(methods)
+    specs = tiny_config(methods, settings=settings).methods
     if network in SEGMENTING:
-        config = tiny_config(methods, rounds=1, limit=1, network=network, network_args={})
+        config = tiny_config(methods, rounds=1, limit=1, network=network, network_args={}, settings=settings)
         check(run_in_process(config, phantom_dir, SITES, "cpu"))
         return
     for name in "AB":
         make_photos(name, per_class=5, size=64)
     sites = find_sites(tmp_path / "photos", limit=2)
-    config = configure(sites, methods=specs, network=network, rounds=1, limit=2, threads=1)
+    args = {"img_size": 64, "num_layers": 2} if network == "vit" else {}
+    config = configure(sites, methods=specs, network=network, network_args=args, rounds=1, limit=2, threads=1)
+    reason = NOT_ON.get((network, methods))
+    if reason:
+        with pytest.raises(ConfigError, match=reason):
+            run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
+        return
     check(run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu"))

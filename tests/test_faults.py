@@ -185,7 +185,9 @@ def stop_after(round_: int):
     return on_event
 
 
-@pytest.mark.parametrize("methods", ["fedavg", EVERYTHING, "fedrdn,fedprox", "fedavgm", "scaffold,fedbn"])
+@pytest.mark.parametrize(
+    "methods", ["fedavg", EVERYTHING, "fedrdn,fedprox", "fedavgm", "scaffold,fedbn", "feddyn", "fednova"]
+)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
     config = tiny_config(methods, rounds=4, settings=KEEP_ON if "fedfa" in methods else None)
     sites = ["site_A", "site_B", "site_C"]
@@ -234,7 +236,7 @@ def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_pa
 
     expected, found = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
     assert same(found.state, expected.state)
-    assert all(torch.equal(found._payload[key], expected._payload[key]) for key in expected._payload)
+    assert all(torch.equal(found.payload[key], expected.payload[key]) for key in expected.payload)
 
 
 def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_path, tiny_config):

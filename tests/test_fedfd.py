@@ -219,7 +219,7 @@ def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, p
     assert all(torch.equal(plain.state[key], value) for key, value in adapted.state.items())
     start = Composition(adapted.config).network
     for name, adapter in instance_adapters(start).items():
-        received = adapted._payload[f"fedfd_a/{name}.adapter.out_bias"]
+        received = adapted.payload[f"fedfd_a/{name}.adapter.out_bias"]
         assert not torch.equal(received, adapter.out_bias), name
     assert "fedfd_a/adapter_loss" in adapted.rounds[1]["sites"]["site_A"]
 

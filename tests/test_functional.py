@@ -335,3 +335,19 @@ def test_mix_statistics():
 def test_functions_script():
     args = draw((3, 2, 4, 5), dtype=torch.float32)
     torch.testing.assert_close(torch.jit.script(F.augment_features)(*args), F.augment_features(*args))
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 40, 41), (2, 16, 12, 20, 18), (3, 2, 5, 4)])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_moments_are_the_same_in_every_layout_and_size(shape, channels_last, gradient):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3 + 5
+    if channels_last:
+        layout = {4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)]
+        x = x.contiguous(memory_format=layout)
+    mean, variance = F.feature_moments(x.requires_grad_(gradient))
+    exact = x.detach().double().flatten(2)
+    torch.testing.assert_close(mean.detach().double(), exact.mean(dim=2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        variance.detach().double(), exact.var(dim=2, correction=0), rtol=1e-5, atol=1e-5
+    )

@@ -72,7 +72,8 @@ def check_ffa(net, x, widths):
 
 
 def test_names():
-    assert set(network_names()) == set(CLASSIFIERS) | set(UNETS)
+    # The vision transformer, which has no stages, is tested with its prompts.
+    assert set(network_names()) == set(CLASSIFIERS) | set(UNETS) | {"vit"}
     with pytest.raises(ValueError, match="unknown network 'vgg', known: alexnet, basicunet"):
         build_network("vgg")
     with pytest.raises(ValueError, match="unknown norm 'batchnorm', known: batch, instance, layer, group"):

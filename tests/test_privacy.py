@@ -7,6 +7,7 @@ import math
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from opacus.accountants import RDPAccountant
 from medfedaug import privacy
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
-from medfedaug.methods import FedFA, FedFAh, FedRDN, Norm
+from medfedaug.methods import FedFA, FedFAh, FedMix, FedRDN, Norm, method_names
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
 from medfedaug.models import build_network, ffa_layers
 from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy, epsilon_spent, noise_multiplier_for
@@ -119,6 +120,12 @@ def test_opacus_is_imported_for_noise_alone():
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
+def test_the_guide_says_what_every_method_reveals():
+    guide = (Path(__file__).resolve().parents[1] / "docs" / "privacy.md").read_text()
+    rows = [line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")]
+    assert [name for name in method_names() if not any(f"`{name}`" in row for row in rows)] == []
+
+
 # ---------------------------------------------------------------- a least number of cases
 
 
@@ -129,6 +136,16 @@ def test_too_few_cases_are_refused_with_site_number_and_limit():
             with pytest.raises(PrivacyRefused, match=r"site CS: fedfa's.* 9 images.*from 10 on"):
                 use("fedfa", Given([]))
     assert PrivacyGuard("CS", PrivacyPolicy(), 10).collect("fedfa", Given([])) == {"exact": torch.ones(1)}
+
+
+def test_means_of_fewer_images_than_the_site_has_are_counted_as_what_they_are():
+    """FedMix sends means of groups: a hundred patients do not make a mean of five one of a hundred."""
+    exchange = Given([])
+    exchange.summarises = 5
+    with pytest.raises(PrivacyRefused, match="fedmix's statistics would summarise 5 images"):
+        PrivacyGuard("A", PrivacyPolicy(), cases=100).check("fedmix", exchange)
+    context = SiteContext("A", torch.nn.Identity(), task=object())
+    assert FedMix(group=12).at_site(context).before_training.summarises == 12
 
 
 def test_patients_count_and_not_slices(tiny_config, phantom_dir):
@@ -564,6 +581,6 @@ def test_without_a_policy_nothing_changes_and_noise_does_not_disturb_training(ti
     for other in (guarded, noisy):
         assert all(torch.equal(plain.state[key], other.state[key]) for key in plain.state)
     assert "privacy/epsilon" not in guarded.rounds[0]["sites"]["site_A"]
-    assert plain._payload.keys() == noisy._payload.keys()
-    assert any(not torch.equal(plain._payload[k], noisy._payload[k]) for k in plain._payload)
-    assert all(torch.equal(plain._payload[k], guarded._payload[k]) for k in plain._payload)
+    assert plain.payload.keys() == noisy.payload.keys()
+    assert any(not torch.equal(plain.payload[k], noisy.payload[k]) for k in plain.payload)
+    assert all(torch.equal(plain.payload[k], guarded.payload[k]) for k in plain.payload)

@@ -130,7 +130,7 @@ def test_foreground_is_what_is_brighter_than_the_mean():
 
 def test_worst_and_best_are_those_of_the_results(trained, phantom_dir):
     results = json.loads((trained / "results.json").read_text())
-    for trainer in open_model(trained / "global_model.pt", phantom_dir, device="cpu"):
+    for trainer, _ in open_model(trained / "global_model.pt", phantom_dir, device="cpu"):
         group = "unseen" if trainer.name == "site_C" else "sites"
         scores = results["test"][group][trainer.name]["cases"]
         views = extreme_cases(trainer, scores)
@@ -144,7 +144,7 @@ def test_worst_and_best_are_those_of_the_results(trained, phantom_dir):
 
 
 def test_the_slice_is_the_one_with_most_truth(trained, phantom_dir):
-    trainer = next(iter(open_model(trained / "global_model.pt", phantom_dir, device="cpu")))
+    trainer, _ = next(open_model(trained / "global_model.pt", phantom_dir, device="cpu"))
     case = trainer.folder.cases["test"][0]
     view = extreme_cases(trainer, {case.name: 0.5})[0]
     image, truth = trainer.folder.load_case(case)
@@ -208,7 +208,7 @@ def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, t
         threads=1,
     )
     simulate(photographs, tmp_path / "run", config, engine="inprocess", device="cpu")
-    trainer = next(iter(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu")))
+    trainer, _ = next(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu"))
     worst, best = extreme_cases(trainer)
     shares = {}
     for case in trainer.folder.cases["test"]:
@@ -257,6 +257,29 @@ def test_report_refuses_data_of_other_sites(trained, make_site, tmp_path):
     with pytest.raises(DataError, match=r"holds none of the runs' sites.*site_A"):
         write_report([trained], tmp_path / "r.html", data=tmp_path / "data")
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp_path):
+    config = configure(
+        find_sites(phantom_dir),
+        methods=({"name": "fedbn", "args": {}},),
+        network_args={"features": [4, 8, 8, 8, 8, 4]},
+        rounds=1,
+        batch_size=4,
+        threads=1,
+    )
+    results = simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu")
+    text = write_report([tmp_path / "run"], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
+    name, score = min(results["test"]["sites"]["site_A"]["cases"].items(), key=lambda found: found[1])
+    assert f"at site_A: {name}, {score:.3f}" in text
+    for trainer, round_ in open_model(tmp_path / "run" / "global_model.pt", phantom_dir, device="cpu"):
+        if trainer.recall_round(round_):
+            assert extreme_cases(trainer)[0].score == pytest.approx(
+                min(results["test"]["sites"][trainer.name]["cases"].values()), abs=1e-6
+            )
+        else:
+            assert trainer.name == "site_C"  # it did not train
+            assert f"at {trainer.name}" not in text
 
 
 def test_an_opened_model_scores_as_evaluate_does(trained, phantom_dir):

@@ -97,7 +97,7 @@ def test_a_harmful_update_is_refused_by_name_and_leaves_no_trace(server, harm):
     assert server.accept("B", update(server, "B"))
     state = server.finish_round()
     assert all(bool((state[key] == 1.0).all()) for key in server.shared)
-    for key, value in server._payload.items():
+    for key, value in server.start_round().payload.items():
         assert bool(torch.isfinite(value).all()), key
         assert float(value.abs().max()) < 100, key
 

@@ -1,5 +1,6 @@
 """Finished runs: read, compared, drawn and reported on one page; and the features of networks."""
 
+from medfedaug.analysis.alpha import alpha_by_layer, interpolation_weights
 from medfedaug.analysis.features import alignment, feature_picture, site_features, uniformity
 from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report import write_report
@@ -34,12 +35,14 @@ __all__ = [
     "Table",
     "Tested",
     "alignment",
+    "alpha_by_layer",
     "bootstrap_interval",
     "compare_patients",
     "detectable_difference",
     "feature_picture",
     "gamma_by_layer",
     "group_runs",
+    "interpolation_weights",
     "learning_curves",
     "load_run",
     "metric_by_bytes",

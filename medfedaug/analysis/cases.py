@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from torch import Tensor
 
@@ -170,8 +171,8 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
     # Slices are drawn with their first axis to the right, photographs with their second.
     tallest = max(v.image.shape[each - 1] / v.image.shape[2 - each] for v in views)
     height = rows * (width / columns * min(tallest, 1.5) + 0.3) + 0.35
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=_PAPER)
-    figure.get_layout_engine().set(h_pad=0.08)
+    layout = ConstrainedLayoutEngine(h_pad=0.08, rect=(0, 0, 1, 1 - 0.1 / height))
+    figure = Figure(figsize=(width, height), layout=layout, facecolor=_PAPER)
     for view, place in zip(views, places, strict=True):
         panels = [figure.add_subplot(rows, columns, place * each + k + 1) for k in range(each)]
         for panel in panels:
@@ -193,7 +194,10 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
         marks = (("truth", _TRUTH), ("prediction", _PREDICTION))
         figure.legend(
             handles=[Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in marks],
-            **{"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 9},
+            loc="outside lower center",
+            ncols=2,
+            frameon=False,
+            fontsize=9,
             labelcolor=_INK,
         )
     return figure

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from matplotlib.figure import Figure
@@ -17,8 +16,8 @@ from medfedaug.analysis.cases import CaseView, case_picture, extreme_cases, netw
 from medfedaug.analysis.features import feature_picture, site_features
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
 from medfedaug.analysis.runs import Run
-from medfedaug.data.base import SiteFolder
-from medfedaug.data.sites import find_sites, is_site, open_site, site_statistics
+from medfedaug.data.base import SiteFolder, spread
+from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.evaluate import open_model
 from medfedaug.federation.output import GLOBAL_MODEL, STATISTICS
@@ -29,8 +28,6 @@ __all__ = ["image_sections"]
 # Enough to see a distribution by: cases a site, by task, and features a site.
 _CASES = {"segmentation": 10, "classification": 100}
 _FEATURES = 80
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -60,7 +57,7 @@ def image_sections(
     """
     first = [members[0] for members in groups.values()]
     known = {site for run in first for site in (*run.sites, *run.unseen)}
-    single = Path(data).is_dir() and is_site(Path(data))
+    single = Path(data).is_dir() and is_site(Path(data)) and not is_federation(Path(data))
     folders = [f for f in ([open_site(data)] if single else find_sites(data)) if f.name in known]
     if not folders:
         raise DataError(
@@ -82,7 +79,7 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
     volumes = folders[0].task == "segmentation"
     for folder in folders:
         cases = folder.cases["training"] or folder.cases["test"]
-        images = (folder.load_image(c, intensity) for c in _evenly(cases, _CASES[folder.task]))
+        images = (folder.load_image(c, intensity) for c in spread(cases, _CASES[folder.task]))
         samples[folder.name] = sample_intensities(images, foreground=volumes)
     drawn = (
         "Drawn are the voxels brighter than the mean of their volume, without the air around the patient."
@@ -116,14 +113,17 @@ def _look(run: Run, data: str | Path, device: str) -> _Seen:
         seen.trouble = f"there is no {GLOBAL_MODEL} beside {run.path.name}"
         return seen
     try:
-        for trainer in open_model(model, data, config=run.path, device=device):
+        for trainer, round_ in open_model(model, data, config=run.path, device=device):
             folder = trainer.folder
             if not folder.cases["test"] or folder.name not in {*run.sites, *run.unseen}:
                 continue
+            if not trainer.recall_round(round_):  # an unseen site has none of the layers that sites keep
+                continue
             seen.views += extreme_cases(trainer, run.case_scores.get(folder.name))
-            batches = list(network_inputs(trainer, _evenly(folder.cases["test"], _CASES[folder.task])))
+            batches = list(network_inputs(trainer, spread(folder.cases["test"], _CASES[folder.task])))
             found = site_features(trainer.network, (images for images, _ in batches))
-            kept = _evenly(range(len(found)), _FEATURES)
+            step = max(1, -(-len(found) // _FEATURES))
+            kept = range(0, len(found), step)
             seen.features.append(found[list(kept)])
             seen.sites += [folder.name + (" (unseen)" if folder.name in run.unseen else "")] * len(kept)
             if folder.task == "classification":
@@ -185,10 +185,3 @@ def _cases(section: ET.Element, seen: Mapping[str, _Seen], metric: str) -> None:
 
 def _draw_cases(views: Sequence[CaseView], width: float) -> Figure:
     return case_picture(views, width=width)
-
-
-def _evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most so many, evenly from the whole list, which may be sorted."""
-    if len(items) <= most:
-        return list(items)
-    return [items[int(i * len(items) / most)] for i in range(most)]

@@ -15,7 +15,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Site, SiteTrainer
-from medfedaug.federation.output import EXCHANGE, GLOBAL_MODEL, RESULTS, STATE, write_json
+from medfedaug.federation.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file, write_json
 from medfedaug.methods import build_methods
 
 __all__ = ["CROSS_SITE", "cross_site"]
@@ -69,7 +69,8 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
         server.finish_preparation()
         once = server.start_round(list(trainers)).once
         model = torch.load(run / GLOBAL_MODEL, weights_only=True)
-        payload = torch.load(run / EXCHANGE, weights_only=True) if (run / EXCHANGE).exists() else {}
+        beside = exchange_file(run / GLOBAL_MODEL)
+        payload = torch.load(beside, weights_only=True) if beside.exists() else {}
         data = ExchangeObject(weights=model, statistics={"once": once, "payload": payload})
         scores: dict[str, dict[str, float | None]] = {}
         for source, trainer in trainers.items():

@@ -5,12 +5,13 @@ NVFlare is the engine; this runner does the same arithmetic without it and nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from medfedaug.config import RunConfig
 from medfedaug.federation.checkpoint import server_checkpoint
+from medfedaug.federation.pooled import Pool
 from medfedaug.federation.server import FederationServer
 from medfedaug.federation.site import Site, SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
@@ -49,10 +50,14 @@ def run_in_process(
     server = FederationServer(config, on_event)
     states = Path(state_dir) if state_dir is not None else None
     checkpoint = server_checkpoint(states) if states else None
-    members = {
-        name: Site(name, SiteTrainer(config, data_dir, device, states / name if states else None, policy))
-        for name in sites
-    }
+    if server.pools_data:
+        trainers: Mapping[str, SiteTrainer] = Pool(config, data_dir, sites, device).trainers
+    else:
+        trainers = {
+            name: SiteTrainer(config, data_dir, device, states / name if states else None, policy)
+            for name in sites
+        }
+    members = {name: Site(name, trainers[name]) for name in sites}
     if resume and checkpoint is not None:
         server.restore(checkpoint)
     for name in sorted(set(sites) - server.known):

@@ -14,12 +14,12 @@ from medfedaug.files import write_atomic
 from medfedaug.statistics import save_statistics
 
 __all__ = [
-    "EXCHANGE",
     "FINAL_MODEL",
     "GLOBAL_MODEL",
     "RESULTS",
     "STATE",
     "STATISTICS",
+    "exchange_file",
     "write_json",
     "write_models",
     "write_run",
@@ -27,7 +27,6 @@ __all__ = [
 ]
 
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
-EXCHANGE = "global_exchange.pt"
 STATISTICS, STATE = "statistics.json", "state"
 
 
@@ -44,9 +43,16 @@ def write_models(folder: Path, server: FederationServer) -> None:
     """Write the selected model, where one is selected, with the exchange that belongs to it, and the last."""
     if server.selected_state:
         write_state(folder / GLOBAL_MODEL, server.selected_state)
-    if server.selected_payload:
-        write_state(folder / EXCHANGE, server.selected_payload)
+        if server.selected_payload:
+            write_state(exchange_file(folder / GLOBAL_MODEL), server.selected_payload)
     write_state(folder / FINAL_MODEL, server.state)
+    if server.payload:
+        write_state(exchange_file(folder / FINAL_MODEL), server.payload)
+
+
+def exchange_file(model: Path) -> Path:
+    """Where the methods' exchange of a model lies: ``global_exchange.pt`` beside ``global_model.pt``."""
+    return model.with_name(f"{model.stem.removesuffix('_model')}_exchange{model.suffix}")
 
 
 def write_state(path: Path, state: dict[str, Tensor]) -> None:

@@ -73,6 +73,7 @@ class FederationServer:
         self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared = composition.shared
+        self.pools_data = composition.pools_data
         self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
         self._weight_shapes: Shapes = {key: tuple(self.state[key].shape) for key in self.shared}
         context = ServerContext(
@@ -89,6 +90,8 @@ class FederationServer:
             part = method.at_server(context)
             if part is not None:
                 self._server_parts[method.name] = part
+            if isinstance(part, ServerExchange):
+                self._every_round[method.name] = part
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
@@ -103,7 +106,7 @@ class FederationServer:
         self.selected_payload: Payload = {}  # what of the methods' exchange belongs to the selected model
         self.statistics: dict[str, ChannelStatistics] = {}
         self._best = -math.inf
-        self._payload: Payload = {}
+        self.payload: Payload = {}  # what the methods' exchange of the last round gave
         self._once_payload: Payload = {}
         self._once_known: dict[str, int] = {}
         self._once_version = 0
@@ -130,6 +133,10 @@ class FederationServer:
     def _weight(self, samples: int) -> float:
         """What a site with so many samples weighs in the mean."""
         return float(samples) if self.config.weighting == "samples" else 1.0
+
+    def _sizes(self, weights: Mapping[str, Tensor], *payloads: Payload) -> dict[str, int]:
+        """The bytes that travel, by method: none where the data of all sites are in one place."""
+        return {} if self.pools_data else {"model": num_bytes(weights), **_bytes_by_method(*payloads)}
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
         """A site did not answer a request in a way that can be used.
@@ -255,11 +262,11 @@ class FederationServer:
             self.round,
             weights={key: self.state[key] for key in self.shared},
             once=self._once_payload if fresh else {},
-            payload=self._payload,
+            payload=self.payload,
             selected_round=self.selected_round,
             run=self.run,
         )
-        down = {"model": num_bytes(request.weights), **_bytes_by_method(request.payload, request.once)}
+        down = self._sizes(request.weights, request.payload, request.once)
         self.rounds.append(
             {
                 "round": self.round,
@@ -299,7 +306,7 @@ class FederationServer:
             if self.round > 1:
                 self.rounds[-2]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
             entry["sites"][site] = {**metrics, "samples": reply.num_samples}
-            up = {"model": num_bytes(reply.weights), **_bytes_by_method(reply.payload)}
+            up = self._sizes(reply.weights, reply.payload)
             for name, size in up.items():
                 entry["bytes"].setdefault(name, {"up": 0, "down": 0})["up"] += size
             entry["bytes_up"] += sum(up.values())
@@ -356,7 +363,7 @@ class FederationServer:
         for part in self._server_parts.values():
             shared = part.update({key: self.state[key] for key in self.shared}, shared, self._accepted)
         self.state = {**self.state, **shared}
-        self._payload = _results(self._every_round)
+        self.payload = _results(self._every_round)
         halves: list[tuple[str, ServerExchange | ServerPart]] = [
             *self._every_round.items(),
             *self._server_parts.items(),
@@ -371,7 +378,7 @@ class FederationServer:
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""
-        return self._score_request(VALIDATE, self.round, self.state, self._payload)
+        return self._score_request(VALIDATE, self.round, self.state, self.payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
         """Take in a site's score of the last model.
@@ -393,7 +400,7 @@ class FederationServer:
         if not self.selected_round:
             # No validation case of any site has foreground, so that no round can be preferred.
             self.selected_round, self.selected_state = self.round, self.state
-            self.selected_payload = self._payload
+            self.selected_payload = self.payload
 
     def test(self) -> Request:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
@@ -460,7 +467,7 @@ class FederationServer:
                 "round": self.round,
                 "rounds": self.rounds,
                 "model": self.state,
-                "payload": self._payload,
+                "payload": self.payload,
                 "once": self._once_payload,
                 "once_bytes": self._once_bytes,
                 "selected_round": self.selected_round,
@@ -489,7 +496,7 @@ class FederationServer:
         for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
             setattr(self, name, saved[name])
         self.state, self.selected_state = saved["model"], saved["selected_model"]
-        self._payload, self.selected_payload = saved["payload"], saved["selected_payload"]
+        self.payload, self.selected_payload = saved["payload"], saved["selected_payload"]
         self._once_payload = saved["once"]
         self._once_bytes, self._best = saved["once_bytes"], saved["best"]
         # Sites may have lost what they were sent once: they are sent it again.
@@ -534,7 +541,7 @@ class FederationServer:
             # `self.state` is still the model of `round_`, and the payload that which it made: both are
             # replaced after this.
             self.selected_state = {key: value.clone() for key, value in self.state.items()}
-            self.selected_payload = dict(self._payload)
+            self.selected_payload = dict(self.payload)
 
 
 def _score_of(value: Any) -> float | None:

@@ -23,6 +23,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from monai.transforms import Compose
 from monai.utils import convert_to_tensor
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.data.sites import is_federation, is_site, open_site, site_statistics
@@ -165,6 +166,7 @@ class SiteTrainer(ClientAlgo):
             case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
+            momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         self.guard = PrivacyGuard(
@@ -237,7 +239,10 @@ class SiteTrainer(ClientAlgo):
         seed = derive_seed(self.config.seed, self.name, round_)
         with self._own_random_numbers():
             torch.manual_seed(seed)
-            losses = self._train_epochs(seed, extra.get("should_stop"))
+            stop, epochs, steps = extra.get("should_stop"), self.config.local_epochs, self.config.local_steps
+            losses = self._train_epochs(seed, stop, epochs, steps)
+            for part in self.parts.values():
+                part.end_round()
             # Within the round's random numbers too: a method may draw what it sends.
             self._collected = {}
             for name, part in self.parts.items():
@@ -253,11 +258,16 @@ class SiteTrainer(ClientAlgo):
         # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
-    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None) -> list[float]:
-        optimiser, parts = self._optimiser(), list(self.parts.values())
+    def _train_epochs(
+        self, seed: int, should_stop: Callable[[], bool] | None, epochs: int, steps: int = 0
+    ) -> list[float]:
+        """So many epochs, or where ``steps`` are given, these, over as many epochs as it takes."""
+        loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
-        for batch in self._steps(self._loader(seed)):
+        numbers: Iterable[int] = count() if steps else range(epochs)
+        batches = (batch for _ in numbers for batch in loader)
+        for batch in islice(batches, steps or None):
             if self._aborted or (should_stop is not None and should_stop()):
                 # Half a round is nobody's update: it is neither sent nor kept.
                 raise MedFedAugError(f"site {self.name}: the training was stopped")
@@ -278,13 +288,6 @@ class SiteTrainer(ClientAlgo):
             for part in parts:
                 part.after_step(step)
         return losses
-
-    def _steps(self, loader: DataLoader) -> Iterator[dict[str, Tensor]]:
-        """The batches of one round."""
-        steps = self.config.local_steps
-        epochs: Iterable[int] = count() if steps else range(self.config.local_epochs)
-        batches = (batch for _ in epochs for batch in loader)
-        return islice(batches, steps) if steps else batches
 
     def _forward(self, inputs: Tensor) -> Tensor:
         try:
@@ -363,10 +366,13 @@ class SiteTrainer(ClientAlgo):
         split = str(extra.get("split", "test"))
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
-        if not self.load_model(data, int(extra.get("round", 0))):
+        self.receive(data)
+        if not self.recall_round(int(extra.get("round", 0))):
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
+        if split == "test":
+            self._fine_tune()
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -376,6 +382,19 @@ class SiteTrainer(ClientAlgo):
             cases = self.task.evaluation_cases(self.folder, split)
         scores = self.task.evaluate(self.network, cases, transform, self.device, self.config.batch_size)
         return ExchangeObject(metrics=scores)
+
+    def _fine_tune(self) -> None:
+        """Train the model that is to be tested further, where a method asks for it."""
+        epochs = max((part.epochs_before_test for part in self.parts.values()), default=0)
+        if not epochs or not self.trains:
+            return
+        self._present = -1  # what is in the network from here on belongs to no round
+        for part in self.parts.values():
+            part.start_round()
+        seed = derive_seed(self.config.seed, self.name, "fine-tuning")
+        with self._own_random_numbers():
+            torch.manual_seed(seed)
+            self._train_epochs(seed, None, epochs)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
         """Stop training after the current step; nothing of the round is kept."""
@@ -431,6 +450,18 @@ class SiteTrainer(ClientAlgo):
             content = {"run": self._run, "sent": self._sent, "once": self._once, "rounds": rounds}
             save_checkpoint(path, content)
 
+    def recall_round(self, round_: int) -> bool:
+        """Put back what this site kept with the global model of a round.
+
+        Returns:
+            Whether the network is complete: not where sites keep layers, and this one has none.
+        """
+        latest = self._latest(round_)
+        if self.kept_keys and not latest and not self._complete_network():
+            return False
+        self._recall(latest)
+        return True
+
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""
         if not round_ or round_ == self._present:
@@ -453,23 +484,6 @@ class SiteTrainer(ClientAlgo):
 
     def _state_file(self) -> Path | None:
         return self.state_dir / f"{self._run}.pt" if self.state_dir is not None and self._run else None
-
-    def load_model(self, data: ExchangeObject, round_: int = 0) -> bool:
-        """Put the model of a round into the network, with what this site kept after that round.
-
-        Args:
-            data: as for `receive`.
-            round_: the round after which the model was made.
-
-        Returns:
-            Whether the model is complete: layers that stay at the sites may be missing here.
-        """
-        self.receive(data)
-        latest = self._latest(round_)
-        if self.kept_keys and not latest and not self._complete_network():
-            return False
-        self._recall(latest)
-        return True
 
     def receive(self, data: ExchangeObject) -> None:
         """Load the global model's shared entries and hand the methods what is theirs."""
@@ -519,10 +533,13 @@ class SiteTrainer(ClientAlgo):
             inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
             yield inputs, batch[LABEL].to(self.device)
 
-    def _loader(self, seed: int) -> DataLoader:
+    def _training_dataset(self, seed: int) -> TorchDataset:
         transform = self._transform(training=True)
         transform.set_random_state(seed=seed)
-        dataset = Dataset(self._training_samples(), transform)
+        return Dataset(self._training_samples(), transform)
+
+    def _loader(self, seed: int) -> DataLoader:
+        dataset: Any = self._training_dataset(seed)
         return DataLoader(
             dataset,
             batch_size=self.config.batch_size,

@@ -92,6 +92,7 @@ class SiteContext:
         training_batches: the same with the targets.
         kept: the state-dict entries that stay at the site.
         task: loss and form of the targets.
+        momentum: of the main optimiser, 0 for one that has none.
     """
 
     name: str
@@ -104,6 +105,7 @@ class SiteContext:
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     kept: frozenset[str] = frozenset()
     task: Task | None = None
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,13 @@ class SiteExchange(ABC):
     `collect` gives the payload as the paper has it. At a site that adds noise (`medfedaug.privacy`) the
     guard takes `contributions` in its place, before the round's training and with the network as it was
     received, and `privatised` makes the payload of their noisy mean.
+
+    Attributes:
+        summarises: how many images the least of the values that are sent is a mean of; ``None`` for all of
+            the site's training cases.
     """
+
+    summarises: int | None = None
 
     @abstractmethod
     def collect(self) -> Payload:
@@ -259,7 +267,18 @@ class ServerPart(ABC):
 
     Everything that is averaged passes through it, running statistics among it; a method that speaks of
     parameters takes those of `shared_parameters` and leaves the rest as the mean has it.
+
+    One that needs numbers of the sites for that is a `ServerExchange` as well, of every round.
     """
+
+    def weight(self, site: str, weight: float) -> float:
+        """A site's weight in the mean, whose payload of the round has just been accepted.
+
+        Args:
+            site: its name.
+            weight: what it weighs otherwise.
+        """
+        return weight
 
     @abstractmethod
     def update(
@@ -270,7 +289,7 @@ class ServerPart(ABC):
         Args:
             previous: the shared entries of the global model that the round began with.
             mean: the weighted mean of what the sites sent.
-            sites: the weight in it of every site that sent a good update.
+            sites: the weight in it of every site that sent a good update, as `weight` gave it.
 
         Returns:
             The shared entries of the new global model, float32.
@@ -293,6 +312,8 @@ class SitePart:
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
+    epochs_before_test: int = 0
+    """For how many epochs a site trains the selected model for itself before it is tested."""
     uses_unsent_statistics: bool = False
     """Whether `transforms` uses something computed from this site's images that was never sent."""
 
@@ -302,6 +323,9 @@ class SitePart:
 
     def start_round(self) -> None:
         """The global weights are in the network and local training is about to start."""
+
+    def end_round(self) -> None:
+        """Local training is over, and the trained weights are in the network."""
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         """Change a batch as a whole, before it goes through the network.
@@ -364,6 +388,8 @@ class Method:
     name: ClassVar[str]
     normalises_input: ClassVar[bool] = False
     """Whether `SitePart.transforms` normalises the intensities, in place of the plain scaling to [0, 1]."""
+    contains: ClassVar[tuple[str, ...]] = ()
+    """Names of methods that this one already is, so that they are not to be named beside it."""
     runs_network_again: ClassVar[bool] = False
     """Whether `SitePart.loss` runs the network once more: it then comes after the other methods, whose hooks
     have seen the main pass and nothing else until then."""

@@ -73,6 +73,7 @@ class FedFDA(FedFD):
     """
 
     name = "fedfd_a"
+    contains = ("fedfd",)
 
     def __init__(
         self,

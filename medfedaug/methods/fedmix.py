@@ -22,6 +22,7 @@ from medfedaug.methods.base import (
     Step,
     Targets,
 )
+from medfedaug.methods.gathered import GatheredServer
 
 __all__ = ["FedMix", "FedMixServer", "FedMixSite"]
 
@@ -82,6 +83,7 @@ class FedMixSite(SitePart, SiteExchange):
         assert context.task is not None
         self.method, self.context, self.task = method, context, context.task
         self.before_training = self
+        self.summarises = method.group
         self.means: list[tuple[Tensor, Tensor]] = []
         self._image: Tensor | None = None
 
@@ -146,17 +148,18 @@ class FedMixSite(SitePart, SiteExchange):
         return self.method.mixing * (slope * self._image).sum()
 
 
-class FedMixServer(ServerExchange):
-    """The server's half: all sites' means, which grow with the sites as its result must."""
+class FedMixServer(GatheredServer):
+    """The server's half: all sites' means."""
 
     def __init__(self, context: ServerContext) -> None:
         assert context.task is not None
         classes, size = context.task.num_classes, (None, None)
-        self.shapes = {
-            "images": (None, context.in_channels, *size),
-            "labels": (None, classes, *size) if context.task.dense else (None, classes),
-        }
-        self.means: dict[str, Payload] = {}
+        super().__init__(
+            {
+                "images": (None, context.in_channels, *size),
+                "labels": (None, classes, *size) if context.task.dense else (None, classes),
+            }
+        )
 
     def check(self, payload: Payload) -> None:
         """As many labels as images, of the same size, and probabilities all of them."""
@@ -165,26 +168,6 @@ class FedMixServer(ServerExchange):
             raise ValueError(f"images {tuple(images.shape)} and labels {tuple(labels.shape)} do not fit")
         if bool((labels < 0).any()) or bool(((labels.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("labels that are no probabilities")
-
-    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Keep a site's means; those of one that joins later are added."""
-        self.means[site] = payload
-
-    def result(self) -> Payload:
-        """All sites' means."""
-        return {
-            f"{key}/{site}": value for site in sorted(self.means) for key, value in self.means[site].items()
-        }
-
-    def state(self) -> Payload:
-        """All means: a site that joins after a restart is added to them."""
-        return self.result()
-
-    def restore(self, state: Payload) -> None:
-        """Take the means in again."""
-        for path, value in state.items():
-            key, site = path.split("/", 1)
-            self.means.setdefault(site, {})[key] = value
 
 
 def _largest(images: Sequence[Tensor]) -> tuple[int, ...]:

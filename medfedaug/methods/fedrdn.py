@@ -22,6 +22,7 @@ from medfedaug.methods.base import (
     SiteExchange,
     SitePart,
 )
+from medfedaug.methods.gathered import GatheredServer
 from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.transforms import FedRDNd
 
@@ -111,42 +112,21 @@ class FedRDNSite(SitePart, SiteExchange):
         return [FedRDNd(keys=IMAGE, statistics={self.context.name: own}, site=self.context.name)]
 
 
-class FedRDNServer(ServerExchange):
-    """The server's half: the list of pairs, 2C+1 numbers a site, grows with the sites as its result must."""
+class FedRDNServer(GatheredServer):
+    """The server's half: the list of pairs, 2C+1 numbers a site."""
 
     def __init__(self, in_channels: int) -> None:
-        self.shapes = {"mean": (in_channels,), "std": (in_channels,), "count": (1,)}
-        self.pairs: dict[str, Payload] = {}
+        super().__init__({"mean": (in_channels,), "std": (in_channels,), "count": (1,)})
 
     def check(self, payload: Payload) -> None:
         """Nothing that could not divide an image."""
         _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
-    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Keep a site's pair; one that joins later is added to the list."""
-        self.pairs[site] = payload
-
-    def result(self) -> Payload:
-        """All sites' pairs."""
-        return {
-            f"{key}/{site}": value for site in sorted(self.pairs) for key, value in self.pairs[site].items()
-        }
-
-    def state(self) -> Payload:
-        """All pairs: a site that joins after a restart is added to them."""
-        return self.result()
-
-    def restore(self, state: Payload) -> None:
-        """Take the pairs in again."""
-        for path, value in state.items():
-            key, site = path.split("/", 1)
-            self.pairs.setdefault(site, {})[key] = value
-
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
         """The pairs by site."""
         return {
             site: _statistics(pair["mean"], pair["std"], pair["count"])
-            for site, pair in sorted(self.pairs.items())
+            for site, pair in sorted(self.sites.items())
         }
 
 

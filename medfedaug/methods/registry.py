@@ -11,31 +11,43 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
+from medfedaug.methods.feddyn import FedDyn
 from medfedaug.methods.fedfa import FedFA
 from medfedaug.methods.fedfa_h import FedFAh
 from medfedaug.methods.fedfd import FedFD
 from medfedaug.methods.fedfd_a import FedFDA
+from medfedaug.methods.fedfd_prompt import FedFDPrompt
 from medfedaug.methods.fedmix import FedMix
+from medfedaug.methods.fednova import FedNova
+from medfedaug.methods.fedproto import FedProto
 from medfedaug.methods.fedprox import FedProx
 from medfedaug.methods.fedrdn import FedRDN
 from medfedaug.methods.fedsam import FedSAM
+from medfedaug.methods.finetune import FineTune
+from medfedaug.methods.fraug import FRAug
 from medfedaug.methods.manifold_mixup import ManifoldMixUp
 from medfedaug.methods.mixstyle import MixStyle
 from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
+from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.scaffold import Scaffold
 from medfedaug.methods.silobn import SiloBN
+from medfedaug.methods.single import Single
 
 __all__ = ["build_methods", "method_names", "parse_methods"]
 
 _METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA),
-        *(FedAvgM, Scaffold, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
+        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug),
+        *(FedAvgM, Scaffold, FedNova, FedDyn, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
+        *(FedProto, FineTune, Single, Pooled),
     )
 }
+
+# The extension points that are about what leaves a site, or does not.
+_SHARING = ("kept_at_site", "before_training", "every_round", "at_server")
 
 # Published names of a combination, or of a method with an argument.
 _ALIASES: dict[str, list[dict[str, Any]]] = {
@@ -94,10 +106,14 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
         # The name is also the prefix of a method's keys on the wire.
         if names.count(name) > 1:
             raise ConfigError(f"{name} is named more than once")
+    for method in methods:
+        for name in method.contains:
+            if name in names:
+                raise ConfigError(f"{method.name} contains {name}; leave {name} out")
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
-    servers = [method.name for method in methods if type(method).at_server is not Method.at_server]
+    servers = [method.name for method in methods if _has(method, "at_server")]
     if len(servers) > 1:
         raise ConfigError(f"{' and '.join(servers)} both make the global model of the mean; choose one")
     mixing = [method.name for method in methods if method.mixes_labels]
@@ -106,7 +122,18 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     needing = [method.name for method in methods if method.needs_labels]
     if mixing and needing:
         raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
+    pooling = [method.name for method in methods if method.pools_data]
+    sharing = [method.name for method in methods if any(_has(method, hook) for hook in _SHARING)]
+    if pooling and sharing:
+        raise ConfigError(
+            f"{pooling[0]} has all images in one place; {sharing[0]} needs sites that are apart"
+        )
     return sorted(methods, key=lambda method: method.runs_network_again)
+
+
+def _has(method: Method, hook: str) -> bool:
+    """Whether a method has something of its own at an extension point."""
+    return getattr(type(method), hook) is not getattr(Method, hook)
 
 
 def _build(spec: Mapping[str, Any]) -> Method:

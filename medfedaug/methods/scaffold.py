@@ -45,7 +45,8 @@ class Scaffold(Method):
         pᵢ is 1/N in the paper, where every site weighs the same; here the weight that the site has in the
         average, so that c is the mean of the cᵢ in the same sense as the model is the mean of the models.
         The global step size is 1, as in the paper's experiments. Gradients are corrected before the
-        optimiser sees them. Kept in float32, as they travel.
+        optimiser sees them. Kept in float32, as they travel. A site does not learn whether its update was
+        used: after one that came too late, c lacks the change that the site has made to its cᵢ.
     """
 
     name = "scaffold"
@@ -85,14 +86,14 @@ class ScaffoldSite(SitePart, SiteExchange):
             self.total[key] += parameter.grad
             parameter.grad += self.common[key] - self.own[key]
 
+    def end_round(self) -> None:
+        """cᵢ⁺ in the place of cᵢ."""
+        before, self.own = self.own, {key: total / self.steps for key, total in self.total.items()}
+        self.change = {key: self.own[key] - before[key] for key in before}
+
     def collect(self) -> Payload:
         """cᵢ⁺ − cᵢ."""
-        if not self.steps:
-            return self._zeros()
-        new = {key: total / self.steps for key, total in self.total.items()}
-        change = {key: new[key] - self.own[key] for key in new}
-        self.own = new
-        return change
+        return self.change
 
     def apply(self, payload: Payload) -> None:
         """Take in c."""

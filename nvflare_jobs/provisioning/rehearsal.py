@@ -185,12 +185,20 @@ class Rehearsal:
         """Wait until a job is over.
 
         Raises:
-            RunFailed: when it did not complete.
+            RunFailed: when it did not complete, with what the server wrote last.
         """
-        self.nvflare(
-            *("job", "wait", job_id, "--timeout", f"{timeout:g}", "--startup-kit", self.kit(LEAD)),
-            timeout=timeout + 30,
-        )
+        try:
+            self.nvflare(
+                *("job", "wait", job_id, "--timeout", f"{timeout:g}", "--startup-kit", self.kit(LEAD)),
+                timeout=timeout + 30,
+            )
+        except RunFailed as error:
+            events = self._events(job_id)
+            last = events.read_text().splitlines()[-1:] if events.exists() else ["the job did not begin"]
+            raise RunFailed(f"job {job_id}: {last} [{error}]") from error
+
+    def _events(self, job_id: str) -> Path:
+        return self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
 
     def collect(self, job_id: str) -> Path:
         """Download what a job left behind.
@@ -246,7 +254,7 @@ class Rehearsal:
         _wait_for_clients(self)
 
     def _await_round(self, job_id: str, round_: int, timeout: float) -> None:
-        events = self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
+        events = self._events(job_id)
         begun = f'"round_started", "round": {round_},'
         _until(
             lambda: events.exists() and begun in events.read_text(), timeout, f"round {round_} did not begin"
@@ -285,12 +293,13 @@ class Rehearsal:
             except (ssl.SSLError, ConnectionError):
                 return False
 
-    def wait_until_ended(self, timeout: float = 60) -> None:
-        """Wait until nothing of this rehearsal runs any more.
+    def shut_down(self, timeout: float = 60) -> None:
+        """Shut the whole system down and wait until nothing of it runs any more.
 
         Raises:
             RunFailed: when something does.
         """
+        self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN))
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
 
@@ -330,8 +339,9 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
             system.wait(job_id)
         resumed = system.collect(job_id)
         with system.phase("stop"):
-            system.nvflare("poc", "stop")
-            system.wait_until_ended()
+            # Not `poc stop`: it would abort the job of the killed server first, which NVFlare takes for
+            # running and cannot abort.
+            system.shut_down()
         return {
             "phases": system.phases,
             "results": _results(folder),
@@ -375,9 +385,7 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
             refusal = system.refusal(system.work / "jobs" / "job")
         kept = {"with": system.is_kept(certificate=True), "without": system.is_kept(certificate=False)}
         with system.phase("shut down"):
-            kit = system.kit(ADMIN)
-            system.nvflare("system", "shutdown", "all", "--force", "--startup-kit", kit)
-            system.wait_until_ended()
+            system.shut_down()
         return {
             "phases": system.phases,
             "results": _results(folder),

@@ -1,0 +1,114 @@
+"""FedFD for transformers: prompts of the site and of the federation are mixed in place of statistics."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfedaug.methods.average import AverageServer
+from medfedaug.methods.base import (
+    Method,
+    Payload,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+)
+from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
+from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
+
+__all__ = ["FedFDPrompt", "FedFDPromptSite"]
+
+
+class FedFDPrompt(Method):
+    """Feature diversification of a vision transformer by its prompts (Yang et al., section 5).
+
+    Prompts are tokens that join those of the image. Each site trains its own and keeps them; their average
+    comes back from the server. A batch passes with the site's prompts, and once more with
+    p_Δ = u·p_k + (1 − u)·p_G, as FedFD mixes statistics (Eq. 2); the loss is that of Eq. 5. In evaluation the
+    federation's prompts serve, at every site alike.
+
+    Exchange, every round: the prompts (P, D) up, their average down, weighted as the models are.
+
+    Args:
+        lambda1: see `FedFD`.
+        lambda2: see `FedFD`.
+        mixing: see `FedFD`.
+        low: see `FedFD`.
+        high: see `FedFD`.
+        distance: see `FedFD`.
+        count: P, the number of prompts.
+
+    Raises:
+        ConfigError: for arguments out of range.
+        ValueError: for a network that is no vision transformer for classification.
+
+    Deviations:
+        The paper takes the prompts of DoPrompt, one domain's each, without its adapter, and gives neither
+        their number nor how u is drawn: here one u an element. Features are the class token before the head.
+    """
+
+    name = "fedfd_prompt"
+    runs_network_again = True
+    needs_labels = True
+
+    def __init__(
+        self,
+        lambda1: float = 0.1,
+        lambda2: float = 4.0,
+        mixing: str = "random",
+        low: float = 0.0,
+        high: float = 1.0,
+        distance: str = "mean",
+        count: int = 4,
+    ) -> None:
+        self.weights = Weights(self.name, lambda1, lambda2, distance, None)
+        self.range = mixing_range(self.name, mixing, low, high)
+        self.count = count
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Insert the prompts."""
+        return insert_prompts(network, self.count)
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """Prompts up and down, and the loss."""
+        return FedFDPromptSite(self, context.network)
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        """The average of the sites' prompts."""
+        return AverageServer({"tokens": tuple(find_prompts(context.network).tokens.shape)})
+
+
+class FedFDPromptSite(DiversifiedSite, SiteExchange):
+    """The site's half."""
+
+    def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
+        super().__init__(network, method.weights)
+        self.range, self.prompts = method.range, find_prompts(network)
+        self.every_round = self
+
+    def diversified(self) -> AbstractContextManager[Any]:
+        """Prompts between the site's and the federation's."""
+        return mixing_prompts(self.network, *self.range)
+
+    def collect(self) -> Payload:
+        """The site's prompts."""
+        return {"tokens": self.prompts.tokens.detach()}
+
+    def apply(self, payload: Payload) -> None:
+        """The federation's."""
+        self.prompts.global_tokens = payload["tokens"].to(self.prompts.tokens)
+        self.ready = True
+
+    def state(self) -> Payload:
+        """The site's prompts, which no state dict holds."""
+        return self.collect()
+
+    @torch.no_grad()
+    def restore(self, state: Payload) -> None:
+        """Take them in again."""
+        self.prompts.tokens.copy_(state["tokens"])

@@ -1,0 +1,40 @@
+"""Fine-tuning: every site trains the global model a little further before it is tested."""
+
+from __future__ import annotations
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import Method, SiteContext, SitePart
+
+__all__ = ["FineTune"]
+
+
+class FineTune(Method):
+    """Local fine-tuning of the global model before the test (FedAvg + FT).
+
+    After training, each site trains the selected model on its own training images, with the run's optimiser,
+    and is tested with the result, which never leaves it. With ``epochs=0`` it is FedAvg, bit for bit. A site
+    without training images is tested with the global model.
+
+    Args:
+        epochs: passes over the site's training images.
+
+    Raises:
+        ConfigError: for a negative number of epochs.
+
+    Deviations:
+        The round is selected before fine-tuning, by the global model's validation scores. Papers that compare
+        with it do not say for how long they fine-tune.
+    """
+
+    name = "finetune"
+
+    def __init__(self, epochs: int = 1) -> None:
+        if epochs < 0:
+            raise ConfigError(f"finetune: epochs cannot be negative, got {epochs}")
+        self.epochs = epochs
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The number of epochs is all."""
+        part = SitePart()
+        part.epochs_before_test = self.epochs
+        return part

@@ -1,0 +1,332 @@
+"""FRAug: synthetic embeddings, from a generator that all sites share and a network that each keeps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from medfedaug import functional as F
+from medfedaug.errors import ConfigError
+from medfedaug.methods.average import AverageServer
+from medfedaug.methods.base import (
+    Method,
+    Payload,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+    Step,
+    state_entries,
+)
+from medfedaug.models import find_head
+
+__all__ = ["FRAug", "FRAugSite", "Generator"]
+
+
+class Generator(nn.Module):
+    """g(z, y): client-agnostic residuals of embeddings, a perceptron of two layers.
+
+    Args:
+        noise: size of z.
+        classes: number of classes; y is given one-hot.
+        hidden: width of the hidden layer.
+        embedding: size of an embedding.
+    """
+
+    def __init__(self, noise: int, classes: int, hidden: int, embedding: int) -> None:
+        super().__init__()
+        self.noise, self.classes = noise, classes
+        self.layers = _perceptron(noise + classes, hidden, embedding)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """(N, noise) and classes (N,) to residuals (N, embedding)."""
+        return self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
+
+
+def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+class FRAug(Method):
+    r"""Federated representation augmentation, for classification.
+
+    Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation".
+    The head h is trained on synthetic embeddings besides the real ones (Eq. 1-3):
+
+    .. math:: \hat u = u + \lambda_{syn}\, m(g(z, y)), \qquad
+              \hat u_c = \bar u_c + \lambda_{syn}\, m(g(z', c)), \qquad
+              L_{syn} = \mathrm{CE}(h(\hat u), y) + \sum_c \mathrm{CE}(h(\hat u_c), c)
+
+    with z ~ N(0, I), the generator g that all sites share, the transformation network m (RTNet) that each
+    site keeps, and prototypes :math:`\bar u_c`, moving averages of a site's embeddings by class (Eq. 4).
+    After each step of the classifier, with it fixed, g and m each make one of their own (Eq. 5, 6):
+
+    .. math:: L_{gen} = \mathrm{CE}(h(\hat u), y) - \alpha\, \mathrm{MMD}(\hat u, u), \qquad
+              L_{rt} = -H(h(\hat u)) - \sum_c H(h(\hat u_c))
+              + \beta\,\big(\mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c)\big)
+
+    Batch norms stay at their site, by module type. Embeddings are the input of the network's last layer.
+
+    Exchange, every round: the generator's parameters up, their average down. RTNet, prototypes and the count
+    of steps stay at the site, across rounds and restarts.
+
+    Args:
+        alpha: α of Eq. 5.
+        beta: β of Eq. 6.
+        lambda_syn: λ_syn after its ramp.
+        ramp_steps: local steps of a site over which λ_syn and the prototypes' rate rise (`F.ramp_up`).
+        prototype_rate: λ_c of Eq. 4 after its ramp.
+        rtnet: use m; without, the generator's residuals are added as they are (Table 3).
+        embeddings: use û.
+        prototypes: use û_c.
+        smoothing: let λ_syn rise; without, it is there from the start.
+        noise: size of z.
+        hidden: width of g's and m's hidden layer.
+        learning_rate: of g and m; the optimiser is SGD, made anew in every round.
+        head: dotted name of the last layer, where the order of the network's modules says something else.
+
+    Raises:
+        ConfigError: for arguments out of range, and for a network that does not end in a fully connected
+            layer: the paper has no equation for segmentation.
+
+    Deviations:
+        Sizes, rates, α, β and the kernel are in an appendix that is not part of the article; the values here
+        are our own, and so is the Gaussian kernel (`F.gaussian_mmd`). Eq. 4 as printed pulls the prototype
+        of a class that is not in the batch towards zero: here it stays; its first value is the mean of the
+        first batch that has the class, and classes not yet seen contribute nothing. One z' is drawn a class
+        and step. g and m learn from the embeddings of the step before the classifier moved, with its new
+        head: another pass through the network would only move them by that step. The public code draws z
+        uniformly. An unseen site has no batch norms, and is reported without a score.
+    """
+
+    name = "fraug"
+    needs_labels = True
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        lambda_syn: float = 1.0,
+        ramp_steps: int = 500,
+        prototype_rate: float = 0.1,
+        rtnet: bool = True,
+        embeddings: bool = True,
+        prototypes: bool = True,
+        smoothing: bool = True,
+        noise: int = 64,
+        hidden: int = 256,
+        learning_rate: float = 0.01,
+        head: str | None = None,
+    ) -> None:
+        if min(alpha, beta, lambda_syn, ramp_steps) < 0 or not 0 < prototype_rate <= 1:
+            raise ConfigError("fraug: weights and ramp_steps cannot be negative, and 0 < prototype_rate ≤ 1")
+        if min(noise, hidden) < 1 or learning_rate <= 0:
+            raise ConfigError("fraug: noise, hidden and learning_rate must be positive")
+        if not (embeddings or prototypes):
+            raise ConfigError("fraug: without embeddings and prototypes there is nothing to train on")
+        self.alpha, self.beta, self.lambda_syn, self.learning_rate = alpha, beta, lambda_syn, learning_rate
+        self.ramp_steps, self.prototype_rate, self.smoothing = ramp_steps, prototype_rate, smoothing
+        self.rtnet, self.embeddings, self.prototypes = rtnet, embeddings, prototypes
+        self.noise, self.hidden, self.head = noise, hidden, head
+        self._generator: Generator | None = None
+
+    def classifier(self, network: nn.Module) -> nn.Linear:
+        """The network's last layer, h.
+
+        Raises:
+            ConfigError: when it is none that takes embeddings.
+        """
+        head = find_head(network, self.head)
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"fraug augments the embeddings of a classifier, and {type(network).__name__} ends in "
+                f"{type(head).__name__}: for segmentation the paper has no equation; leave fraug out"
+            )
+        return head
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Draw the generator's first weights, which follow from the run's seed and are everybody's."""
+        head = self.classifier(network)
+        self._generator = Generator(self.noise, head.out_features, self.hidden, head.in_features)
+        return network
+
+    def generator(self) -> Generator:
+        """The generator as it is at the beginning."""
+        assert self._generator is not None, "prepare_network comes first"
+        return copy.deepcopy(self._generator)
+
+    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+        """Batch norms, by module type; other norms are shared."""
+        return state_entries(network, (_BatchNorm,))
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """Everything but the averaging."""
+        return FRAugSite(self, context.network)
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        """The average of the generators."""
+        return AverageServer(
+            {key: tuple(value.shape) for key, value in self.generator().state_dict().items()}
+        )
+
+
+class FRAugSite(SitePart, SiteExchange):
+    """The site's half."""
+
+    def __init__(self, method: FRAug, network: nn.Module) -> None:
+        self.method, self.head = method, method.classifier(network)
+        weight = self.head.weight
+        classes, size = weight.shape
+        self.generator = method.generator().to(weight)
+        # Made in the first training, whose random numbers are the site's own.
+        self.transformation: nn.Module | None = None
+        self.means = weight.new_zeros(classes, size)
+        self.seen = torch.zeros(classes, dtype=torch.bool, device=weight.device)
+        self.steps = 0
+        self.every_round = self
+        self._optimisers: list[tuple[torch.optim.Optimizer, list[nn.Parameter]]] = []
+        self._embeddings: Tensor | None = None
+        self._real: Tensor | None = None
+        self._noise: dict[str, Tensor] = {}
+        self._losses: list[tuple[float, float]] = []
+        self.head.register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._embeddings = args[0].detach() if module.training else None
+
+    def start_round(self) -> None:
+        """Fresh optimisers, made with the first step."""
+        self._optimisers, self._losses = [], []
+
+    def _begin(self) -> None:
+        size = self.head.in_features
+        if self.method.rtnet and self.transformation is None:
+            self.transformation = _perceptron(size, self.method.hidden, size).to(self.head.weight)
+        for module in (self.generator, self.transformation):
+            if module is not None:
+                parameters = list(module.parameters())
+                optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
+                self._optimisers.append((optimiser, parameters))
+
+    def loss(self, step: Step) -> Tensor | None:
+        """L_syn, which reaches the head alone (Eq. 2)."""
+        assert self._embeddings is not None
+        if not self._optimisers:
+            self._begin()
+        self._real, self._embeddings = self._embeddings, None
+        self._update_prototypes(self._real, step.targets)
+        number = {"embeddings": len(step.targets), "prototypes": int(self.seen.sum())}
+        self._noise = {
+            kind: torch.randn(count, self.method.noise, device=self._real.device, dtype=self._real.dtype)
+            for kind, count in number.items()
+        }
+        with torch.no_grad():
+            synthetic = self._synthesise(self._real, step.targets)
+        total = self._real.new_zeros(())
+        for kind, (embeddings, _, labels) in synthetic.items():
+            if getattr(self.method, kind):
+                # Not through the module: what is done to it in a forward pass is not for these.
+                logits = nn.functional.linear(embeddings, self.head.weight, self.head.bias)
+                reduction = "mean" if kind == "embeddings" else "sum"
+                total = total + nn.functional.cross_entropy(logits, labels, reduction=reduction)
+        return total
+
+    def after_step(self, step: Step) -> None:
+        """One step of the generator and one of RTNet, the classifier fixed (Eq. 5 and 6)."""
+        assert self._real is not None
+        losses = self.losses(self._real, step.targets)
+        last = len(self._optimisers) - 1
+        gradients = [
+            torch.autograd.grad(losses[index], parameters, retain_graph=index < last)
+            for index, (_, parameters) in enumerate(self._optimisers)
+        ]
+        for (optimiser, parameters), gradient in zip(self._optimisers, gradients, strict=True):
+            for parameter, value in zip(parameters, gradient, strict=True):
+                parameter.grad = value
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self._losses.append((float(losses[0].detach()), float(losses[1].detach())))
+        self._real = None
+        self.steps += 1
+
+    def losses(self, real: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """L_gen and L_rt (Eq. 5 and 6) for the embeddings of a batch, (B, D), and their classes, (B,)."""
+        weight = self.head.weight.detach()
+        bias = None if self.head.bias is None else self.head.bias.detach()
+        # The spread of the real embeddings: half their mean squared distance is the sum of their variances.
+        width = float(real.var(dim=0).sum().sqrt()) if len(real) > 1 else 1.0
+        width = max(width, 1e-6)
+        generating = transforming = real.new_zeros(())
+        for kind, (synthetic, reference, y) in self._synthesise(real, labels).items():
+            logits = nn.functional.linear(synthetic, weight, bias)
+            entropies = -(logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1)
+            if kind == "embeddings":
+                distance, entropy = F.gaussian_mmd(synthetic, reference, width), entropies.mean()
+                generating = nn.functional.cross_entropy(logits, y) - self.method.alpha * distance
+            else:  # one synthetic embedding a prototype: the sums of Eq. 6 run over the classes
+                pairs = zip(synthetic.split(1), reference.split(1), strict=True)
+                distance = torch.stack([F.gaussian_mmd(a, b, width) for a, b in pairs]).sum()
+                entropy = entropies.sum()
+            if getattr(self.method, kind):
+                transforming = transforming - entropy + self.method.beta * distance
+        return generating, transforming
+
+    def _synthesise(self, real: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """û and û_c (Eq. 3), each with what it was made from and its class."""
+        classes = self.seen.nonzero().flatten()
+        weight = self.method.lambda_syn
+        if self.method.smoothing:
+            weight *= F.ramp_up(self.steps, self.method.ramp_steps)
+        made = {}
+        for kind, base, y in (("embeddings", real, labels), ("prototypes", self.means[classes], classes)):
+            residuals = self.generator(self._noise[kind], y)
+            if self.transformation is not None:
+                residuals = self.transformation(residuals)
+            made[kind] = (base + weight * residuals, base, y)
+        return made
+
+    def _update_prototypes(self, real: Tensor, labels: Tensor) -> None:
+        """Eq. 4, for the classes of the batch."""
+        rate = self.method.prototype_rate * F.ramp_up(self.steps, self.method.ramp_steps)
+        for label in labels.unique():
+            mean = real[labels == label].mean(dim=0)
+            share = rate if bool(self.seen[label]) else 1.0
+            self.means[label] = (1.0 - share) * self.means[label] + share * mean
+            self.seen[label] = True
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the round of L_gen and L_rt."""
+        count = max(len(self._losses), 1)
+        names = ("generator_loss", "rtnet_loss") if self.method.rtnet else ("generator_loss",)
+        return {name: sum(pair[i] for pair in self._losses) / count for i, name in enumerate(names)}
+
+    def collect(self) -> Payload:
+        """The generator."""
+        return {key: value.detach() for key, value in self.generator.state_dict().items()}
+
+    def apply(self, payload: Payload) -> None:
+        """The federation's generator."""
+        self.generator.load_state_dict(payload)
+
+    def state(self) -> Payload:
+        """RTNet, prototypes and the count of steps."""
+        kept = {"means": self.means, "seen": self.seen, "steps": torch.tensor(self.steps)}
+        if self.transformation is not None:
+            kept.update({f"rtnet/{key}": value for key, value in self.transformation.state_dict().items()})
+        return kept
+
+    def restore(self, state: Payload) -> None:
+        """Take them in again."""
+        self.means.copy_(state["means"])
+        self.seen.copy_(state["seen"])
+        self.steps = int(state["steps"])
+        kept = {key.removeprefix("rtnet/"): value for key, value in state.items() if key.startswith("rtnet/")}
+        if kept:
+            size = self.head.in_features
+            self.transformation = _perceptron(size, self.method.hidden, size).to(self.head.weight)
+            self.transformation.load_state_dict(kept)

@@ -1,0 +1,280 @@
+"""FRAug: its equations, what stays at the site, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from monai.metrics import MMDMetric
+from torch import nn
+
+from medfedaug import functional as F
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import ConfigError
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import FRAug, build_methods, parse_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import build_network
+from medfedaug.simulate import configure
+
+
+@pytest.fixture
+def photo_config(make_photos, tmp_path):
+    """A classification run over three sites of small photographs."""
+    for name in "ABC":
+        make_photos(name, per_class=5)
+
+    def make(methods="fraug", settings=None, **changes):
+        values = {"network": "lenet5", "rounds": 2, "batch_size": 3, "threads": 1, **changes}
+        sites = find_sites(tmp_path / "photos")
+        return configure(sites, methods=tuple(parse_methods(methods, settings)), **values)
+
+    return make
+
+
+# ---------------------------------------------------------------- functions
+
+
+def test_mmd_is_the_means_over_all_pairs():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(6, 3, generator=generator, dtype=torch.float64) + 1
+
+    def mean(a, b):
+        values = [math.exp(-float(((p - q) ** 2).sum()) / (2 * 0.8**2)) for p in a for q in b]
+        return sum(values) / len(values)
+
+    expected = mean(x, x) + mean(y, y) - 2 * mean(x, y)
+    assert float(F.gaussian_mmd(x, y, 0.8)) == pytest.approx(expected, rel=1e-12)
+    one = F.gaussian_mmd(x[:1], y[:1], 0.8)
+    assert float(one) == pytest.approx(2 - 2 * mean(x[:1], y[:1]), rel=1e-12)
+    # For a wide kernel, k ≈ 1 − |a − b|²/2s², it is MONAI's linear one, but for the pairs of an element with
+    # itself, over which MONAI does not take the mean.
+    wide = F.gaussian_mmd(x, y, 1e4) * 1e8
+    assert float(wide) == pytest.approx(float((x.mean(0) - y.mean(0)).square().sum()), rel=1e-5)
+    z = y[:4]
+    unbiased = sum(s.var(dim=0).sum() for s in (x, z)) / 4
+    monai = MMDMetric()(x, z)
+    assert float(F.gaussian_mmd(x, z, 1e4) * 1e8 - unbiased) == pytest.approx(float(monai), rel=1e-5)
+    for wrong in (lambda: F.gaussian_mmd(x, y[:, :2], 1.0), lambda: F.gaussian_mmd(x, y, 0.0)):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_the_ramp_is_exponential_and_ends():
+    assert [F.ramp_up(t, 40) for t in (0, 10, 39)] == [
+        pytest.approx(math.exp(-5 * (1 - t / 40) ** 2)) for t in (0, 10, 39)
+    ]
+    assert F.ramp_up(40, 40) == F.ramp_up(10**6, 40) == F.ramp_up(0, 0) == 1.0
+
+
+# ---------------------------------------------------------------- one step
+
+
+class Classifier(nn.Module):
+    """Embeddings are the images themselves, so that a test knows them."""
+
+    def __init__(self, size=6, classes=4):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(size)
+        self.fc = nn.Linear(size, classes)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def begun(steps=3, **args):
+    """A site in its step number `steps`, with a step and the noise that it will draw."""
+    torch.manual_seed(0)
+    network = Classifier().double()
+    method = FRAug(noise=5, hidden=7, ramp_steps=10, **args)
+    method.prepare_network(network)
+    site = method.at_site(SiteContext("A", network))
+    site.start_round()
+    site.steps = steps
+    inputs, targets = torch.randn(8, 6, dtype=torch.float64), torch.tensor([0, 0, 1, 3, 3, 3, 0, 1])
+    criterion = nn.CrossEntropyLoss()
+    outputs = network.train()(inputs)
+    step = Step(network, inputs, targets, outputs, criterion, criterion(outputs, targets))
+    return network, site, step
+
+
+def by_hand(site, head, step, noise, args, weight):
+    """Eq. 2, 3, 5 and 6 for one batch, class by class."""
+    h = nn.Linear(6, 4).double()
+    h.load_state_dict(head.state_dict())
+    u, y = step.inputs, step.targets
+    classes = [0, 1, 3]
+    prototypes = {c: u[y == c].mean(0) for c in classes}
+
+    def made(z, label):
+        v = site.generator(z[None], torch.tensor([label]))
+        return (site.transformation(v) if args.get("rtnet", True) else v)[0]
+
+    own = torch.stack([u[i] + weight * made(noise[0][i], int(y[i])) for i in range(len(y))])
+    protos = [prototypes[c] + weight * made(noise[1][i], c) for i, c in enumerate(classes)]
+    width = float(u.var(dim=0).sum().sqrt())
+
+    def entropy(v):
+        p = torch.softmax(h(v), dim=0)
+        return -(p * p.log()).sum()
+
+    cross_entropy = nn.functional.cross_entropy
+    of_batch = cross_entropy(h(own), y)
+    of_prototypes = sum(-torch.log_softmax(h(v), dim=0)[c] for v, c in zip(protos, classes, strict=True))
+    use_batch, use_prototypes = args.get("embeddings", True), args.get("prototypes", True)
+    syn = use_batch * of_batch + use_prototypes * of_prototypes
+    mmd = F.gaussian_mmd(own, u, width)
+    gen = of_batch - 0.7 * mmd
+    rt = 0
+    if use_batch:
+        rt = rt - torch.stack([entropy(v) for v in own]).mean() + 0.3 * mmd
+    if use_prototypes:
+        for v, c in zip(protos, classes, strict=True):
+            rt = rt - entropy(v) + 0.3 * F.gaussian_mmd(v[None], prototypes[c][None], width)
+    return h, syn, gen, rt
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"rtnet": False}, {"embeddings": False}, {"prototypes": False}, {"smoothing": False}]
+)
+def test_a_step_is_equations_2_to_6(args):
+    network, site, step = begun(alpha=0.7, beta=0.3, lambda_syn=0.9, learning_rate=0.2, **args)
+    site._begin()
+    torch.manual_seed(9)
+    noise = [torch.randn(n, 5, dtype=torch.float64) for n in (8, 3)]
+    weight = 0.9 * (math.exp(-5 * 0.7**2) if args.get("smoothing", True) else 1.0)
+    h, syn, _, _ = by_hand(site, network.fc, step, noise, args, weight)
+    torch.manual_seed(9)
+    found = site.loss(step)
+    torch.testing.assert_close(found, syn)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, list(network.fc.parameters())),
+        torch.autograd.grad(syn, list(h.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    # Nothing else is reached: neither the generator nor RTNet.
+    assert all(p.grad is None for p in site.generator.parameters())
+
+    network.fc.weight.data += 0.1  # the main step has been made
+    nets = [site.generator, *([site.transformation] if args.get("rtnet", True) else [])]
+    before = copy.deepcopy([[p.detach() for p in net.parameters()] for net in nets])
+    _, _, gen, rt = by_hand(site, network.fc, step, noise, args, weight)
+    gradients = [
+        torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+        for loss, net in zip((gen, rt), nets, strict=False)
+    ]
+    classifier = copy.deepcopy(network.state_dict())
+    site.after_step(step)
+    for net, old, gradient in zip(nets, before, gradients, strict=True):
+        for parameter, start, slope in zip(net.parameters(), old, gradient, strict=True):
+            torch.testing.assert_close(parameter.detach(), start - 0.2 * slope)
+    assert all(torch.equal(value, classifier[key]) for key, value in network.state_dict().items())
+    assert site.steps == 4
+    assert ("rtnet_loss" in site.metrics()) == args.get("rtnet", True)
+
+
+def test_prototypes_are_equation_4_for_the_classes_of_the_batch():
+    network, site, step = begun(steps=5, prototype_rate=0.4)
+    site.loss(step)
+    first = site.means.clone()
+    assert site.seen.tolist() == [True, True, False, True]
+    torch.testing.assert_close(first[0], step.inputs[step.targets == 0].mean(0))
+    assert float(first[2].abs().sum()) == 0
+    x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 2])
+    site.loss(Step(network, x, y, network(x)))
+    rate = 0.4 * math.exp(-5 * 0.25)
+    torch.testing.assert_close(site.means[0], (1 - rate) * first[0] + rate * x[0])
+    torch.testing.assert_close(site.means[2], x[1])
+    assert torch.equal(site.means[1], first[1])  # not in the batch: it stays
+
+
+# ---------------------------------------------------------------- federation
+
+
+def test_everybody_begins_with_the_servers_generator_and_a_network_of_its_own(photo_config, tmp_path):
+    config = photo_config()
+    generators, transformations = [], []
+    for site in "AB":
+        torch.rand(ord(site) % 7)  # whatever else the process drew
+        trainer = SiteTrainer(config, tmp_path / "photos", "cpu")
+        trainer.initialize({ExtraItems.CLIENT_NAME: site})
+        part = trainer.parts["fraug"]
+        generators.append(copy.deepcopy(part.generator.state_dict()))
+        trainer.train(ExchangeObject(), {"round": 1})
+        transformations.append(part.transformation.state_dict())
+    server = next(m for m in Composition(config).methods if m.name == "fraug").generator().state_dict()
+    for key, value in server.items():
+        assert torch.equal(value, generators[0][key])
+        assert torch.equal(value, generators[1][key])
+    assert not torch.equal(transformations[0]["0.weight"], transformations[1]["0.weight"])
+
+
+def test_the_generator_is_averaged_and_the_rest_never_leaves(photo_config, tmp_path):
+    server = run_in_process(photo_config(rounds=1), tmp_path / "photos", list("ABC"), "cpu")
+    assert not server.rounds[0]["refused"]
+    sent = {key.split("/", 1)[1] for key in server.payload}
+    assert sent == {f"layers.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
+    kept = FRAug().kept_at_site(build_network("resnet18", in_channels=3, out_channels=2))
+    assert "layer2.0.downsample.1.running_mean" in kept
+    assert "layer2.0.downsample.0.weight" not in kept
+
+
+def test_rtnet_and_prototypes_survive_a_restart_bit_for_bit(photo_config, tmp_path):
+    config, run = photo_config(), "0" * 32
+
+    def trainer(states):
+        made = SiteTrainer(config, tmp_path / "photos", "cpu", states)
+        made.initialize({ExtraItems.CLIENT_NAME: "A"})
+        made.enter_run(run)
+        return made
+
+    def sent_back(update):
+        payload = update.statistics["payload"]
+        return ExchangeObject(weights=update.weights, statistics={"payload": payload})
+
+    steady = trainer(tmp_path / "states")
+    steady.train(ExchangeObject(), {"round": 1})
+    back = sent_back(steady.get_weights())
+    restarted = trainer(tmp_path / "states")  # a new process would find the same
+    steady.train(back, {"round": 2})
+    restarted.train(back, {"round": 2})
+    one, other = steady.parts["fraug"].state(), restarted.parts["fraug"].state()
+    assert {key.split("/")[0] for key in one} == {"means", "seen", "steps", "rtnet"}
+    assert all(torch.equal(other[key], value) for key, value in one.items())
+    for key, value in steady.get_weights().weights.items():
+        assert torch.equal(restarted.get_weights().weights[key], value)
+
+    forgetful = trainer(tmp_path / "elsewhere")
+    forgetful.train(back, {"round": 2})
+    assert not torch.equal(forgetful.parts["fraug"].state()["rtnet/0.weight"], one["rtnet/0.weight"])
+
+
+@pytest.mark.parametrize("methods", ["fedrdn,fedfd_a", "fedfa+,fraug", "fedfd,fraug"])
+def test_methods_go_together(photo_config, tmp_path, methods):
+    config = photo_config(methods, rounds=2, holdout=("C",))
+    results = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu").results()
+    assert not any(entry["refused"] for entry in results["rounds"])
+    assert (results["test"]["unseen"]["C"]["accuracy"] is None) == ("fraug" in methods)
+
+
+def test_segmentation_and_bad_arguments_are_refused_with_the_reason(tiny_config):
+    with pytest.raises(ConfigError, match=r"BasicUNet ends in Conv2d.*segmentation.*leave fraug out"):
+        Composition(tiny_config("fraug"))
+    for args in (
+        {"alpha": -1},
+        {"noise": 0},
+        {"prototype_rate": 0},
+        {"embeddings": False, "prototypes": False},
+    ):
+        with pytest.raises(ConfigError, match="fraug"):
+            build_methods([{"name": "fraug", "args": args}])
+    server = FRAug()
+    server.prepare_network(Classifier())
+    assert server.every_round(ServerContext(Classifier(), 1)).shapes["layers.2.bias"] == (6,)

@@ -1,0 +1,80 @@
+"""Leaving each site out in turn: what is run, what it leaves, and how an unseen site is scored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.evaluate import evaluate_model
+from medfedaug.federation import SiteTrainer
+from medfedaug.holdout import HOLDOUT, leave_one_site_out
+from medfedaug.simulate import simulate
+
+OPTIONS = {"engine": "inprocess", "device": "cpu"}
+
+
+@pytest.fixture
+def three_sites(make_site, tmp_path):
+    for name in "ABC":
+        make_site(name, shape=(32, 32, 4))
+    return tmp_path / "data"
+
+
+def test_each_site_is_left_out_once_and_the_table_holds_its_score(three_sites, tiny_config, tmp_path):
+    out, events = tmp_path / "out", []
+    config = tiny_config("fedrdn", rounds=1)
+    table = leave_one_site_out(three_sites, out, config, on_event=events.append, **OPTIONS)
+    assert [event["site"] for event in events if event["event"] == "holdout"] == ["A", "B", "C"]
+    scores = {}
+    for name in "ABC":
+        results = json.loads((out / name / "results.json").read_text())
+        assert results["config"]["holdout"] == [name]
+        assert set(results["sites"]) == set("ABC") - {name}
+        scores[name] = results["test"]["unseen"][name]["dice"]
+        assert table["seen"][name] == results["test"]["mean"]["dice"]
+    assert table["unseen"] == scores
+    assert table["mean"] == pytest.approx(sum(scores.values()) / 3)
+    assert json.loads((out / HOLDOUT).read_text()) == table
+    with pytest.raises(ConfigError, match="earlier run"):
+        leave_one_site_out(three_sites, out, config, **OPTIONS)
+
+
+def test_an_unseen_site_of_fedrdn_is_normalised_with_its_own_statistics(three_sites, tiny_config):
+    trainer = SiteTrainer(tiny_config("fedrdn", holdout=("B",)), three_sites, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "B"})
+    (transform,) = trainer.parts["fedrdn"].transforms(training=False)
+    own = trainer.statistics()
+    image = torch.rand(1, 8, 8) * 100
+    expected = (image - own.mean[0]) / own.std[0]
+    torch.testing.assert_close(torch.as_tensor(transform({"image": image})["image"]), expected.float())
+
+
+def test_some_sites_may_be_chosen_and_a_wrong_one_is_named(three_sites, tiny_config, tmp_path, make_site):
+    table = leave_one_site_out(
+        three_sites, tmp_path / "out", tiny_config("fedbn", rounds=1), sites=["C"], **OPTIONS
+    )
+    assert table["unseen"] == {"C": None}  # its norm layers are nobody's
+    assert table["mean"] is None
+    with pytest.raises(ConfigError, match="'D'"):
+        leave_one_site_out(three_sites, tmp_path / "other", tiny_config(), sites=["D"], **OPTIONS)
+    with pytest.raises(DataError, match="two sites must remain"):
+        leave_one_site_out(three_sites, tmp_path / "other", tiny_config(holdout=("A",)), **OPTIONS)
+    (tmp_path / "out" / "results.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds the results of a run"):
+        leave_one_site_out(three_sites, tmp_path / "out", tiny_config(), **OPTIONS)
+
+
+@pytest.mark.parametrize("methods", ["fedfd_a", "fedfd,silobn"])
+def test_a_finished_run_is_evaluated_with_the_exchange_beside_its_model(
+    three_sites, tiny_config, tmp_path, methods
+):
+    config = tiny_config(methods, rounds=2, holdout=("B",))
+    results = simulate(three_sites, tmp_path / "out", config, **OPTIONS)
+    model = tmp_path / "out" / "global_model.pt"
+    assert (tmp_path / "out" / "global_exchange.pt").exists()
+    found = evaluate_model(model, three_sites / "B", device="cpu")
+    assert found["sites"]["B"] == results["test"]["unseen"]["B"]

@@ -1,0 +1,119 @@
+"""FedFD's prompt variant on MONAI's vision transformer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from monai.networks.nets import ViT
+from torch import nn
+
+from medfedaug.data.sites import find_sites
+from medfedaug.federation import run_in_process
+from medfedaug.methods import FedFDPrompt, parse_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import build_network
+from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
+from medfedaug.simulate import configure
+
+SMALL = {"img_size": 32, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2, "num_heads": 3}
+
+
+def small_vit(dims=2):
+    torch.manual_seed(0)
+    return build_network("vit", spatial_dims=dims, in_channels=1, out_channels=3, **SMALL)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_prompts_join_the_tokens_and_not_the_state_dict(dims):
+    plain = small_vit(dims).double()
+    net = insert_prompts(copy.deepcopy(plain), count=4)
+    assert list(net.state_dict()) == list(plain.state_dict())
+    prompts = find_prompts(net)
+    assert any(p is prompts.tokens for p in net.parameters())
+    x = torch.randn(2, 1, *[32] * dims, dtype=torch.float64)
+    patches = plain.patch_embedding(x)
+
+    def by_hand(tokens):
+        sequence = torch.cat([plain.cls_token.expand(2, -1, -1), patches, tokens.expand(2, -1, -1)], dim=1)
+        for block in plain.blocks:
+            sequence = block(sequence)
+        return plain.classification_head(plain.norm(sequence)[:, 0])
+
+    own, other = prompts.tokens.detach(), torch.randn(4, 12, dtype=torch.float64)
+    torch.testing.assert_close(net.train()(x), by_hand(own))
+    torch.testing.assert_close(net.eval()(x), by_hand(own))
+    prompts.global_tokens = other
+    torch.testing.assert_close(net.train()(x), by_hand(own))
+    torch.testing.assert_close(net.eval()(x), by_hand(other))
+    torch.manual_seed(2)
+    with mixing_prompts(net.train(), 0.2, 0.9):
+        found = net(x)
+    torch.manual_seed(2)
+    u = torch.empty(4, 12, dtype=torch.float64).uniform_(0.2, 0.9)
+    torch.testing.assert_close(found, by_hand(u * own + (1 - u) * other))
+    torch.testing.assert_close(net(x), by_hand(own))
+
+
+def test_the_loss_is_equation_5_and_reaches_the_sites_prompts():
+    network = small_vit()
+    method = FedFDPrompt(lambda1=0.3, lambda2=2.0, mixing="fixed")
+    network = method.prepare_network(network).double().train()
+    site = method.at_site(SiteContext("A", network))
+    inputs, targets = torch.randn(4, 1, 32, 32, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    criterion = nn.CrossEntropyLoss()
+    other = torch.randn(4, 12, dtype=torch.float64)
+    site.apply({"tokens": other})
+    outputs = network(inputs)
+    found = site.loss(Step(network, inputs, targets, outputs, criterion, criterion(outputs, targets)))
+
+    features = []
+    network.classification_head.register_forward_pre_hook(lambda m, a: features.append(a[0]))
+    plain = criterion(network(inputs), targets)
+    prompts = find_prompts(network)
+    own = prompts.tokens.detach().clone()
+    prompts.tokens.data.copy_(0.5 * own + 0.5 * other)
+    diversified = criterion(network(inputs), targets)
+    cafl = ((features[0] - features[1]) ** 2).mean()
+    torch.testing.assert_close(found, 0.3 * (diversified - plain) + 2.0 * cafl)
+    found.backward()
+    assert float(prompts.tokens.grad.abs().max()) > 0
+
+
+def test_prompts_stay_at_their_site_and_come_back_averaged(make_photos, tmp_path):
+    for name in "ABC":
+        make_photos(name, per_class=5, size=32)
+    options = {"network": "vit", "network_args": SMALL, "rounds": 2, "threads": 1, "holdout": ("C",)}
+    config = configure(
+        find_sites(tmp_path / "photos"), methods=tuple(parse_methods("fedfd_prompt")), **options
+    )
+    server = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
+    assert not any("prompts" in key for key in server.state)
+    assert server.payload["fedfd_prompt/tokens"].shape == (4, 12)
+    assert server.results()["test"]["unseen"]["C"]["accuracy"] is not None
+
+    method = FedFDPrompt()
+    networks = [method.prepare_network(small_vit()) for _ in range(2)]
+    sites = [method.at_site(SiteContext(str(i), network)) for i, network in enumerate(networks)]
+    exchange = method.every_round(ServerContext(networks[0], 1))
+    find_prompts(networks[1]).tokens.data.add_(4.0)
+    for i, site in enumerate(sites):
+        exchange.accept(str(i), site.collect(), weight=(1.0, 3.0)[i])
+    start = find_prompts(networks[0]).tokens.detach().clone()
+    sites[0].apply(exchange.result())
+    torch.testing.assert_close(find_prompts(networks[0]).global_tokens, start + 3.0)
+    assert torch.equal(find_prompts(networks[0]).tokens, start)
+    sites[0].restore(sites[1].state())
+    assert torch.equal(find_prompts(networks[0]).tokens, find_prompts(networks[1]).tokens)
+
+
+def test_what_takes_no_prompts_says_why():
+    with pytest.raises(ValueError, match=r"classification=True, not BasicUNet"):
+        insert_prompts(build_network("basicunet"))
+    with pytest.raises(ValueError, match="classification=True"):
+        insert_prompts(ViT(1, 32, 16, hidden_size=12, mlp_dim=8, num_layers=1, num_heads=3, spatial_dims=2))
+    with pytest.raises(ValueError, match="already has prompts"):
+        insert_prompts(insert_prompts(small_vit()))
+    with pytest.raises(ValueError, match="count"):
+        insert_prompts(small_vit(), count=0)

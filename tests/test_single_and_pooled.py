@@ -1,0 +1,178 @@
+"""The two ends that a federation lies between: every site for itself, and all images in one place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+
+from medfedaug.analysis import load_run
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.evaluate import evaluate_model
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import build_methods
+from medfedaug.methods.base import IMAGE, LABEL
+from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.simulate import configure, simulate
+
+SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+
+
+@pytest.fixture(scope="module")
+def simulated(phantom_dir, tmp_path_factory):
+    from medfedaug.config import RunConfig
+
+    runs = {}
+    for name in ("fedavg", "single", "pooled"):
+        out = tmp_path_factory.mktemp(name) / "out"
+        config = RunConfig(
+            methods=({"name": name},),
+            network_args={"features": [4, 8, 8, 8, 8, 4]},
+            rounds=2,
+            batch_size=4,
+            threads=1,
+        )
+        engine = "nvflare" if name == "single" else "inprocess"
+        simulate(phantom_dir, out, config, engine=engine, device="cpu")
+        runs[name] = out
+    return runs
+
+
+def test_a_single_site_is_trained_as_if_there_were_no_other(simulated, phantom_dir):
+    """Two rounds without any server, scored as the federation scored them."""
+    results = json.loads((simulated["single"] / "results.json").read_text())
+    from medfedaug.config import RunConfig
+
+    for name in SITES[:2]:
+        trainer = SiteTrainer(RunConfig.from_dict(results["config"]), phantom_dir, "cpu")
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        for round_ in (1, 2):
+            trainer.train(ExchangeObject(), {"round": round_})
+            found = results["rounds"][round_ - 1]["sites"][name]["train_loss"]
+            assert found == trainer.last_metrics["train_loss"]
+        scores = trainer.evaluate(
+            ExchangeObject(), {"split": "test", "round": results["selected_round"]}
+        ).metrics
+        assert results["test"]["sites"][name] == scores
+    assert results["test"]["unseen"]["site_C"]["dice"] is None
+    assert [entry["bytes_up"] + entry["bytes_down"] for entry in results["rounds"]] == [0, 0]
+
+
+def test_single_and_pooled_leave_what_a_federation_leaves(simulated, phantom_dir):
+    expected = load_run(simulated["fedavg"])
+    for name in ("single", "pooled"):
+        run = load_run(simulated[name])
+        assert run.label == name
+        assert run.sites.keys() == expected.sites.keys()
+        assert run.unseen.keys() == expected.unseen.keys()
+        assert all(run.cases[site] == expected.cases[site] for site in run.sites)
+        assert len(run.validation()) == len(expected.validation())
+        assert all(score is not None for score in run.validation("site_B"))
+        assert all(entry["bytes_up"] == entry["bytes_down"] == 0 for entry in run.rounds)
+        again = evaluate_model(simulated[name] / "global_model.pt", phantom_dir, device="cpu")["sites"]
+        for site, score in {**run.sites, **run.unseen}.items():
+            assert again[site]["dice"] == (pytest.approx(score) if score is not None else None)
+
+
+def test_pooled_is_a_step_on_everybodys_images(phantom_dir, tiny_config):
+    """One batch of everything: w − lr·∇loss, by hand; the mean of equal models is that model to the bit."""
+    config = tiny_config("pooled", optimizer="sgd", learning_rate=0.1, batch_size=1000, rounds=1)
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+
+    network = Composition(config).network.train()
+    samples = []
+    for name in SITES[:2]:
+        trainer = SiteTrainer(config, phantom_dir, "cpu")
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        dataset = trainer._training_dataset(0)
+        samples += [dataset[i] for i in range(len(dataset))]
+    batch = trainer.task.collate(samples)
+    loss = trainer.task.loss(network(batch[IMAGE]), batch[LABEL])
+    loss.backward()
+    for name, parameter in network.named_parameters():
+        expected = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(server.state[name], expected, rtol=1e-4, atol=1e-6)
+    for entry in server.rounds[0]["sites"].values():
+        assert entry["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert set(server.results()["sites"]) == {"site_A", "site_B"}
+
+
+def test_pooled_trains_once_a_round(phantom_dir, tiny_config, monkeypatch):
+    calls = []
+    epochs = SiteTrainer._train_epochs
+
+    def counted(self, *args):
+        calls.append(self.name)
+        return epochs(self, *args)
+
+    monkeypatch.setattr(SiteTrainer, "_train_epochs", counted)
+    run_in_process(tiny_config("pooled", rounds=3), phantom_dir, SITES, "cpu")
+    assert calls == ["site_A"] * 3
+
+
+def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config):
+    from medfedaug.federation.pooled import Pool
+
+    pool = Pool(tiny_config("pooled,norm"), phantom_dir, SITES, "cpu")
+    found = pool.dataset(0)
+    expected = []
+    for name in SITES[:2]:
+        trainer = SiteTrainer(tiny_config("norm"), phantom_dir, "cpu")
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        expected += [image for batch in trainer._images(trainer._training_samples()) for image in batch]
+    assert len(found) == len(expected)
+    for i, image in enumerate(expected):
+        torch.testing.assert_close(torch.as_tensor(found[i][IMAGE]), image)
+
+
+def test_pooled_photographs(make_photos, tmp_path, tiny_config):
+    for name in "AB":
+        make_photos(name, per_class=6)
+    sites = find_sites(tmp_path / "photos")
+    config = configure(
+        sites,
+        methods=({"name": "pooled"}, {"name": "mixup"}, {"name": "fedsam"}),
+        network="lenet5",
+        rounds=2,
+        threads=1,
+        image_size=32,
+    )
+    results = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu").results()
+    assert set(results["test"]["sites"]) == {"A", "B"}
+
+
+@pytest.mark.parametrize("methods", ["pooled", "single"])
+def test_they_resume_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
+    class Stopped(Exception):
+        pass
+
+    def stop(event):
+        if event["event"] == "round_started" and event["round"] == 2:
+            raise Stopped
+
+    config = tiny_config(methods, rounds=3)
+    whole = run_in_process(config, phantom_dir, SITES, "cpu")
+    with pytest.raises(Stopped):
+        run_in_process(config, phantom_dir, SITES, "cpu", stop, tmp_path)
+    resumed = run_in_process(config, phantom_dir, SITES, "cpu", state_dir=tmp_path, resume=True)
+    assert same(resumed.state, whole.state)
+    assert resumed.results()["test"] == whole.results()["test"]
+
+
+def test_what_makes_no_sense_is_refused(phantom_dir, tiny_config):
+    for other in ("fedrdn", "fedfa", "fedbn", "fedavgm", "single"):
+        with pytest.raises(ConfigError, match=f"pooled has all images in one place; {other} needs sites"):
+            build_methods([{"name": "pooled"}, {"name": other}])
+    with pytest.raises(ConfigError, match="no job brings the images of all sites together"):
+        MedFedAugRecipe(config=tiny_config("pooled"))
+    with pytest.raises(RunFailed, match=r"fedprox acts on .* all stay at their sites"):
+        run_in_process(tiny_config("single,fedprox"), phantom_dir, SITES, "cpu")
