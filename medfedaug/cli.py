@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 from medfedaug._version import __version__
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 
 # Everything heavy is imported inside the commands, so that `medfedaug --help` answers at once.
 
@@ -239,6 +240,123 @@ def simulate(
         return
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
+
+
+class _ValuesInARow(TyperCommand):
+    """An option that may be repeated also takes its values in a row: ``--methods fedavg fedrdn``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
+        repeated: list[str] = []
+        option, values = "", 0
+        for arg in args:
+            if arg.startswith("--"):
+                option, values = arg if arg in repeatable else "", 0
+            else:
+                repeated += [option] if option and values else []
+                values += 1
+            repeated.append(arg)
+        return super().parse_args(ctx, repeated)
+
+
+@app.command(cls=_ValuesInARow)
+def benchmark(
+    name: Annotated[str | None, typer.Argument(help="A protocol; --list names them all.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the published files, or one that has it under the data set's name."),
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Combinations in a row: fedavg fedrdn,fedfa+ ...")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for METHODS/VARIANT/seed-K, tables and report.html.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Each combination runs with seeds 0, 1, ...")] = 5,
+    scale: Annotated[float, typer.Option(help="Share of the rounds: 0.1 is not the paper's.")] = 1.0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE,...",
+            help="METHOD.ARG, a field of the run's configuration or an option of the data; "
+            "several values are run in turn.",
+        ),
+    ] = None,
+    fraction: Annotated[
+        list[str] | None, typer.Option(help="Shares of each site's training cases: 1/6 1/2 1.")
+    ] = None,
+    local_epochs: Annotated[list[int] | None, typer.Option(help="Local epochs a round: 1 5 20.")] = None,
+    statistics_noise: Annotated[
+        list[float] | None, typer.Option(help="Deviations of noise on fedfa's statistics: 0 0.1 0.4.")
+    ] = None,
+    holdout: Annotated[
+        list[str] | None, typer.Option(help="Sites to leave out in turn; all of them: all; none: none.")
+    ] = None,
+    folds: Annotated[int, typer.Option(min=0, help="Folds by patient, so that every one is tested.")] = 0,
+    cross_site: Annotated[
+        bool, typer.Option("--cross-site", help="Also test each site's local model at every site.")
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="inprocess: all runs share the decoded images; nvflare: none do.")
+    ] = Engine.inprocess,
+    device: Device = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, a process each.")] = 1,
+    memory: Annotated[float, typer.Option(min=0, help="GiB of decoded images that a process keeps.")] = 4.0,
+    threads: Threads = 0,
+    limit: Limit = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="The protocols, or all about one; with --data whether it is there.")
+    ] = False,
+) -> None:
+    """A paper's comparison on your own copy of its data; continues where it was stopped."""
+    from medfedaug.experiments.presets import PRESETS, find_preset
+
+    if list_:
+        _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
+        return
+    if not (name and data and methods and out):
+        raise ConfigError("a benchmark needs NAME, --data, --methods and --out; --list names the protocols")
+    from medfedaug.experiments.sweep import parse_axis, parse_methods_list, plan, run_all
+    from medfedaug.experiments.tables import write_tables
+
+    shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
+    settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
+    preset = find_preset(name)
+    runs = plan(
+        preset,
+        data,
+        parse_methods_list(methods),
+        seeds=seeds,
+        axes=[parse_axis(text) for text in settings],
+        holdout=holdout or (),
+        folds=folds,
+        scale=scale,
+        limit=limit,
+        threads=threads,
+    )
+    with _SweepProgress(len(runs)) as progress:
+        failed = run_all(
+            runs,
+            preset,
+            data,
+            out,
+            engine=engine.value,
+            device=device,
+            jobs=jobs,
+            memory=int(memory * 2**30),
+            on_event=progress.show,
+        )
+    if len(failed) < len(runs):
+        tables, notes = write_tables(runs, preset, out, across=cross_site, device=device)
+        for table in tables.values():
+            out_console.print(table)
+        for note in notes:
+            out_console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+        out_console.print(f"{out}/table.md, {out}/report.html", highlight=False)
+    if failed:
+        folder, reason = next(iter(failed.items()))
+        raise RunFailed(f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}")
 
 
 @app.command()
@@ -479,6 +597,45 @@ class _RoundProgress:
 
     def _line(self, text: str) -> None:
         self.bar.console.print(text, highlight=False, soft_wrap=True)
+
+
+class _SweepProgress(_RoundProgress):
+    """A bar over the runs, and a line for each."""
+
+    def show(self, event: dict[str, Any]) -> None:
+        if event["event"] == "run":
+            self._line(f"{event['number']}/{event['of']} {event['folder']}")
+            self.bar.update(self.task, completed=event["number"])
+        elif event["event"] == "failed":
+            self._line(f"failed: {event['folder']}: {event['reason']}")
+            self.bar.advance(self.task)
+        elif event["event"] == "round_finished":
+            self.bar.update(self.task, description=f"round {event['round']}")
+
+
+def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:
+    from medfedaug.data.benchmarks import BENCHMARKS
+    from medfedaug.experiments.sweep import find_data
+
+    def line(text: str) -> None:
+        out_console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    there: dict[str, str] = {}
+    if data is not None:
+        with err_console.status("looking"):
+            for name in dict.fromkeys(preset.benchmark for preset in presets):
+                there[name] = "  data: there" if find_data(data, name) else "  data: NOT there"
+    for preset in presets:
+        line(f"{preset.name}{there.get(preset.benchmark, '')}")
+        told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
+        line("    " + " · ".join(told))
+    for preset in presets if whole else ():
+        settings = {**preset.config, **{f"data {key}": value for key, value in preset.data.items()}}
+        line("    " + ", ".join(f"{key} {value}" for key, value in settings.items()))
+        for reading in preset.readings:
+            line(f"    - {reading}")
+        line(f"    data from {BENCHMARKS[preset.benchmark].source}")
+        line(f"    expected: {BENCHMARKS[preset.benchmark].layout}")
 
 
 def _print_scores(scores: dict[str, Any], title: str) -> None:

@@ -24,6 +24,7 @@ _CHOICES = {
     "intensity": ("raw", "scale"),
     "optimizer": ("adam", "sgd"),
     "weighting": ("samples", "uniform"),
+    "augmentation": ("none", "flip", "flip_rotate"),
 }
 _POSITIVE = ("rounds", "local_epochs", "batch_size", "in_channels", "learning_rate")
 
@@ -42,9 +43,15 @@ class RunConfig:
         image_size: photographs are resized to so many pixels in both directions; ``None`` leaves them.
         rounds: communication rounds.
         local_epochs: passes over a site's training samples in each round.
+        local_steps: so many steps in each round in place of ``local_epochs``, the samples shuffled anew
+            whenever all were used; 0 for whole epochs.
         batch_size: samples a step.
+        augmentation: of the training images before anything that a method does: ``"none"``, ``"flip"`` (left
+            and right are exchanged with probability 1/2) or ``"flip_rotate"`` (and turned by an angle between
+            -30 and 30 degrees, FedFA appendix E.2); label maps go along.
         optimizer: ``"adam"`` or ``"sgd"``, created afresh in every round, so that a site has no hidden state.
         momentum: of ``"sgd"``.
+        weight_decay: the optimiser's, as an L2 term of the gradient.
         learning_rate: the optimiser's.
         weighting: of the sites in the average: by number of training ``"samples"`` (FedAvg, and FedRDN
             Eq. 1) or ``"uniform"`` (FedFA+ Eq. 1).
@@ -71,12 +78,15 @@ class RunConfig:
     image_size: int | None = None
     rounds: int = 10
     local_epochs: int = 1
+    local_steps: int = 0
     batch_size: int = 16
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     momentum: float = 0.0
+    weight_decay: float = 0.0
     weighting: str = "samples"
     intensity: str = "raw"
+    augmentation: str = "none"
     seed: int = 0
     limit: int | None = None
     threads: int = 0
@@ -106,7 +116,7 @@ class RunConfig:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
-        for name in ("threads", "min_sites", "round_timeout", "grace"):
+        for name in ("threads", "min_sites", "round_timeout", "grace", "local_steps", "weight_decay"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} cannot be negative, got {getattr(self, name)}")
 

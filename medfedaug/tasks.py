@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,6 +18,8 @@ from monai.transforms import (
     CastToTyped,
     DivisiblePad,
     DivisiblePadd,
+    RandFlipd,
+    RandRotated,
     Resized,
     ScaleIntensityRanged,
     Transform,
@@ -44,6 +47,8 @@ class Task(ABC):
     dense: ClassVar[bool]
     """Whether every pixel has a target of its own."""
     num_classes: int
+    augmentation: str = "none"
+    """As in `medfedaug.config.RunConfig`."""
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
@@ -68,6 +73,20 @@ class Task(ABC):
     def transforms(self) -> Sequence[Transform]:
         """What every image passes before the methods' transforms."""
         return ()
+
+    def augmentations(self) -> Sequence[Transform]:
+        """What every training image passes after `transforms`: flips, rotations, or nothing."""
+        if self.augmentation == "none":
+            return ()
+        keys = (IMAGE, LABEL) if self.dense else (IMAGE,)
+        # Volumes are indexed (x, y, z): their first axis is left to right, as is a photograph's second.
+        flip = RandFlipd(keys=keys, prob=0.5, spatial_axis=0 if self.dense else 1)
+        if self.augmentation == "flip":
+            return (flip,)
+        modes = ("bilinear", "nearest")[: len(keys)]
+        turn = RandRotated(keys=keys, range_x=math.pi / 6, prob=1.0, mode=modes, padding_mode="zeros")
+        same = [CastToTyped(keys=LABEL, dtype=torch.uint8)] if self.dense else []
+        return (flip, turn, *same)
 
     @abstractmethod
     def collate(self, samples: list[Sample]) -> Sample:
@@ -328,6 +347,10 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
             [0, 1] by itself and photographs are divided by 255, as the papers' plain FedAvg sees its images.
     """
     scale = config.intensity == "scale" or not normalised
+    task: Task
     if config.task == "classification":
-        return ClassificationTask(config.classes, scale, config.image_size)
-    return SegmentationTask(config.num_classes, "scale" if scale else "raw")
+        task = ClassificationTask(config.classes, scale, config.image_size)
+    else:
+        task = SegmentationTask(config.num_classes, "scale" if scale else "raw")
+    task.augmentation = config.augmentation
+    return task

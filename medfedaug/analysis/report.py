@@ -33,6 +33,7 @@ def write_report(
     *,
     data: str | Path | None = None,
     device: str = "auto",
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write one page about one or more runs: scores, comparisons, curves, bytes, γ, trouble, configuration.
 
@@ -42,6 +43,7 @@ def write_report(
         data: the folder that holds the sites' folders: the page then also shows the sites' intensities, and
             by the first run of each method the features of their images and the worst and the best case.
         device: where the models compute, with ``data``.
+        notes: what a reader must know first, a paragraph each.
 
     Returns:
         ``out_html``.
@@ -52,14 +54,14 @@ def write_report(
         StorageError: when the page cannot be written.
     """
     runs = [load_run(folder) for folder in run_dirs]
-    page = _page(runs, data, device).encode("utf-8", "replace")
+    page = _page(runs, data, device, notes).encode("utf-8", "replace")
     out = Path(out_html)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, lambda file: file.write(page))
     return out
 
 
-def _page(runs: Sequence[Run], data: str | Path | None, device: str) -> str:
+def _page(runs: Sequence[Run], data: str | Path | None, device: str, notes: Sequence[str]) -> str:
     # An element tree escapes every text and attribute by itself: names come from other people's files.
     groups = group_runs(runs)
     html = ET.Element("html", lang="en")
@@ -73,7 +75,8 @@ def _page(runs: Sequence[Run], data: str | Path | None, device: str) -> str:
     add(head, "style", STYLE)
     body = add(html, "body")
     add(body, "h1", title)
-    add(body, "p", _lead(runs))
+    for text in (_lead(runs), *notes):
+        add(body, "p", text)
     for section in (_scores, _patients, _curves, _traffic, _gamma):
         section(add(body, "section"), groups)
     if data is not None:

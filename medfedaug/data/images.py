@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.memory import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError
 
@@ -65,13 +66,16 @@ class ImageFolder(SiteFolder):
         Raises:
             DataError: naming site and file, when it cannot be read.
         """
+        image = decoded("photograph", case.image, lambda: self._pixels(case))
+        return image / 255 if intensity == "scale" else image
+
+    def _pixels(self, case: Case) -> torch.Tensor:
         try:
             with Image.open(case.image) as file:
                 pixels = np.asarray(file.convert("RGB"))
         except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
             raise unreadable(self.name, case.image, error) from error
-        image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-        return image / 255 if intensity == "scale" else image
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def _published(

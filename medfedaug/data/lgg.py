@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, unreadable
-from medfedaug.data.splits import split_patients
+from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 
@@ -73,15 +74,26 @@ class LGGSite(VolumeFolder):
         return torch.from_numpy(np.stack(planes, axis=-1))[None]
 
 
-def lgg_multisite(root: Path) -> list[SiteFolder]:
+def lgg_multisite(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0) -> list[SiteFolder]:
     """Five sites, FLAIR, split by patient; an institution with fewer than three patients is an unseen site.
 
     Reads the slices as published (``kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif``, split 60/20/20),
     or volumes with a ``dataset.json`` a site, whose split is kept.
+
+    Args:
+        root: the folder.
+        folds: 0, or in place of these splits so many folds by patient
+            (`medfedaug.data.splits.fold_patients`); a site that does not train is tested in every fold.
+        fold: which of them is tested, counted from 1.
+        fold_seed: of the shuffle before the patients are dealt to the folds.
     """
     prepared = sorted(p.parent for p in root.glob("*/dataset.json"))
-    if prepared:
-        return [VolumeFolder.open(folder) for folder in prepared]
+    sites: list[SiteFolder] = [VolumeFolder.open(folder) for folder in prepared]
+    sites = sites or _published(root)
+    return sites if not folds else [_in_fold(site, folds, fold, fold_seed) for site in sites]
+
+
+def _published(root: Path) -> list[SiteFolder]:
     root = base_folder(root, "kaggle_3m")
     patients: dict[str, list[Case]] = defaultdict(list)
     for folder in sorted(root.iterdir()):
@@ -93,6 +105,14 @@ def lgg_multisite(root: Path) -> list[SiteFolder]:
         LGGSite(site, root, _CLASSES, {k: tuple(v) for k, v in split_patients(site, cases).items()})
         for site, cases in sorted(patients.items())
     ]
+
+
+def _in_fold(site: SiteFolder, folds: int, fold: int, seed: int) -> SiteFolder:
+    if not site.trains:
+        return site
+    patients = [case for split in site.cases.values() for case in split]
+    parts = fold_patients(site.name, patients, folds, fold, seed)
+    return replace(site, cases={split: tuple(cases) for split, cases in parts.items()})
 
 
 def _slices(folder: Path) -> list[Path]:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
-from medfedaug.data.splits import split_patients
+from medfedaug.data.memory import decoded
+from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.files import parse_json
@@ -64,7 +65,7 @@ class ProstateSite(VolumeFolder):
         Raises:
             DataError: naming site and file, as `VolumeFolder.load_image`.
         """
-        image = _window(self.name, case.image).float()
+        image = decoded("window", case.image, lambda: _window(self.name, case.image)).float()
         if self.neighbours:
             below = torch.cat([image[..., :1], image[..., :-1]], dim=-1)
             above = torch.cat([image[..., 1:], image[..., -1:]], dim=-1)
@@ -75,7 +76,8 @@ class ProstateSite(VolumeFolder):
 
     def read_label(self, case: Case) -> torch.Tensor:
         """The label map with all parts of the prostate as one, (1, H, W, D) or (1, H, W, 1)."""
-        label = _mask(self.name, Path(case.label)).float()
+        path = Path(case.label)
+        label = decoded("mask", path, lambda: _mask(self.name, path)).float()
         return label if case.index is None else label[..., case.index, None]
 
 
@@ -98,7 +100,13 @@ def _mask(site: str, path: Path) -> torch.Tensor:
 
 
 def prostate_mri(
-    root: Path, split: str = "patient", neighbours: bool = True, fraction: float = 1.0
+    root: Path,
+    split: str = "patient",
+    neighbours: bool = True,
+    fraction: float = 1.0,
+    folds: int = 0,
+    fold: int = 1,
+    fold_seed: int = 0,
 ) -> list[SiteFolder]:
     """Six sites; of each patient ``Case00.nii.gz`` and ``Case00_segmentation.nii.gz``.
 
@@ -110,7 +118,12 @@ def prostate_mri(
             comparison with published numbers only.
         neighbours: three-slice input, as in the papers.
         fraction: of the training cases. Of published slices at least 32 remain, as in FedFA's code.
+        folds: 0, or in place of the patients' split so many folds (`medfedaug.data.splits.fold_patients`).
+        fold: which of them is tested, counted from 1.
+        fold_seed: of the shuffle before the patients are dealt to the folds.
     """
+    if folds and split != "patient":
+        raise ConfigError(f"folds are of patients, and split={split} mixes the slices of patients")
     if split not in ("patient", "published"):
         raise ConfigError(f"split {split!r} is not known; choose from patient, published")
     if not 0 < fraction <= 1:
@@ -121,7 +134,9 @@ def prostate_mri(
         folder = root / alias if not (root / name).is_dir() else root / name
         cases = _patients(folder)
         if split == "patient":
-            parts = split_patients(name, cases)
+            parts = (
+                fold_patients(name, cases, folds, fold, fold_seed) if folds else split_patients(name, cases)
+            )
             kept = max(1, round(fraction * len(parts["training"])))
             parts["training"] = parts["training"][:kept]
         else:
@@ -131,9 +146,16 @@ def prostate_mri(
     return sites
 
 
-def mini_prostate_mri(root: Path, split: str = "patient", neighbours: bool = True) -> list[SiteFolder]:
+def mini_prostate_mri(
+    root: Path,
+    split: str = "patient",
+    neighbours: bool = True,
+    folds: int = 0,
+    fold: int = 1,
+    fold_seed: int = 0,
+) -> list[SiteFolder]:
     """`prostate_mri` with a sixth of the training cases (FedFA+ Section 5.2.2)."""
-    return prostate_mri(root, split, neighbours, fraction=1 / 6)
+    return prostate_mri(root, split, neighbours, 1 / 6, folds, fold, fold_seed)
 
 
 def _patients(folder: Path) -> list[Case]:

@@ -11,7 +11,7 @@ from medfedaug.config import derive_seed
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.errors import ConfigError
 
-__all__ = ["deal_by_dirichlet", "split_by_class", "split_in_order", "split_patients"]
+__all__ = ["deal_by_dirichlet", "fold_patients", "split_by_class", "split_in_order", "split_patients"]
 
 T = TypeVar("T")
 
@@ -57,6 +57,47 @@ def split_patients(site: str, cases: Sequence[Case]) -> dict[str, Sequence[Case]
         "training": shuffled[2 * held :],
         "validation": shuffled[held : 2 * held],
         "test": shuffled[:held],
+    }
+
+
+def fold_patients(
+    site: str, cases: Sequence[Case], folds: int, fold: int, seed: int = 0
+) -> dict[str, Sequence[Case]]:
+    """One fold of a cross-validation over a site's patients.
+
+    The patients are shuffled by seed and the site's name and dealt to the folds in turn. Fold number
+    ``fold`` tests, the one after it validates, the others train: over all folds, every patient is tested
+    once. A site with fewer than three patients is an unseen one: all are tested in every fold.
+
+    Args:
+        site: the site's name.
+        cases: one a patient.
+        folds: how many, at least 3.
+        fold: which one, counted from 1.
+        seed: of the shuffle.
+
+    Raises:
+        ConfigError: for numbers that cannot be, and a site with fewer patients than folds.
+
+    Example:
+        >>> from pathlib import Path
+        >>> cases = [Case(name, Path(name), "") for name in "abcdef"]
+        >>> [[case.name for case in fold_patients("DU", cases, 3, fold)["test"]] for fold in (1, 2, 3)]
+        [['b', 'e'], ['a', 'c'], ['f', 'd']]
+    """
+    if folds < 3 or not 1 <= fold <= folds:
+        raise ConfigError(f"three or more folds are needed, and one of 1 to {folds}: {fold} of {folds}")
+    if len(cases) < 3:
+        return split_patients(site, cases)
+    if len(cases) < folds:
+        raise ConfigError(f"site {site} has {len(cases)} patients, too few for {folds} folds")
+    listed = sorted(cases, key=lambda case: case.name)
+    order = np.random.default_rng(derive_seed("folds", site, seed)).permutation(len(cases))
+    parts = [[listed[i] for i in order[k::folds]] for k in range(folds)]
+    return {
+        "training": [case for k in range(2, folds) for case in parts[(fold - 1 + k) % folds]],
+        "validation": parts[fold % folds],
+        "test": parts[fold - 1],
     }
 
 

@@ -17,6 +17,7 @@ from monai.data import load_decathlon_datalist
 from monai.transforms import ScaleIntensity
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.memory import decoded
 from medfedaug.data.readers import VOLUME_SUFFIXES, Header, load_volume, read_header
 from medfedaug.errors import DataError
 from medfedaug.files import parse_json
@@ -115,6 +116,9 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file, when it cannot be read, holds NaN or infinite voxels, or
                 is constant.
         """
+        return decoded(f"{type(self).__name__} {intensity}", case.image, lambda: self._image(case, intensity))
+
+    def _image(self, case: Case, intensity: str) -> torch.Tensor:
         image = self.read_image(case)
         # The range sees every NaN and infinity, without an array of booleans as large as the volume.
         low, high = torch.aminmax(image)
@@ -135,13 +139,18 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
         """
-        image, label = self.load_image(case, intensity), self.read_label(case)
+        image = self.load_image(case, intensity)
+        label = decoded(type(self).__name__, _label(case), lambda: self._label_map(case))
         if image.shape[1:] != label.shape[1:]:
             raise DataError(
                 f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",
                 site=self.name,
                 path=_label(case),
             )
+        return image, label
+
+    def _label_map(self, case: Case) -> torch.Tensor:
+        label = self.read_label(case)
         known = range(len(self.classes))
         unknown = [value for value in torch.unique(label).tolist() if value not in known]
         if unknown:
@@ -151,7 +160,7 @@ class VolumeFolder(SiteFolder):
                 site=self.name,
                 path=_label(case),
             )
-        return image, label.to(torch.uint8)
+        return label.to(torch.uint8)
 
 
 def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -> Sequence[Case]:

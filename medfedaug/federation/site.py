@@ -7,10 +7,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -238,47 +239,54 @@ class SiteTrainer(ClientAlgo):
         seed = derive_seed(self.config.seed, self.name, round_)
         with self._own_random_numbers():
             torch.manual_seed(seed)
-            losses = self._train_epochs(seed, extra.get("should_stop"), self.config.local_epochs)
+            stop, epochs, steps = extra.get("should_stop"), self.config.local_epochs, self.config.local_steps
+            losses = self._train_epochs(seed, stop, epochs, steps)
+            for part in self.parts.values():
+                part.end_round()
+            # Within the round's random numbers too: a method may draw what it sends.
+            self._collected = {}
+            for name, part in self.parts.items():
+                if part.every_round is not None:
+                    self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_metrics = {
             "train_loss": sum(losses) / max(len(losses), 1),
             "samples": len(self._training_samples()),
         }
-        self._collected = {}
-        for part in self.parts.values():
-            part.end_round()
         for name, part in self.parts.items():
             self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
-            if part.every_round is not None:
-                self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_metrics.update(self.guard.metrics())
         # Last, since what a method keeps may change when it sums up the round.
         self._remember(round_)
 
-    def _train_epochs(self, seed: int, should_stop: Callable[[], bool] | None, epochs: int) -> list[float]:
+    def _train_epochs(
+        self, seed: int, should_stop: Callable[[], bool] | None, epochs: int, steps: int = 0
+    ) -> list[float]:
+        """So many epochs, or where ``steps`` are given, these, over as many epochs as it takes."""
         loader, optimiser, parts = self._loader(seed), self._optimiser(), list(self.parts.values())
         losses: list[float] = []
         self.network.train()
-        for _ in range(epochs):
-            for batch in loader:
-                if self._aborted or (should_stop is not None and should_stop()):
-                    # Half a round is nobody's update: it is neither sent nor kept.
-                    raise MedFedAugError(f"site {self.name}: the training was stopped")
-                inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
-                targets = batch[LABEL].to(self.device)
-                mixed: Targets = [(1.0, targets)]
-                for part in parts:
-                    inputs, mixed = part.mix(inputs, mixed)
-                drawn = self._random_state()
-                step, loss = self._backward(inputs, targets, mixed)
-                losses.append(loss)
-                again = partial(self._backward_again, inputs, targets, mixed, drawn)
-                for part in parts:
-                    part.gradients(step, again)
-                for part in parts:
-                    part.before_step(step)
-                optimiser.step()
-                for part in parts:
-                    part.after_step(step)
+        numbers: Iterable[int] = count() if steps else range(epochs)
+        batches = (batch for _ in numbers for batch in loader)
+        for batch in islice(batches, steps or None):
+            if self._aborted or (should_stop is not None and should_stop()):
+                # Half a round is nobody's update: it is neither sent nor kept.
+                raise MedFedAugError(f"site {self.name}: the training was stopped")
+            inputs = batch[IMAGE].to(self.device, memory_format=torch.channels_last)
+            targets = batch[LABEL].to(self.device)
+            mixed: Targets = [(1.0, targets)]
+            for part in parts:
+                inputs, mixed = part.mix(inputs, mixed)
+            drawn = self._random_state()
+            step, loss = self._backward(inputs, targets, mixed)
+            losses.append(loss)
+            again = partial(self._backward_again, inputs, targets, mixed, drawn)
+            for part in parts:
+                part.gradients(step, again)
+            for part in parts:
+                part.before_step(step)
+            optimiser.step()
+            for part in parts:
+                part.after_step(step)
         return losses
 
     def _forward(self, inputs: Tensor) -> Tensor:
@@ -505,7 +513,8 @@ class SiteTrainer(ClientAlgo):
 
     def _transform(self, *, training: bool) -> Compose:
         methods = [t for part in self.parts.values() for t in part.transforms(training=training)]
-        return Compose([*self.task.transforms(), *methods])
+        augmentations = self.task.augmentations() if training else ()
+        return Compose([*self.task.transforms(), *augmentations, *methods])
 
     def _case_samples(self) -> list[list[Sample]]:
         if self._cases is None:
@@ -544,9 +553,10 @@ class SiteTrainer(ClientAlgo):
 
     def _optimiser(self) -> torch.optim.Optimizer:
         parameters = [p for p in self.network.parameters() if p.requires_grad]
+        rate, decay = self.config.learning_rate, self.config.weight_decay
         if self.config.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=self.config.learning_rate, momentum=self.config.momentum)
-        return torch.optim.Adam(parameters, lr=self.config.learning_rate)
+            return torch.optim.SGD(parameters, lr=rate, momentum=self.config.momentum, weight_decay=decay)
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
 
 
 def _portable(value: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ class FedFA(Method):
         running: ``"reset"`` the accumulated statistics to 0 and 1 each round, as Algorithm 1 does, or
             ``"continue"`` from the site's own of the round before.
         bias_correction: divide the start value out of the accumulated statistics before they are sent.
+        noise: standard deviation of the Gaussian noise that each site adds to μ̄ₖ and σ̄ₖ before it sends them,
+            as in the experiment of FedFA+ section 6.2 (0 to 0.4). It guarantees nothing: the noise of
+            `medfedaug.privacy` is scaled to what one patient can change, and the site's own choice.
 
     At a site that adds noise, the statistics are those of the network as received and in evaluation mode,
     averaged over the training cases: in training, batch norm and the local steps let one patient move what
@@ -64,7 +67,9 @@ class FedFA(Method):
 
     Deviations:
         Eq. 6 is taken per channel over the sites. The public code takes one variance over sites and
-        channels, so that γ = 1 whatever the sites send. See `medfedaug.models.FFALayer` for the layer's.
+        channels, so that γ = 1 whatever the sites send. Section 6.2 does not say to which statistics its
+        noise is added, nor in which unit: here to those that travel, in the units of the features; histograms
+        are left alone. See `medfedaug.models.FFALayer` for the layer's.
     """
 
     name = "fedfa"
@@ -78,8 +83,12 @@ class FedFA(Method):
         stages: Sequence[int | str] | None = None,
         running: str = "reset",
         bias_correction: bool = False,
+        noise: float = 0.0,
     ) -> None:
+        if noise < 0:
+            raise ConfigError(f"fedfa: noise cannot be negative, got {noise}")
         self.stages = stages
+        self.noise = noise
         self.variance = variance
         self.layer_args: dict[str, Any] = {
             "prob": prob,
@@ -96,7 +105,7 @@ class FedFA(Method):
 
     def at_site(self, context: SiteContext) -> SitePart:
         """The layers' statistics up, γ down."""
-        return FedFASite(context)
+        return FedFASite(context, self.noise)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         """Variance over the sites, modulated."""
@@ -107,8 +116,8 @@ class FedFA(Method):
 class FedFASite(SitePart, SiteExchange):
     """The site's half."""
 
-    def __init__(self, context: SiteContext) -> None:
-        self.context = context
+    def __init__(self, context: SiteContext, noise: float = 0.0) -> None:
+        self.context, self.noise = context, noise
         self.layers = ffa_layers(context.network)
         self.every_round = self
 
@@ -118,10 +127,14 @@ class FedFASite(SitePart, SiteExchange):
             layer.start_round()
 
     def collect(self) -> Payload:
-        """μ̄ₖ and σ̄ₖ of each layer."""
+        """μ̄ₖ and σ̄ₖ of each layer, with noise where it was asked for."""
         payload: Payload = {}
         for stage, layer in self.layers.items():
-            payload[f"{stage}/mean"], payload[f"{stage}/std"] = layer.statistics()
+            mean, std = layer.statistics()
+            if self.noise:
+                mean = mean + self.noise * torch.randn_like(mean)
+                std = (std + self.noise * torch.randn_like(std)).clamp_min(0)  # none is negative
+            payload[f"{stage}/mean"], payload[f"{stage}/std"] = mean, std
         return payload
 
     def contributions(self, bounds: Bounds) -> Contributions:

@@ -1,0 +1,85 @@
+"""Decoded images kept in memory, for many runs over the same files in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from torch import Tensor
+
+__all__ = ["DecodedMemory", "decoded", "keep_decoded"]
+
+
+class DecodedMemory:
+    """Tensors by file, up to a number of bytes.
+
+    What is there stays: a run reads its files in one order again and again, and whatever replaced the oldest
+    would be replaced itself before it is asked for.
+
+    Args:
+        max_bytes: how much is kept; what does not fit is decoded at every call.
+
+    Attributes:
+        decodings: how often something had to be decoded.
+        num_bytes: how much is kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes, self.decodings = max_bytes, 0, 0
+        self._kept: dict[tuple[object, ...], Tensor] = {}
+
+    def get(self, key: tuple[object, ...], load: Callable[[], Tensor]) -> Tensor:
+        """What is kept under ``key``, or else ``load()``."""
+        if key in self._kept:
+            return self._kept[key]
+        value = load()
+        self.decodings += 1
+        size = value.numel() * value.element_size()
+        if self.num_bytes + size <= self.max_bytes:
+            # Cloned, or a view would keep all that it is a view of.
+            self._kept[key] = value if value.untyped_storage().nbytes() == size else value.clone()
+            self.num_bytes += size
+        return value
+
+
+_active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default=None)
+
+
+@contextmanager
+def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
+    """Within it, every site in this process shares what was decoded.
+
+    Args:
+        max_bytes: how much is kept.
+
+    Example:
+        >>> with keep_decoded(2**20) as memory:
+        ...     memory.num_bytes
+        0
+    """
+    memory = DecodedMemory(max_bytes)
+    token = _active.set(memory)
+    try:
+        yield memory
+    finally:
+        _active.reset(token)
+
+
+def decoded(kind: str, path: Path, load: Callable[[], Tensor]) -> Tensor:
+    """``load()``, or what it gave before, where decoded images are kept; nobody may change it.
+
+    Args:
+        kind: what is made of the file: two kinds are kept apart.
+        path: the file, or folder of files; one that was written anew is decoded anew.
+        load: decodes it.
+    """
+    memory = _active.get()
+    if memory is None:
+        return load()
+    try:
+        status = path.stat()
+    except OSError:
+        return load()  # which says what is wrong with the file
+    return memory.get((kind, path.absolute(), status.st_mtime_ns, status.st_size), load)

@@ -1,0 +1,1 @@
+"""The papers' experiments: presets, sweeps over them, and their tables beside the published numbers."""

@@ -1,0 +1,452 @@
+"""Many runs of one preset: every combination of methods, settings, held-out sites, folds and seeds.
+
+`plan` lists the runs, `run_all` makes those that are not there yet, and `medfedaug.experiments.tables` makes
+tables of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfedaug.config import RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
+from medfedaug.data.memory import keep_decoded
+from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.experiments.presets import Preset
+from medfedaug.federation.output import RESULTS
+from medfedaug.methods import build_methods, parse_methods
+from medfedaug.simulate import simulate
+
+__all__ = [
+    "Axis",
+    "PlannedRun",
+    "find_data",
+    "find_root",
+    "parse_axis",
+    "parse_methods_list",
+    "plan",
+    "run_all",
+]
+
+BASE = "base"  # the variant that is the preset itself
+
+# What a sweep decides by itself, or what follows from the data.
+_NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "threads", "limit")
+_SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and the values that it takes in turn.
+
+    Args:
+        name: ``"METHOD.ARG"``, a field of `RunConfig`, or an option of the data set.
+        values: in the order in which they are run.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def method(self) -> str:
+        """The method that the setting belongs to; empty for the run's and the data's."""
+        return self.name.rpartition(".")[0]
+
+
+def parse_axis(text: str) -> Axis:
+    """``"fedfa.prob=0.1,0.5"`` as an axis of two values; a comma within brackets separates nothing.
+
+    Raises:
+        ConfigError: when the text is not of this form.
+
+    Example:
+        >>> parse_axis("fedfa.stages=[1],[1,2]").values
+        ([1], [1, 2])
+        >>> parse_axis("fraction=1/2,1").values
+        (0.5, 1)
+    """
+    name, equals, values = text.partition("=")
+    found = tuple(_value(part) for part in _split(values))
+    if not (equals and name and found) or any(value == "" for value in found):
+        raise ConfigError(f"--set {text!r}: write NAME=VALUE or NAME=VALUE,VALUE,...")
+    return Axis(name.strip(), found)
+
+
+def _split(text: str) -> Iterator[str]:
+    depth, part = 0, ""
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth:
+            yield part.strip()
+            part = ""
+        else:
+            part += character
+    yield part.strip()
+
+
+def _value(text: str) -> Any:
+    if re.fullmatch(r"\d+/\d+", text):
+        return float(Fraction(text))
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep.
+
+    Args:
+        methods: the combination, as it was asked for.
+        variant: the settings that differ from the preset; empty for none.
+        config: the run.
+        data: the data set's options.
+        reduced: by what it falls short of the preset: a share of the rounds, a limit of cases; empty for
+            nothing.
+        held_out: the site that is left out; empty for none.
+        fold: the fold that is tested; 0 for none.
+        folds: of how many.
+    """
+
+    methods: str
+    variant: str
+    config: RunConfig
+    data: Mapping[str, Any]
+    reduced: str = ""
+    held_out: str = ""
+    fold: int = 0
+    folds: int = 0
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.config.seed
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies in the sweep's folder: ``<methods>/<variant>/seed-<k>``."""
+        told = [text for text in (self.variant, self.reduced) if text]
+        told += [f"without={self.held_out}"] if self.held_out else []
+        told += [f"fold={self.fold}of{self.folds}"] if self.fold else []
+        variant = re.sub(r"[\s\"{}]", "", ",".join(told)).replace("/", "-").replace(":", "-")
+        return Path(self.methods) / (variant or BASE) / f"seed-{self.seed}"
+
+    def data_folder(self, benchmark: str) -> Path:
+        """Where its data's marker lies in the sweep's folder; the name tells options and, last, the fold."""
+        defaults = BENCHMARKS[benchmark].options
+        told = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
+        name = "_".join([benchmark, *(f"{key}-{_shown(value)}" for key, value in told.items())])
+        if self.fold:  # other seeds have other folds, under the same name
+            return Path("data") / f"seed-{self.seed}" / f"{name}_fold-{self.fold}"
+        return Path("data") / name
+
+
+def parse_methods_list(texts: Sequence[str]) -> list[str]:
+    """Combinations of methods, in lower case, each once.
+
+    Raises:
+        ConfigError: for unknown methods.
+
+    Example:
+        >>> parse_methods_list(["fedavg fedrdn,fedfa+", "fedavg"])
+        ['fedavg', 'fedrdn,fedfa+']
+    """
+    found = [",".join(filter(None, text.lower().split(","))) for item in texts for text in item.split()]
+    for text in found:
+        parse_methods(text)
+    return list(dict.fromkeys(found))
+
+
+def find_root(root: str | Path, benchmark: str) -> Path:
+    """The folder of a data set's files: ``root``, or the folder of its name there."""
+    root = Path(root)
+    return root / benchmark if (root / benchmark).is_dir() else root
+
+
+def find_data(root: str | Path, benchmark: str) -> list[SiteFolder] | None:
+    """The sites of a data set, or ``None`` where they are not there or cannot be used."""
+    try:
+        return open_benchmark(benchmark, find_root(root, benchmark))
+    except DataError:
+        return None
+
+
+def plan(
+    preset: Preset,
+    root: str | Path,
+    methods: Sequence[str],
+    *,
+    seeds: int = 5,
+    axes: Sequence[Axis] = (),
+    holdout: Sequence[str] = (),
+    folds: int = 0,
+    scale: float = 1.0,
+    limit: int | None = None,
+    threads: int = 0,
+) -> list[PlannedRun]:
+    """The runs of a sweep, seed by seed, so that one that is stopped early has compared all its methods.
+
+    Args:
+        preset: the protocol.
+        root: the folder with the data set's files, or one that holds it under the data set's name.
+        methods: combinations of methods.
+        seeds: how many; they are 0, 1, ...
+        axes: settings that take several values. One of a method concerns the combinations that have it.
+        holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrules a preset that does so.
+        folds: 0, or how many folds by patient.
+        scale: share of the preset's rounds.
+        limit: at most so many cases of each split a site.
+        threads: as in `RunConfig`.
+
+    Raises:
+        ConfigError: for settings that nothing has, and methods that do not go together.
+        DataError: when the data are not there.
+    """
+    if seeds < 1:
+        raise ConfigError(f"at least one seed is needed, got {seeds}")
+    if not 0 < scale <= 1:
+        raise ConfigError(f"scale is a share of the rounds, above 0 and at most 1, got {scale}")
+    options, specifications = BENCHMARKS[preset.benchmark].options, {m: parse_methods(m) for m in methods}
+    named = [axis.name for axis in axes]
+    for name in named:
+        if named.count(name) > 1:
+            raise ConfigError(f"{name} is set twice; give its values together, separated by commas")
+    for axis in axes:
+        if axis.method:
+            if not any(axis.method in _names(specs) for specs in specifications.values()):
+                raise ConfigError(f"--set {axis.name}: {axis.method} is not among the methods")
+        elif axis.name not in (*_SETTABLE, *options):
+            known = ", ".join((*_SETTABLE, *options))
+            raise ConfigError(f"--set {axis.name}: neither METHOD.ARG nor one of {known}")
+    if folds and "folds" not in options:
+        raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
+    found = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **preset.data)
+    sites = _held_out(preset, holdout, found)
+    runs = [
+        _planned(preset, text, chosen, seed, fold, site, folds, scale, limit, threads)
+        for seed in range(seeds)
+        for text, specs in specifications.items()
+        for chosen in _combinations([a for a in axes if not a.method or a.method in _names(specs)])
+        for fold in range(1, folds + 1) or (0,)
+        for site in sites or ("",)
+    ]
+    for specs in {json.dumps(run.config.methods): run.config.methods for run in runs}.values():
+        build_methods(specs)
+    return runs
+
+
+def _names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [spec["name"] for spec in specs]
+
+
+def _combinations(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
+    for values in product(*(axis.values for axis in axes)):
+        yield {axis.name: value for axis, value in zip(axes, values, strict=True)}
+
+
+def _held_out(preset: Preset, holdout: Sequence[str], sites: Sequence[SiteFolder]) -> list[str]:
+    able = [site.name for site in sites if site.trains]
+    if list(holdout) == ["none"] or not (holdout or preset.holdout):
+        return []
+    if not holdout or list(holdout) == ["all"]:
+        return able
+    for name in holdout:
+        if name not in able:
+            raise ConfigError(f"cannot hold out {name!r}; the sites that train are {', '.join(able)}")
+    return list(holdout)
+
+
+def _planned(
+    preset: Preset,
+    methods: str,
+    chosen: Mapping[str, Any],
+    seed: int,
+    fold: int,
+    site: str,
+    folds: int,
+    scale: float,
+    limit: int | None,
+    threads: int,
+) -> PlannedRun:
+    config, data = dict(preset.config), dict(preset.data)
+    settings: dict[str, dict[str, Any]] = {}
+    told = []
+    for name, value in chosen.items():
+        method, _, argument = name.rpartition(".")
+        if method:
+            settings.setdefault(method, {})[argument] = value
+        elif name in _SETTABLE:
+            if value == config.get(name, getattr(RunConfig, name, None)):
+                continue
+            config[name] = value
+        elif name == "fraction":
+            if value == 1:
+                continue
+            # Of what the paper trains with, which may be a share itself.
+            data[name] = value * data.get(name, BENCHMARKS[preset.benchmark].options[name])
+        else:
+            data[name] = value
+        told.append(f"{name}={_shown(value)}")
+    if "network" in chosen and chosen["network"] != preset.config["network"]:
+        config["network_args"] = chosen.get("network_args", {})  # the preset's are of its own network
+    else:
+        config["network_args"] = {**preset.config.get("network_args", {}), **chosen.get("network_args", {})}
+    reduced = []
+    if scale < 1:
+        config["rounds"] = max(1, round(scale * config["rounds"]))
+        reduced.append(f"scale={_shown(scale)}")
+    if limit is not None:
+        reduced.append(f"limit={limit}")
+    if fold:
+        data.update(folds=folds, fold=fold, fold_seed=seed)
+    if site and preset.whole_site:
+        data["unseen"] = site
+    run = RunConfig.from_dict(
+        {
+            **config,
+            "methods": parse_methods(methods, settings),
+            "seed": seed,
+            "limit": limit,
+            "threads": threads,
+            "holdout": [site] if site else [],
+        }
+    )
+    # Sorted: the folder must not depend on the order in which settings were given.
+    return PlannedRun(methods, ",".join(sorted(told)), run, data, ",".join(reduced), site, fold, folds)
+
+
+def run_all(
+    runs: Sequence[PlannedRun],
+    preset: Preset,
+    root: str | Path,
+    out: str | Path,
+    *,
+    engine: str = "inprocess",
+    device: str = "auto",
+    jobs: int = 1,
+    memory: int = 4 * 2**30,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[Path, str]:
+    """Make the runs that are not there yet; one that broke off is continued, a finished one left as it is.
+
+    A run that fails does not keep the others from being made. Beside each run lies ``seed-<k>.log`` with its
+    events, one JSON object a line.
+
+    Args:
+        runs: of `plan`.
+        preset: theirs.
+        root: as for `plan`.
+        out: the sweep's folder.
+        engine: ``"inprocess"``, with which all runs of a process share the decoded images, or ``"nvflare"``.
+        device: the sites' device.
+        jobs: runs at the same time, each in a process; 1 for none but this one.
+        memory: bytes of decoded images that a process keeps.
+        on_event: told ``{"event": "run", "folder": ..., "number": n, "of": n}`` when a run is finished or was
+            before, ``{"event": "failed", "folder": ..., "reason": ...}``, and with one job also the run's
+            own events.
+
+    Returns:
+        The folders of failed runs with the reason.
+    """
+    if jobs > 1 and engine != "inprocess":
+        raise ConfigError("several jobs need --engine inprocess: NVFlare's sites are processes already")
+    out, source = Path(out), find_root(root, preset.benchmark)
+    tell = on_event or (lambda event: None)
+    for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
+        write_federation(out / folder, preset.benchmark, source, **run.data)
+    make = partial(_run, benchmark=preset.benchmark, out=out, engine=engine, device=device)
+    failed: dict[Path, str] = {}
+    with ExitStack() as stack:
+        if jobs > 1:
+            pool = stack.enter_context(
+                ProcessPoolExecutor(jobs, get_context("spawn"), _prepare_process, (jobs, memory))
+            )
+            futures = {pool.submit(make, run): run for run in runs}
+            outcomes = ((futures[future], _outcome(future)) for future in as_completed(futures))
+        else:
+            stack.enter_context(keep_decoded(memory))
+            outcomes = ((run, make(run, on_event=tell)) for run in runs)
+        for number, (run, reason) in enumerate(outcomes, start=1):
+            if reason:
+                failed[run.folder] = reason
+                tell({"event": "failed", "folder": str(run.folder), "reason": reason})
+            else:
+                tell({"event": "run", "folder": str(run.folder), "number": number, "of": len(runs)})
+    return failed
+
+
+_process = ExitStack()  # closed by nobody: what is in it lasts as long as a worker does
+
+
+def _prepare_process(jobs: int, memory: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    _process.enter_context(keep_decoded(memory))
+
+
+def _outcome(future: Future[str]) -> str:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return "its process was ended from outside, as happens when memory runs out"
+
+
+def _run(
+    run: PlannedRun,
+    *,
+    benchmark: str,
+    out: Path,
+    engine: str,
+    device: str,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> str:
+    """Make one run; the reason where it failed."""
+    folder = out / run.folder
+    finished = (folder / RESULTS).exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        log = None if finished else stack.enter_context(open(f"{folder}.log", "a", encoding="utf-8"))
+
+        def tell(event: dict[str, Any]) -> None:
+            if log is not None:
+                print(json.dumps(event, default=str), file=log, flush=True)
+            if on_event is not None:
+                on_event(event)
+
+        try:
+            simulate(
+                out / run.data_folder(benchmark),
+                folder,
+                run.config,
+                engine=engine,
+                device=device,
+                resume=True,
+                on_event=tell,
+            )
+        except MedFedAugError as error:
+            tell({"event": "failed_run", "reason": str(error)})
+            return str(error)
+    return ""

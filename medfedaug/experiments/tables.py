@@ -1,0 +1,276 @@
+"""The tables of a sweep: ours, ours beside the published numbers, and sites' models at other sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from medfedaug.analysis import Run, Score, Table, load_run, patient_table, summary_table, write_report
+from medfedaug.analysis.tables import PatientTable
+from medfedaug.analysis.text import TextTable
+from medfedaug.errors import ConfigError
+from medfedaug.experiments.cross_site import cross_site
+from medfedaug.experiments.presets import Preset
+from medfedaug.experiments.published import PUBLISHED, Published
+from medfedaug.experiments.sweep import PlannedRun
+from medfedaug.federation.output import RESULTS
+from medfedaug.methods import parse_methods
+
+__all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_tables"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Ours and the paper's.
+
+    Attributes:
+        label: methods and settings.
+        sites: our score and the paper's by site.
+        mean: our mean over the sites.
+        published: the paper's row.
+    """
+
+    label: str
+    sites: dict[str, tuple[Score, float | None]]
+    mean: Score
+    published: Published
+
+
+@dataclass(frozen=True)
+class PublishedTable(TextTable):
+    """Our scores beside the published ones; one row a combination that a paper has too."""
+
+    sites: tuple[str, ...]
+    rows: tuple[Compared, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+        return ["method", *self.sites, "mean", "difference", "published in"]
+
+    @property
+    def body(self) -> list[list[str]]:
+        """Ours / the paper's."""
+        lines = []
+        for row in self.rows:
+            cells = [_pair(*row.sites.get(site, (Score(()), None))) for site in self.sites]
+            mean, theirs = row.mean.mean, row.published.mean
+            difference = "–" if mean is None else f"{mean - theirs:+.3f}"
+            lines.append([row.label, *cells, _pair(row.mean, theirs), difference, row.published.source])
+        return lines
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every number in a column of its own."""
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"method": row.label}
+            pairs = {site: row.sites.get(site, (Score(()), None)) for site in self.sites}
+            for name, (ours, theirs) in {**pairs, "mean": (row.mean, row.published.mean)}.items():
+                record |= {name: ours.mean, f"{name}_std": ours.std, f"{name}_published": theirs}
+            records.append({**record, "published_in": row.published.source})
+        return records
+
+
+@dataclass(frozen=True)
+class CrossSiteTable(TextTable):
+    """The local model of each site, tested at every site: FedRDN Table 3."""
+
+    targets: tuple[str, ...]
+    rows: tuple[tuple[str, str, dict[str, Score]], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+        return ["method", "trained at", *self.targets]
+
+    @property
+    def body(self) -> list[list[str]]:
+        """The cells as text."""
+        return [[label, source, *(str(found[t]) for t in self.targets)] for label, source, found in self.rows]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Mean and standard deviation in columns of their own."""
+        return [
+            {"method": label, "trained_at": source}
+            | {k: v for t in self.targets for k, v in ((t, found[t].mean), (f"{t}_std", found[t].std))}
+            for label, source, found in self.rows
+        ]
+
+
+def _pair(ours: Score, theirs: float | None) -> str:
+    return f"{ours} / {'–' if theirs is None else f'{theirs:.3f}'}"
+
+
+def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
+    """What a reader must know of a sweep: where the protocol comes from, and where it is not the paper's."""
+    notes = []
+    rounds = {run.config.rounds for run in runs}
+    if rounds != {preset.config["rounds"]}:
+        notes.append(
+            f"REDUCED, not the paper's protocol: {_join(rounds)} rounds in place of "
+            f"{preset.config['rounds']}. Published numbers are of all rounds."
+        )
+    limits = {run.config.limit for run in runs} - {None}
+    if limits:
+        notes.append(f"REDUCED, not the paper's data: at most {_join(limits)} cases of each split a site.")
+    notes.append(f"Protocol {preset.name}: {preset.source}.")
+    return [*notes, *preset.readings]
+
+
+def _join(values: set[Any]) -> str:
+    return ", ".join(map(str, sorted(values)))
+
+
+def write_tables(
+    runs: Sequence[PlannedRun],
+    preset: Preset,
+    out: str | Path,
+    *,
+    across: bool = False,
+    device: str = "auto",
+) -> tuple[dict[str, TextTable], list[str]]:
+    """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
+
+    Args:
+        runs: of `medfedaug.experiments.sweep.plan`.
+        preset: theirs.
+        out: the sweep's folder.
+        across: also test the sites' local models at every site (`medfedaug.experiments.cross_site`).
+        device: where to compute that.
+
+    Returns:
+        The tables by name (``table``, and where there is something to show ``patients``, ``published`` and
+        ``cross_site``), and what a reader must know of all of them, which the files have below each.
+
+    Raises:
+        ConfigError: when no run is finished.
+        MedFedAugError: for a run that cannot be read.
+    """
+    out = Path(out)
+    loaded = [(run, load_run(out / run.folder)) for run in runs if (out / run.folder / RESULTS).exists()]
+    if not loaded:
+        raise ConfigError(f"{out}: no run is finished")
+    notes = reading_notes(preset, runs)
+    if len(loaded) < len(runs):
+        notes.insert(0, f"UNFINISHED: {len(loaded)} of {len(runs)} runs.")
+    held_out = any(run.held_out for run, _ in loaded)
+    scored = _without_each(loaded) if held_out else loaded
+    table = summary_table([found for _, found in scored])
+    if held_out:
+        first = (
+            f"{table.metric.capitalize()} of each site when it was left out of training; the mean is over "
+            "the sites, unweighted."
+        )
+        table = replace(table, notes=(first, *table.notes[1:]))
+    tables: dict[str, Table | PatientTable | PublishedTable | CrossSiteTable] = {"table": table}
+    patients = patient_table([found for _, found in loaded])
+    if patients.rows:
+        tables["patients"] = patients
+    published = _published(scored, preset, held_out)
+    if published.rows:
+        tables["published"] = published
+    if across:
+        tables["cross_site"] = _cross_site(loaded, preset, out, device)
+    for name, found in tables.items():
+        replace(found, notes=(*found.notes, *notes)).save(out / name)
+    write_report([out / run.folder for run, _ in loaded], out / "report.html", notes=notes)
+    return {**tables}, notes
+
+
+_Loaded = Sequence[tuple[PlannedRun, Run]]
+
+
+def _groups(loaded: _Loaded) -> Iterator[tuple[PlannedRun, list[Run]]]:
+    """Runs that differ by seed and fold alone, with the first of them as planned."""
+    groups: dict[tuple[str, str], list[tuple[PlannedRun, Run]]] = {}
+    for run, found in loaded:
+        groups.setdefault((run.methods, run.variant), []).append((run, found))
+    for members in groups.values():
+        yield members[0][0], [found for _, found in members]
+
+
+def _label(run: PlannedRun) -> str:
+    return f"{run.methods} ({run.variant})" if run.variant else run.methods
+
+
+def _without_each(loaded: _Loaded) -> list[tuple[PlannedRun, Run]]:
+    """The runs without each site as one run, each site's score that of the run without it."""
+    groups: dict[tuple[Any, ...], list[tuple[PlannedRun, Run]]] = {}
+    for run, found in loaded:
+        groups.setdefault((run.methods, run.variant, run.seed, run.fold), []).append((run, found))
+    most = max(map(len, groups.values()))
+    pooled = []
+    for members in groups.values():
+        planned, first = members[0]
+        sites = {run.held_out: found.unseen.get(run.held_out) for run, found in members}
+        known = [score for score in sites.values() if score is not None]
+        complete = len(known) == most
+        # The data's name tells which site was left out where its marker does.
+        data = str(first.context.get("data", "")).replace(f"_unseen-{planned.held_out}", "")
+        pooled.append(
+            (
+                planned,
+                replace(
+                    first,
+                    config={**first.config, "holdout": []},
+                    sites=sites,
+                    unseen={},
+                    mean=sum(known) / len(known) if complete else None,
+                    cases={run.held_out: found.cases.get(run.held_out, 0) for run, found in members},
+                    case_scores={
+                        run.held_out: found.case_scores.get(run.held_out, {}) for run, found in members
+                    },
+                    context={**first.context, "data": data},
+                ),
+            )
+        )
+    return pooled
+
+
+def _published(loaded: _Loaded, preset: Preset, held_out: bool) -> PublishedTable:
+    rows = []
+    for run, found in _groups(loaded):
+        for published in PUBLISHED.get(preset.name, ()):
+            same = published.variant == run.variant and published.held_out == held_out
+            if same and _combination(published.methods) == _combination(run.methods):
+                ours = summary_table(found).rows[0]
+                theirs = dict(published.sites)
+                sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
+                rows.append(Compared(_label(run), sites, ours.mean, published))
+    columns = dict.fromkeys(site for row in rows for site in row.sites if row.published.sites)
+    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.",))
+
+
+def _combination(methods: str) -> frozenset[str]:
+    """What a combination is made of, in any order; FedAvg, on which all build, only where it is alone."""
+    try:
+        parts = {str(sorted(spec.items())) for spec in parse_methods(methods)}
+        plain = {str(sorted(spec.items())) for spec in parse_methods("fedavg")}
+    except ConfigError:  # a paper's method that is not there yet
+        return frozenset({methods})
+    return frozenset(parts - plain or parts)
+
+
+def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for run, _ in loaded:
+        result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
+        label = f"{_label(run)}, without {run.held_out}" if run.held_out else _label(run)
+        for source, scores in result["scores"].items():
+            row = found.setdefault((label, source), {})
+            for target, score in scores.items():
+                row.setdefault(target, []).extend([] if score is None else [score])
+    targets = dict.fromkeys(target for row in found.values() for target in row)
+    rows = tuple(
+        (label, source, {t: Score(tuple(row.get(t, ()))) for t in targets})
+        for (label, source), row in found.items()
+    )
+    explained = (
+        "The model that one site trained in the round after the selected one, before averaging, tested at "
+        "every site; the site itself is on the diagonal (FedRDN Table 3)."
+    )
+    return CrossSiteTable(tuple(targets), rows, (explained,))
