@@ -681,9 +681,9 @@ def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_
     sizes = []
     epochs = SiteTrainer._train_epochs
 
-    def counted(self, seed, should_stop, number):
+    def counted(self, seed, *numbers):
         sizes.append(len(self._training_dataset(seed)))
-        return epochs(self, seed, should_stop, number)
+        return epochs(self, seed, *numbers)
 
     monkeypatch.setattr(SiteTrainer, "_train_epochs", counted)
     server = run_in_process(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
