@@ -168,9 +168,10 @@ class FederationController(Controller):
 
     def _round(self, server: FederationServer) -> None:
         self._invite(server)
-        targets = server.choose_sites(self._connected())
+        connected = self._connected()
+        targets = server.choose_sites(connected)
         request = server.start_round(targets)
-        for site in sorted(server.sites.keys() - set(self._connected())):
+        for site in sorted(server.sites.keys() - set(connected)):
             server.no_answer(TRAIN, site, f"site {site} is not connected")
         self._set(AppConstants.CURRENT_ROUND, server.round)
         self._set(AppConstants.NUM_ROUNDS, self._run_config.rounds)
@@ -273,11 +274,10 @@ class FederationController(Controller):
         if not targets:
             return
         task = self._send(request, targets, take)
-        enough_since = None
+        grace, enough_since = self._run_config.grace, None
         while task.completion_status is None and not self._abort.triggered:
             if len(good) >= needed and enough_since is None:
                 enough_since = time.monotonic()
-            grace = self._run_config.grace
             if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
                 break
             time.sleep(self.task_check_period)
@@ -288,10 +288,10 @@ class FederationController(Controller):
         if self._abort.triggered:
             return
         for site in sorted(set(targets) - answered):
-            server_reason = self._reason(site, task)
+            reason = self._reason(site, task)
             assert self.server is not None
-            self.server.no_answer(request.task, site, server_reason)
-            self.log_warning(self._fl_ctx, f"{request.task}, round {request.round}: {server_reason}")
+            self.server.no_answer(request.task, site, reason)
+            self.log_warning(self._fl_ctx, f"{request.task}, round {request.round}: {reason}")
 
     def _reason(self, site: str, task: Task) -> str:
         if self.get_client_disconnect_time(site) is not None:

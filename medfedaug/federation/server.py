@@ -474,7 +474,7 @@ class FederationServer:
                 "selected_model": self.selected_state,
                 "selected_payload": self.selected_payload,
                 "best": self._best,
-                "methods": {name: half.state() for name, half in self._halves_by_name() if half.state()},
+                "methods": {name: state for name, half in self._halves_by_name() if (state := half.state())},
             },
         )
 
