@@ -58,9 +58,10 @@ def open_model(
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    if Composition(run).kept_keys and not payload and not list(state.glob(f"*/{record['run']}.pt")):
+    if Composition(run).personal and not payload and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
-            f"{model}: its run kept layers at the sites, and {state} has none; say where with --state"
+            f"{model}: its run left layers or weights at the sites, and {state} has none; "
+            "say where with --state"
         )
     round_ = len(record["rounds"]) if model.name == FINAL_MODEL else record["selected_round"]
     for name in names:

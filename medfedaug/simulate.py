@@ -164,7 +164,7 @@ def simulate(
             with contextlib.suppress(OSError):  # not empty
                 out.rmdir()
     # The sites' own layers are part of the trained model; what else is there served to continue.
-    shutil.rmtree(server_checkpoint(state).parent if composition.kept_keys else state)
+    shutil.rmtree(server_checkpoint(state).parent if composition.personal else state)
     # Imported here: matplotlib takes a second, and is needed only now.
     from medfedaug.analysis import write_report
 

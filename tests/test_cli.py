@@ -210,7 +210,7 @@ def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
     assert "this site has none" in evaluated["site_C"]["note"]
     code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
     assert code == 2
-    assert "kept layers at the sites" in err
+    assert "left layers or weights at the sites" in err
 
 
 def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, tmp_path):

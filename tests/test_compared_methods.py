@@ -988,6 +988,7 @@ def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_
         "feddyn,fedsam,moex",
         "fednova,fedbn,mixstyle,fedrobust",
         "fedharmo,partialfed,randaugment",
+        "partialfed_adaptive,fedfa,fedbn",
     ],
 )
 def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(

@@ -62,8 +62,8 @@ def test_which_methods_exclude_each_other():
     expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
     # With all images in one place there is nothing to exchange, to keep or to average.
     apart = (
-        "fedavgm fedbn feddyn fedfa fedfa_h fedfd fedfd_a fedharmo fedmix fednova fedrdn partialfed scaffold "
-        "silobn single"
+        "fedavgm fedbn feddyn fedfa fedfa_h fedfd fedfd_a fedharmo fedmix fednova fedrdn partialfed "
+        "partialfed_adaptive scaffold silobn single"
     )
     expected |= {tuple(sorted(("pooled", name))) for name in (*apart.split(), *PROTOTYPES)}
     # Labels mixed by the one, needed unmixed by the other.
@@ -71,6 +71,7 @@ def test_which_methods_exclude_each_other():
         tuple(sorted(pair)) for pair in itertools.product(groups[1], ("fedfd", "fedfd_a", *PROTOTYPES))
     }
     expected |= {("fedfd", "fedfd_a"), ("fedharmo", "fedsam")}  # the one contains the other
+    expected |= {("partialfed", "partialfed_adaptive")}
     assert found == expected
 
 
@@ -139,7 +140,7 @@ def test_every_method_beside_those_for_classification(make_photos, tmp_path, tin
         pytest.param("mixup,feddyn", marks=pytest.mark.slow),
         pytest.param("fedharmo,randaugment,partialfed", marks=pytest.mark.slow),
         pytest.param("manifold_mixup,pooled", marks=pytest.mark.slow),
-        pytest.param("single", marks=pytest.mark.slow),
+        pytest.param("partialfed_adaptive,single", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("network", network_names())

@@ -51,4 +51,5 @@ class Composition:
         self.network = network
         self.normalises_input = any(method.normalises_input for method in self.methods)
         self.kept_keys = frozenset[str]().union(*(method.kept_at_site(network) for method in self.methods))
+        self.personal = bool(self.kept_keys) or any(method.personalises for method in self.methods)
         self.shared = shared_keys(network.state_dict(), self.kept_keys)

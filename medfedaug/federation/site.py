@@ -254,12 +254,13 @@ class SiteTrainer(ClientAlgo):
         for name, part in self.parts.items():
             if part.every_round is not None:
                 self.guard.observe(name, part.every_round)
+        self._personalise()
         self._present = -1  # until this training is over, what is in the network belongs to no round
-        for part in self.parts.values():
-            part.start_round()
         seed = derive_seed(self.config.seed, self.name, round_)
         with self._own_random_numbers():
             torch.manual_seed(seed)
+            for part in self.parts.values():
+                part.start_round()
             stop, epochs, steps = extra.get("should_stop"), self.config.local_epochs, self.config.local_steps
             losses = self._train_epochs(seed, stop, epochs, steps)
             for part in self.parts.values():
@@ -418,11 +419,11 @@ class SiteTrainer(ClientAlgo):
         if not epochs or not self.trains:
             return
         self._present = -1  # what is in the network from here on belongs to no round
-        for part in self.parts.values():
-            part.start_round()
         seed = derive_seed(self.config.seed, self.name, "fine-tuning")
         with self._own_random_numbers():
             torch.manual_seed(seed)
+            for part in self.parts.values():
+                part.start_round()
             self._train_epochs(seed, None, epochs)
 
     def abort(self, extra: dict[str, Any] | None = None) -> None:
@@ -491,7 +492,12 @@ class SiteTrainer(ClientAlgo):
         if self.kept_keys and not latest and not self._complete_network():
             return False
         self._recall(latest)
+        self._personalise()
         return True
+
+    def _personalise(self) -> None:
+        for part in self.parts.values():
+            part.personalise()
 
     def _recall(self, round_: int) -> None:
         """Put back what was kept after a round, where something else is in its place."""

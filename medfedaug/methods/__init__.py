@@ -28,6 +28,7 @@ from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.partialfed import PartialFed
+from medfedaug.methods.partialfed_adaptive import PartialFedAdaptive
 from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.randaugment import RandAugment
 from medfedaug.methods.registry import build_methods, method_names, parse_methods
@@ -64,6 +65,7 @@ __all__ = [
     "MoEx",
     "Norm",
     "PartialFed",
+    "PartialFedAdaptive",
     "Pooled",
     "RandAugment",
     "Scaffold",

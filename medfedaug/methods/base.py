@@ -6,7 +6,8 @@ A method is a small object that describes itself (`Method`) and makes the part o
 
 1. augmentation: `SitePart.transforms`, `SitePart.mix` and `Method.prepare_network`;
 2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
-3. sharing policy: `Method.kept_at_site`, and `ServerPart`, which makes the global model of the sites' mean;
+3. sharing policy: `Method.kept_at_site`, and `SitePart.personalise`, and `ServerPart`, which makes the
+   global model of the sites' mean;
 4. the local step: `SitePart.loss`, `SitePart.gradients`, `SitePart.before_step` and `SitePart.after_step`.
 """
 
@@ -324,8 +325,15 @@ class SitePart:
         """Dictionary transforms for the key ``"image"``, after loading and before batching."""
         return ()
 
+    def personalise(self) -> None:
+        """The global weights, and what the site kept, were put in the network, to be trained or used.
+
+        Where `Method.personalises`, what the site uses in place of the global weights goes in here; a second
+        call with nothing received between must change nothing.
+        """
+
     def start_round(self) -> None:
-        """The global weights are in the network and local training is about to start."""
+        """Local training is about to start, from what is in the network; draws are the round's own."""
 
     def end_round(self) -> None:
         """Local training is over, and the trained weights are in the network."""
@@ -402,6 +410,8 @@ class Method:
     """Whether an image of a batch may have the labels of several."""
     needs_labels: ClassVar[bool] = False
     """Whether the method looks at the label of each image of a batch, so that none may be mixed."""
+    personalises: ClassVar[bool] = False
+    """Whether a site uses other weights than the global ones in entries that are sent all the same."""
     pools_data: ClassVar[bool] = False
     """Whether the data of all sites are in one place, which is no federation."""
 

@@ -42,8 +42,8 @@ class PartialFed(Method):
 
     Deviations:
         The paper's sites send all layers, and load some; layers that no site loads are not sent here, which
-        is the same for the sites and leaves the global model without them. PartialFed-Adaptive, in which
-        each site learns which layers to load, is not meant: its sites load what others do not.
+        is the same for the sites and leaves the global model without them. For PartialFed-Adaptive see
+        `medfedaug.methods.PartialFedAdaptive`.
     """
 
     name = "partialfed"

@@ -35,6 +35,7 @@ from medfedaug.methods.mixup import MixUp
 from medfedaug.methods.moex import MoEx
 from medfedaug.methods.norm import Norm
 from medfedaug.methods.partialfed import PartialFed
+from medfedaug.methods.partialfed_adaptive import PartialFedAdaptive
 from medfedaug.methods.pooled import Pooled
 from medfedaug.methods.randaugment import RandAugment
 from medfedaug.methods.scaffold import Scaffold
@@ -48,7 +49,8 @@ _METHODS: dict[str, type[Method]] = {
     for method in (
         *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug),
         *(FedAvgM, Scaffold, FedNova, FedDyn, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
-        *(FedHarmo, PartialFed, RandAugment, FedProto, FPL, FedSR, FedRobust, FineTune, Single, Pooled),
+        *(FedHarmo, PartialFed, PartialFedAdaptive, RandAugment, FedProto, FPL, FedSR, FedRobust, FineTune),
+        *(Single, Pooled),
     )
 }
 
@@ -130,7 +132,11 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     if mixing and needing:
         raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
     pooling = [method.name for method in methods if method.pools_data]
-    sharing = [method.name for method in methods if any(_has(method, hook) for hook in _SHARING)]
+    sharing = [
+        method.name
+        for method in methods
+        if method.personalises or any(_has(method, hook) for hook in _SHARING)
+    ]
     if pooling and sharing:
         raise ConfigError(
             f"{pooling[0]} has all images in one place; {sharing[0]} needs sites that are apart"

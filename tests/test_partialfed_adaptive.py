@@ -1,0 +1,205 @@
+"""PartialFed-Adaptive: which layers a site loads, learned; what it keeps, and what it is scored with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from torch import nn
+
+from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.evaluate import evaluate_model
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.methods import PartialFedAdaptive
+from medfedaug.methods.base import SiteContext
+from medfedaug.simulate import simulate
+
+SITES = ["site_A", "site_B", "site_C"]
+
+
+class Squares:
+    """The least that the method asks of a task."""
+
+    metric = "none"
+
+    def loss(self, outputs, targets):
+        return (outputs - targets).square().mean()
+
+
+def two_layers(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+@pytest.fixture
+def site():
+    """A site whose own first layer and whose received last layer are those that made the targets."""
+    truth, network = two_layers(0), two_layers(1)
+    truth.eval()
+    inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        batches = [(part, truth(part)) for part in inputs.split(8)]
+    context = SiteContext("A", network, training_batches=lambda: batches, task=Squares())
+    part = PartialFedAdaptive(epochs=20).at_site(context)
+    network[0].load_state_dict(truth[0].state_dict())
+    part.end_round()  # what the network has now is the site's own
+    network[0].load_state_dict(two_layers(3)[0].state_dict())
+    network[2].load_state_dict(truth[2].state_dict())
+    return part, network, truth
+
+
+def test_a_site_learns_to_keep_the_layers_that_serve_it(site):
+    part, network, truth = site
+    received = {key: value.clone() for key, value in network.state_dict().items()}
+    torch.manual_seed(0)
+    part.personalise()
+    assert all(torch.equal(value, received[key]) for key, value in network.state_dict().items())
+    part.start_round()
+    assert list(part.layers) == ["0", "1", "2"]
+    assert part.logits[0] < -0.5
+    assert part.logits[2] > 0.5
+    assert "0" not in part.loaded()
+    assert part.metrics()["loaded"] == len(part.loaded()) / 3
+    # Both are right now: its own first layer, and the global last one.
+    torch.testing.assert_close(network[0].weight, truth[0].weight)
+    torch.testing.assert_close(network[2].weight, truth[2].weight)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_logits_descend_along_the_gradient_of_the_mixture(site):
+    """One step against the loss written out, with numerical derivatives."""
+    part, network, _ = site
+    part.method = PartialFedAdaptive(epochs=1, learning_rate=0.1, temperature=0.7)
+    (inputs, targets), *_ = part.context.training_batches()
+    part.context = SiteContext("A", network, training_batches=lambda: [(inputs, targets)], task=Squares())
+    part.personalise()
+    own, received = part._own, part._global
+    torch.manual_seed(5)
+    uniform = torch.rand(3)
+    torch.manual_seed(5)
+    part.start_round()
+
+    def loss(logits: torch.Tensor) -> float:
+        u = torch.sigmoid((logits + uniform.log() - (1 - uniform).log()) / 0.7).double()
+        entry = {
+            key: u[i] * received[key].double() + (1 - u[i]) * own[key].double()
+            for i, name in enumerate(part.layers)
+            for key in part.layers[name]
+        }
+        x = inputs.double() @ entry["0.weight"].T + entry["0.bias"]
+        x = (x - entry["1.running_mean"]) / (entry["1.running_var"] + 1e-5).sqrt()
+        x = x * entry["1.weight"] + entry["1.bias"]
+        return float((x @ entry["2.weight"].T + entry["2.bias"] - targets).square().mean())
+
+    for layer in (0, 2):
+        change = torch.zeros(3)
+        change[layer] = 1e-2
+        slope = loss(change) - loss(-change)
+        assert abs(slope) > 1e-6
+        assert part.logits[layer].item() == pytest.approx(
+            -0.1 if slope > 0 else 0.1, rel=1e-3
+        )  # Adam's first
+
+
+def test_nothing_happens_before_a_site_has_weights_of_its_own():
+    network = two_layers(0)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    part = PartialFedAdaptive().at_site(SiteContext("A", network))
+    part.personalise()
+    part.start_round()
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert part.metrics() == {"loaded": 1.0}
+
+
+def test_a_loss_that_is_not_finite_is_named(site):
+    part, network, _ = site
+    with torch.no_grad():
+        network[2].weight.fill_(float("inf"))
+    part.personalise()
+    with pytest.raises(MedFedAugError, match="site A: partialfed_adaptive: the loss between"):
+        part.start_round()
+
+
+def test_a_site_that_loads_everything_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(rounds=3), phantom_dir, SITES, "cpu")
+    config = tiny_config("partialfed_adaptive", rounds=3, settings={"partialfed_adaptive": {"epochs": 0}})
+    same = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert all(torch.equal(same.state[key], plain.state[key]) for key in plain.state)
+    assert same.results()["test"] == plain.results()["test"]
+
+
+def test_a_site_finds_its_weights_and_logits_again(phantom_dir, tiny_config, tmp_path):
+    settings = {"partialfed_adaptive": {"epochs": 2, "learning_rate": 0.3}}
+    config = tiny_config("partialfed_adaptive,fedbn", settings=settings)
+    extra, run = {ExtraItems.CLIENT_NAME: "site_A"}, "0" * 32
+
+    def start() -> SiteTrainer:
+        trainer = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
+        trainer.initialize(extra)
+        trainer.enter_run(run)
+        return trainer
+
+    trainer = start()
+    received = {key: trainer.network.state_dict()[key].clone() for key in trainer.shared}
+    data = ExchangeObject(weights=received)
+    trainer.train(data, {"round": 1})
+    trainer.train(data, {"round": 2})
+    part = trainer.parts["partialfed_adaptive"]
+    own = {key: trainer.network.state_dict()[key].clone() for key in trainer.shared}
+    loaded = part.loaded()
+    assert 0 < len(loaded) < len(part.layers)
+    assert not set(trainer.kept_keys) & {key for keys in part.layers.values() for key in keys}
+
+    again = start()
+    for site in (trainer, again):
+        site.receive(data)
+        assert site.recall_round(2)
+        state = site.network.state_dict()
+        for name, keys in part.layers.items():
+            expected = received if name in loaded else own
+            assert all(torch.equal(state[key], expected[key]) for key in keys)
+        assert site.recall_round(2)  # once more changes nothing
+        assert all(torch.equal(value, state[key]) for key, value in site.network.state_dict().items())
+        site.train(data, {"round": 3})
+    both = trainer.network.state_dict(), again.network.state_dict()
+    assert all(torch.equal(both[0][key], both[1][key]) for key in both[0])
+
+
+def test_a_finished_run_is_evaluated_with_each_sites_weights(phantom_dir, tiny_config, tmp_path):
+    settings = {"partialfed_adaptive": {"learning_rate": 0.3}}
+    config = tiny_config("partialfed_adaptive", rounds=3, settings=settings)
+    out = tmp_path / "run"
+    results = simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+    shares = [round_["sites"]["site_A"]["partialfed_adaptive/loaded"] for round_ in results["rounds"]]
+    assert shares[0] == 1.0
+    scores = evaluate_model(out / "global_model.pt", phantom_dir, device="cpu")["sites"]
+    tested = {**results["test"]["sites"], **results["test"]["unseen"]}
+    assert {name: site["cases"] for name, site in scores.items()} == {
+        name: site["cases"] for name, site in json.loads(json.dumps(tested)).items()
+    }
+    (out / "state").rename(out / "elsewhere")
+    with pytest.raises(ConfigError, match="left layers or weights at the sites"):
+        evaluate_model(out / "global_model.pt", phantom_dir, device="cpu")
+    found = evaluate_model(out / "global_model.pt", phantom_dir, device="cpu", state=out / "elsewhere")
+    assert found["sites"] == scores
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": -1}, "epochs cannot be negative"),
+        ({"learning_rate": 0.0}, "learning_rate 0.0"),
+        ({"temperature": -1.0}, "temperature -1.0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        PartialFedAdaptive(**wrong)
+
+
+def test_it_needs_sites_that_are_apart(tiny_config, phantom_dir):
+    with pytest.raises(ConfigError, match="partialfed_adaptive needs sites that are apart"):
+        run_in_process(tiny_config("partialfed_adaptive,pooled"), phantom_dir, SITES, "cpu")
