@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, PrivacyRefused
@@ -276,8 +277,6 @@ class PrivacyLedger:
         if self.path is None:
             yield
             return
-        from filelock import FileLock
-
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_name(f"{self.path.name}.lock")):
             yield

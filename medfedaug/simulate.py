@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from medfedaug.config import RunConfig, task_defaults
 from medfedaug.data.benchmarks import is_federation, read_federation
@@ -113,63 +114,89 @@ def simulate(
     if engine == "nvflare" and not config.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
-    state = out / STATE
-    if (out / RESULTS).exists() and not overwrite:
-        if resume:
-            return _finished(out, config)
-        raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
-    if overwrite:
-        shutil.rmtree(state, ignore_errors=True)
-        (out / RESULTS).unlink(missing_ok=True)  # or a run that breaks off would pass for the finished one
-    interrupted = server_checkpoint(state).exists()
-    if interrupted and not resume:
-        raise ConfigError(f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew")
-    if interrupted:
-        FederationServer(config).restore(server_checkpoint(state))  # whether it is of this run
-        for left in out.resolve().parent.iterdir():  # by a process that was killed
-            if re.fullmatch(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}", left.name):
-                shutil.rmtree(left, ignore_errors=True)
-
-    started = time.perf_counter()
-    names = [site.name for site in sites]
-    state.mkdir(parents=True, exist_ok=True)
-    # Beside `out`, so that the files can be moved into it without a copy.
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
-    try:
-        run: dict[str, Any] = {
-            "config": config,
-            "data_dir": data_dir,
-            "sites": names,
-            "device": device,
-            "on_event": on_event,
-            "state_dir": state,
-            "resume": interrupted,
-        }
-        if engine == "nvflare":
-            _run_nvflare(work, tracking=tracking, **run)
-        else:
-            write_run(work, run_in_process(**run))
-        results = _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
-    except RunFailed as error:
-        last = work / FINAL_MODEL
-        if not last.exists():
-            raise
-        for model in (path for path in work.iterdir() if path.suffix == ".pt"):
-            os.replace(model, out / model.name)
-        raise RunFailed(f"{error} [the last good model: {out / FINAL_MODEL}; --resume continues]") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if not server_checkpoint(state).exists():  # nothing that could be continued: leave no trace
+    with _only_process(out):
+        state = out / STATE
+        if (out / RESULTS).exists() and not overwrite:
+            if resume:
+                return _finished(out, config)
+            raise ConfigError(
+                f"{out} holds the results of an earlier run; choose another folder or --overwrite"
+            )
+        if overwrite:
             shutil.rmtree(state, ignore_errors=True)
-            with contextlib.suppress(OSError):  # not empty
-                out.rmdir()
-    # The sites' own layers are part of the trained model; what else is there served to continue.
-    shutil.rmtree(server_checkpoint(state).parent if composition.personal else state)
-    # Imported here: matplotlib takes a second, and is needed only now.
-    from medfedaug.analysis import write_report
+            (out / RESULTS).unlink(
+                missing_ok=True
+            )  # or a run that breaks off would pass for the finished one
+        interrupted = server_checkpoint(state).exists()
+        if interrupted and not resume:
+            raise ConfigError(
+                f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew"
+            )
+        if interrupted:
+            FederationServer(config).restore(server_checkpoint(state))  # whether it is of this run
+            for left in out.resolve().parent.iterdir():  # by a process that was killed
+                if re.fullmatch(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}", left.name):
+                    shutil.rmtree(left, ignore_errors=True)
 
-    write_report([out], out / "report.html", data=data_dir if pictures else None, device=device)
-    return results
+        started = time.perf_counter()
+        names = [site.name for site in sites]
+        state.mkdir(parents=True, exist_ok=True)
+        # Beside `out`, so that the files can be moved into it without a copy.
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
+        try:
+            run: dict[str, Any] = {
+                "config": config,
+                "data_dir": data_dir,
+                "sites": names,
+                "device": device,
+                "on_event": on_event,
+                "state_dir": state,
+                "resume": interrupted,
+            }
+            if engine == "nvflare":
+                _run_nvflare(work, tracking=tracking, **run)
+            else:
+                write_run(work, run_in_process(**run))
+            results = _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
+        except RunFailed as error:
+            last = work / FINAL_MODEL
+            if not last.exists():
+                raise
+            for model in (path for path in work.iterdir() if path.suffix == ".pt"):
+                os.replace(model, out / model.name)
+            raise RunFailed(
+                f"{error} [the last good model: {out / FINAL_MODEL}; --resume continues]"
+            ) from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            if not server_checkpoint(state).exists():  # nothing that could be continued: leave no trace
+                shutil.rmtree(state, ignore_errors=True)
+        # The sites' own layers are part of the trained model; what else is there served to continue.
+        shutil.rmtree(server_checkpoint(state).parent if composition.personal else state)
+        # Imported here: matplotlib takes a second, and is needed only now.
+        from medfedaug.analysis import write_report
+
+        write_report([out], out / "report.html", data=data_dir if pictures else None, device=device)
+        return results
+
+
+@contextmanager
+def _only_process(out: Path) -> Iterator[None]:
+    """The folder for this process alone, lest two of them make one run; an empty one is removed again."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / ".lock"
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)  # the system lets go of it when a process dies, however that happens
+    except Timeout as error:
+        raise ConfigError(f"{out}: another process is making this run") from error
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):  # not empty
+            out.rmdir()
 
 
 def check_device(device: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -30,6 +32,8 @@ def test_help_names_every_command(run):
         assert command in out
         assert run(command, "--help")[0] == 0
     assert run("--version")[1].count(".") == 2
+    module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
+    assert module.stdout == run("--version")[1]
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "nvflare"])

@@ -393,6 +393,36 @@ def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_conf
     assert (out / "results.json").read_bytes() == before
 
 
+def test_one_process_alone_makes_a_run(phantom_dir, tmp_path, tiny_config):
+    out, refused = tmp_path / "out", []
+    options = {"engine": "inprocess", "device": "cpu"}
+
+    def start_another(event):
+        for how in ({"overwrite": True}, {"resume": True}):
+            with pytest.raises(ConfigError, match="out: another process is making this run") as error:
+                simulate(phantom_dir, out, tiny_config(), **options, **how)
+            refused.append(error)
+
+    results = simulate(phantom_dir, out, tiny_config(), **options, on_event=start_another)
+    assert len(refused) > 4
+    assert results["rounds"][-1]["round"] == 2
+    assert not (out / ".lock").exists()
+    assert simulate(phantom_dir, out, tiny_config(), **options, resume=True) == json.loads(
+        json.dumps(results)
+    )
+
+
+def test_a_checkpoint_from_before_a_setting_existed_is_continued(tmp_path, tiny_config):
+    server, path = FederationServer(tiny_config()), tmp_path / "checkpoint.pt"
+    server.save(path)
+    saved = load_checkpoint(path)
+    del saved["config"]["precision"]
+    save_checkpoint(path, saved)
+    FederationServer(tiny_config()).restore(path)
+    with pytest.raises(ConfigError, match="another precision: float32, asked for bfloat16"):
+        FederationServer(tiny_config(precision="bfloat16")).restore(path)
+
+
 def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_config, faults):
     faults(["B", "train", 3, "raise", 0])
     out = tmp_path / "out"

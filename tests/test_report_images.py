@@ -126,6 +126,9 @@ def test_foreground_is_what_is_brighter_than_the_mean():
         sample_intensities([torch.ones(1, 2, 2)], foreground=True)
     big = sample_intensities([torch.arange(50_000.0).reshape(1, 50_000)])
     assert len(np.unique(big)) == len(big) == 20_000
+    many = sample_intensities(torch.arange(30 * 20_000.0).reshape(30, 1, 20_000))
+    assert len(np.unique(many)) == len(many) == 500_000
+    assert len({int(value // 20_000) for value in many.ravel()}) == 30  # of every image
 
 
 # ------------------------------------------------------------------ cases

@@ -14,7 +14,8 @@ from medfedaug.statistics import ChannelStatistics
 
 __all__ = ["intensity_histograms", "sample_intensities"]
 
-_VALUES = 20_000  # of an image: a histogram of more looks the same
+_VALUES = 20_000  # of an image, and so many images' worth of a site: a histogram of more looks the same
+_IMAGES = 25
 _BINS = 60
 _MIDDLE = (0.5, 99.5)  # percent of the values that the axis shows
 _MIN_SPAN = 1e-6
@@ -22,7 +23,7 @@ _TITLES = ("as stored", "at test: own pair", "in training: a random site's pair"
 
 
 def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, seed: int = 0) -> np.ndarray:
-    """Intensities of a site's images, a sample of at most 20,000 of each image.
+    """Intensities of a site's images: a sample of at most 20,000 of each image and 500,000 of all.
 
     Args:
         images: (C, *spatial), one at a time.
@@ -43,11 +44,14 @@ def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, se
         if foreground:
             values = values[(values > values.mean(axis=0, dtype=np.float64)).any(axis=1)]
         if len(values) > _VALUES:
-            values = values[rng.choice(len(values), _VALUES, replace=False)]
+            values = values[rng.choice(len(values), _VALUES, replace=False, shuffle=False)]
         found.append(values)
     if not sum(map(len, found)):
         raise ValueError("there is no intensity to show")
-    return np.concatenate(found)
+    together = np.concatenate(found)
+    if len(together) > _IMAGES * _VALUES:
+        together = together[rng.choice(len(together), _IMAGES * _VALUES, replace=False, shuffle=False)]
+    return together
 
 
 def intensity_histograms(
@@ -112,10 +116,10 @@ def intensity_histograms(
             shown = [views[0]] if index == 0 else views[1:]
             everything = np.concatenate([values[:, channel] for part in shown for values in part.values()])
             low, high = np.percentile(everything, _MIDDLE)
-            edges = np.linspace(low, max(high, low + _MIN_SPAN), _BINS + 1)
+            span = low, max(high, low + _MIN_SPAN)
             tallest, top = 0.0, 0.0
             for site, values in view.items():
-                heights, _ = np.histogram(values[:, channel], edges, density=True)
+                heights, edges = np.histogram(values[:, channel], _BINS, span, density=True)
                 panel.stairs(heights, edges, color=colours[site], fill=True, alpha=0.12)
                 panel.stairs(heights, edges, color=colours[site], linewidth=1.4)
                 # The median of five bins knows nothing of a spike, which is one or two bins wide.

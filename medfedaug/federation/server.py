@@ -506,12 +506,13 @@ class FederationServer:
                 for sites that fail may differ.
         """
         saved = load_checkpoint(path)
-        asked, before = self.config.to_dict(), saved["config"]
-        differing = sorted(k for k in {*asked, *before} - {*_CHANGEABLE} if asked.get(k) != before.get(k))
+        # Through `RunConfig`, so that a setting that came with a later release has its default.
+        asked, before = self.config.to_dict(), RunConfig.from_dict(saved["config"]).to_dict()
+        differing = sorted(name for name in {*asked} - {*_CHANGEABLE} if asked[name] != before[name])
         if differing:
             name = differing[0]
             raise ConfigError(
-                f"{path} is of a run with another {name}: {before.get(name)}, asked for {asked.get(name)}"
+                f"{path} is of a run with another {name}: {before[name]}, asked for {asked[name]}"
             )
         for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
             setattr(self, name, saved[name])
