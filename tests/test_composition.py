@@ -32,6 +32,8 @@ def small(methods):
 
 NOT_ON = {
     ("vit", "fedrdn,fedfa+,fedprox"): "stages of ViTClassifier are not known",
+    ("vit", "mixstyle,moex,scaffold,fedsam,fedavgm"): "unknown stage 1 of ViTClassifier",
+    ("vit", "manifold_mixup,pooled"): "stages of ViTClassifier are not known",
     ("vit", "silobn,fedfd_a"): "ViTClassifier has no batch norm",
     ("swin_t", "silobn,fedfd_a"): "SwinClassifier has no batch norm",
 }
