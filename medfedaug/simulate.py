@@ -124,9 +124,8 @@ def simulate(
             )
         if overwrite:
             shutil.rmtree(state, ignore_errors=True)
-            (out / RESULTS).unlink(
-                missing_ok=True
-            )  # or a run that breaks off would pass for the finished one
+            # Or a run that breaks off would pass for the finished one.
+            (out / RESULTS).unlink(missing_ok=True)
         interrupted = server_checkpoint(state).exists()
         if interrupted and not resume:
             raise ConfigError(
