@@ -56,7 +56,7 @@ METHODS = ("fedrdn", "fedfa")
 def halved(data: Path, out: Path, limit: int | None) -> Path:
     """The sites at half the resolution in the plane: images averaged, a label where half of it or more is.
 
-    A quarter of the work, so that many trainings fit into a session of two shared cores.
+    A quarter of the work, so that many trainings fit into a few hours of two cores.
     """
     for site in find_sites(data, limit=limit):
         listing: dict[str, Any] = {"labels": {str(i): name for i, name in enumerate(site.classes)}}
