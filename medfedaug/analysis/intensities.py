@@ -43,15 +43,16 @@ def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, se
         values = image.flatten(1).float().numpy().T
         if foreground:
             values = values[(values > values.mean(axis=0, dtype=np.float64)).any(axis=1)]
-        if len(values) > _VALUES:
-            values = values[rng.choice(len(values), _VALUES, replace=False, shuffle=False)]
-        found.append(values)
+        found.append(_at_most(_VALUES, values, rng))
     if not sum(map(len, found)):
         raise ValueError("there is no intensity to show")
-    together = np.concatenate(found)
-    if len(together) > _IMAGES * _VALUES:
-        together = together[rng.choice(len(together), _IMAGES * _VALUES, replace=False, shuffle=False)]
-    return together
+    return _at_most(_IMAGES * _VALUES, np.concatenate(found), rng)
+
+
+def _at_most(number: int, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if len(values) <= number:
+        return values
+    return values[rng.choice(len(values), number, replace=False, shuffle=False)]
 
 
 def intensity_histograms(
