@@ -9,6 +9,7 @@ from torch import nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
 from medfedaug.methods import (
     FedBN,
     FedFA,
@@ -21,6 +22,7 @@ from medfedaug.methods import (
     parse_methods,
 )
 from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.methods.fedfa import FedFAServer
 from medfedaug.models import build_network, ffa_layers
 from medfedaug.statistics import ChannelStatistics
 
@@ -158,6 +160,26 @@ def test_fedfa_starts_afresh_each_round_and_direct_fusion_sends_variances():
             server.accept(str(site), {key: torch.full(shape, value) for key, shape in server.shapes.items()})
         expected = F.across_site_variance(torch.tensor(values)[:, None])
         assert float(server.result()["enc1/gamma_mean"][0]) == float(expected)
+
+
+def test_a_run_gives_the_gamma_of_the_public_equations(tiny_config, phantom_dir, monkeypatch):
+    sent, accept = [], FedFAServer.accept
+
+    def keep(self, site, payload, *args):
+        sent.append(payload)
+        accept(self, site, payload, *args)
+
+    monkeypatch.setattr(FedFAServer, "accept", keep)
+    config = tiny_config("fedfa", rounds=1, settings={"fedfa": {"prob": 1.0}})
+    server = run_in_process(config, phantom_dir, ["site_A", "site_B"], "cpu")
+    assert len(sent) == 2
+    ranges = server.results()["rounds"][0]["methods"]["fedfa"]
+    for stage, which in (key.rsplit("/", 1) for key in sent[0]):
+        values = torch.stack([payload[f"{stage}/{which}"].double() for payload in sent])
+        gamma = F.student_t_modulation(F.across_site_variance(values))
+        expected = [float(gamma.min()), float(gamma.max())]
+        assert ranges[stage][f"gamma_{which}"] == pytest.approx(expected, rel=1e-6)
+        assert expected[0] < expected[1]
 
 
 def test_fedfa_payload_of_the_papers_unet_is_15_5_kib():

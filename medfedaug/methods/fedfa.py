@@ -229,7 +229,11 @@ class FedFASite(SitePart, SiteExchange):
 
 
 class FedFAServer(ServerExchange):
-    """The server's half: Welford's recurrence over the sites, then Eq. 6 and 7."""
+    """The server's half: the variance over the sites (Eq. 6), then γ (Eq. 7).
+
+    The variance is built up by Welford's recurrence, so that no site's statistics are kept. For all sites at
+    once it is `medfedaug.functional.across_site_variance`, with which the tests compare it.
+    """
 
     def __init__(self, channels: dict[str, int], modulate: bool = True) -> None:
         self.shapes = {f"{stage}/{key}": (c,) for stage, c in channels.items() for key in ("mean", "std")}
@@ -238,7 +242,7 @@ class FedFAServer(ServerExchange):
         self._restart()
 
     def check(self, payload: Payload) -> None:
-        """No deviation is negative."""
+        """Refuse a negative standard deviation."""
         for key, value in payload.items():
             if key.endswith("/std") and bool((value < 0).any()):
                 raise ValueError(f"{key}: {int((value < 0).sum())} of {value.numel()} are negative")

@@ -1,0 +1,71 @@
+"""The papers' equations as pure functions on tensors.
+
+Nothing here has state, reads a file or draws a random number: noise is an argument. Symbols follow the
+papers: B images in a batch, C channels, M sites, N samples, L histogram bins.
+
+Tensors in float16 or bfloat16 are computed in float32 and the result is returned in the dtype of the input,
+because a variance of half-precision numbers is mostly rounding. Everything is differentiable, and the square
+root of a zero variance has gradient zero here rather than the infinity of `torch.sqrt`, since a batch of one
+image has exactly that.
+
+Sources:
+    * FedFA, FedFA+: Zhou et al., "Federated Feature Augmentation and Alignment"; equation numbers are those
+      of that article.
+    * FedFD: "Feature Diversification and Adaptation for Federated Domain Generalization".
+    * FRAug: Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation
+      Augmentation".
+    * FPL: Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View".
+    * FedRobust: Reisizadeh et al., "Robust Federated Learning: The Case of Affine Distribution Shifts".
+    * FedSR: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
+      Learning".
+    * HarmoFL: Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
+      Heterogeneous Medical Images".
+"""
+
+from medfedaug.functional.features import (
+    affine_shift,
+    augment_features,
+    augmentation_spread,
+    normalise_features,
+    perturb_features,
+)
+from medfedaug.functional.histogram import soft_histogram, symmetric_kl
+from medfedaug.functional.moments import (
+    across_site_variance,
+    feature_moments,
+    feature_statistics,
+    mix_statistics,
+    student_t_modulation,
+)
+from medfedaug.functional.passes import working_precision
+from medfedaug.functional.prototypes import (
+    first_neighbours,
+    gaussian_kl,
+    gaussian_mmd,
+    prototype_contrast,
+    ramp_up,
+)
+from medfedaug.functional.spectrum import amplitude_spectrum, normalise_amplitude
+
+__all__ = [
+    "across_site_variance",
+    "affine_shift",
+    "amplitude_spectrum",
+    "augment_features",
+    "augmentation_spread",
+    "feature_moments",
+    "feature_statistics",
+    "first_neighbours",
+    "gaussian_kl",
+    "gaussian_mmd",
+    "mix_statistics",
+    "normalise_amplitude",
+    "normalise_features",
+    "perturb_features",
+    "prototype_contrast",
+    "ramp_up",
+    "soft_histogram",
+    "student_t_modulation",
+    "symmetric_kl",
+    "working_precision",
+]

@@ -1,0 +1,237 @@
+"""Features, and images, that are moved to other statistics (FedFA+ Eq. 4 and 8 to 10; FedFD; FedRobust)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from medfedaug.functional.moments import feature_statistics
+from medfedaug.functional.passes import Affine, affine, safe_sqrt, working_precision
+
+
+def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
+    r"""How far a feature statistic may be moved, per channel (FedFA+ Eq. 4 and 8).
+
+    .. math:: \hat\Sigma = \sqrt{(\gamma + 1) \odot \Sigma^2}, \qquad
+              \Sigma^2 = \frac{1}{B}\sum_b (s^{(b)} - \mathbb{E}_B[s])^2
+
+    Args:
+        statistic: the mean or the standard deviation of every image, (B, C).
+        gamma: modulated variance across sites, (C,); zero leaves the site's own variance.
+
+    Returns:
+        The standard deviation of the Gaussian to draw from, (C,), in units of `statistic`. One image (B = 1)
+        has no variance, so it is zero.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+
+    Example:
+        >>> augmentation_spread(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([3.0, 3.0]))
+        tensor([2., 0.])
+    """
+    if statistic.dim() != 2 or gamma.dim() != 1 or gamma.shape[0] != statistic.shape[1]:
+        raise ValueError(
+            "expected a statistic of shape (B, C) and gamma of shape (C,), "
+            f"got {list(statistic.shape)} and {list(gamma.shape)}"
+        )
+    work = working_precision(statistic)
+    variance = torch.var(work, dim=0, unbiased=False)
+    return safe_sqrt((gamma.to(work.dtype) + 1.0) * variance)
+
+
+def perturb_features(
+    x: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    spread_mean: Tensor,
+    spread_std: Tensor,
+    noise_mean: Tensor,
+    noise_std: Tensor,
+) -> Tensor:
+    r"""Move the features of every image to new statistics (FedFA+ Eq. 9 and 10).
+
+    .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
+              \hat\mu = \mu + \epsilon_\mu\hat\Sigma_\mu, \quad
+              \hat\sigma = \sigma + \epsilon_\sigma\hat\Sigma_\sigma
+
+    It is evaluated as :math:`x (1 + s) + t` with :math:`s = \epsilon_\sigma\hat\Sigma_\sigma / \sigma` and
+    :math:`t = \epsilon_\mu\hat\Sigma_\mu - \mu s`: the same value in one pass over `x`, and exactly `x` when
+    the noise or the spread is zero.
+
+    Args:
+        x: features, (B, C, *spatial).
+        mean: their mean, (B, C), as `feature_statistics` gives it.
+        std: their standard deviation, (B, C).
+        spread_mean: standard deviation of the new mean, (C,).
+        spread_std: standard deviation of the new standard deviation, (C,).
+        noise_mean: standard normal draws, (B, C).
+        noise_std: standard normal draws, (B, C).
+
+    Returns:
+        The augmented features, shape and dtype of `x`.
+
+    Raises:
+        ValueError: when a shape does not fit, naming the argument.
+
+    Deviations:
+        A channel that is constant in an image (zero `std`) has no normalised feature; it counts as zero, so
+        only the mean moves. The sign of a negative :math:`\hat\sigma` is kept; the paper does not mention the
+        case.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0]]])
+        >>> mean, std = feature_statistics(x)
+        >>> one = torch.ones(1)
+        >>> perturb_features(x, mean, std, one, one, torch.tensor([[10.0]]), torch.tensor([[1.0]]))
+        tensor([[[10., 14.]]])
+    """
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    batch, channels = x.shape[0], x.shape[1]
+    for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
+        if value.dim() != 2 or value.shape[0] != batch or value.shape[1] != channels:
+            raise ValueError(f"expected {name} of shape {[batch, channels]}, got {list(value.shape)}")
+    for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
+        if value.dim() != 1 or value.shape[0] != channels:
+            raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
+
+    work = working_precision(x)
+    varies = std > 0
+    scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
+    scale = torch.where(varies, scale, torch.zeros_like(scale)).to(work.dtype)
+    shift = (noise_mean.to(work.dtype) * spread_mean - mean * scale).to(work.dtype)
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        moved = affine(work, 1.0 + scale, shift)
+    else:
+        moved = Affine.apply(work, 1.0 + scale, shift)
+    return moved.to(x.dtype)
+
+
+def augment_features(
+    x: Tensor,
+    gamma_mean: Tensor,
+    gamma_std: Tensor,
+    noise_mean: Tensor,
+    noise_std: Tensor,
+    eps: float = 0.0,
+) -> Tensor:
+    r"""Federated feature augmentation of one batch (FedFA+ Eq. 2, 4, 8, 9, 10).
+
+    The statistics of every image are replaced by draws from Gaussians around them. The variance of the
+    Gaussians is that of the batch, widened by `gamma` in the channels in which the sites differ:
+    :math:`\hat\Sigma^2 = (\gamma + 1) \odot \Sigma^2`. Gradients flow through the statistics (Eq. 10 is the
+    reparametrisation trick).
+
+    Args:
+        x: features, (B, C, *spatial); 1D, 2D and 3D alike.
+        gamma_mean: modulated variance of the mean across sites, (C,) (`student_t_modulation`).
+        gamma_std: the same of the standard deviation, (C,).
+        noise_mean: standard normal draws, (B, C).
+        noise_std: standard normal draws, (B, C).
+        eps: added to the spatial variance, in squared units of `x`.
+
+    Returns:
+        The augmented features, shape and dtype of `x`. Zero noise, and a batch of one image, give `x`
+        exactly.
+
+    Raises:
+        ValueError: when a shape does not fit, naming the argument.
+        TypeError: when `x` is not floating point.
+
+    Deviations:
+        Variances are population variances, as printed; the public code of the paper takes the unbiased
+        variance over the batch, which is undefined for one image. See `perturb_features` for constant
+        channels and negative standard deviations.
+
+    Example:
+        >>> x = torch.tensor([[[0.0, 2.0]], [[4.0, 8.0]]])
+        >>> zero, noise = torch.zeros(1), torch.tensor([[1.0], [-1.0]])
+        >>> augment_features(x, zero, zero, noise, noise)
+        tensor([[[2., 5.]],
+        <BLANKLINE>
+                [[2., 5.]]])
+    """
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    channels = x.shape[1]
+    for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
+        if value.dim() != 1 or value.shape[0] != channels:
+            raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
+    mean, std = feature_statistics(x, eps)
+    return perturb_features(
+        x,
+        mean,
+        std,
+        augmentation_spread(mean, gamma_mean),
+        augmentation_spread(std, gamma_std),
+        noise_mean,
+        noise_std,
+    )
+
+
+def normalise_features(
+    x: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    r"""Normalise every image with statistics of its own (FedFD section 3.1, with those of Eq. 2 or 6).
+
+    .. math:: \gamma\frac{a - \mu}{\sigma} + \beta
+
+    Args:
+        x: features, (B, C, *spatial).
+        mean: (B, C).
+        std: (B, C), positive.
+        weight: :math:`\gamma`, (C,); 1 where ``None``.
+        bias: :math:`\beta`, (C,); 0 where ``None``.
+
+    Returns:
+        The normalised features, shape and dtype of `x`.
+
+    Raises:
+        ValueError: when a shape does not fit, naming the argument.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0]]])
+        >>> normalise_features(x, torch.tensor([[2.0]]), torch.tensor([[0.5]]))
+        tensor([[[-2.,  2.]]])
+    """
+    for name, value in (("mean", mean), ("std", std)):
+        if list(value.shape) != list(x.shape[:2]):
+            raise ValueError(f"expected {name} of shape {list(x.shape[:2])}, got {list(value.shape)}")
+    work = working_precision(x)
+    scale = std.to(work.dtype).reciprocal()
+    if weight is not None:
+        scale = weight.to(work.dtype) * scale
+    shift = -mean.to(work.dtype) * scale
+    if bias is not None:
+        shift = bias.to(work.dtype) + shift
+    if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return affine(work, scale, shift).to(x.dtype)
+    return Affine.apply(work, scale, shift).to(x.dtype)
+
+
+def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    r"""An affine map of every voxel's channels (FedRobust's :math:`\Lambda x + \delta`).
+
+    Args:
+        x: images, (B, C, *spatial); flattened ones, (B, N), where the map is over all of an image.
+        matrix: :math:`\Lambda`, (C, C).
+        shift: :math:`\delta`, (C,).
+
+    Returns:
+        The shifted images, shape of `x`.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+
+    Example:
+        >>> affine_shift(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.ones(2))
+        tensor([[3., 2.]])
+    """
+    channels = x.shape[1]
+    if list(matrix.shape) != [channels, channels] or list(shift.shape) != [channels]:
+        raise ValueError(
+            f"expected matrix [{channels}, {channels}] and shift [{channels}] for images {list(x.shape)}, "
+            f"got {list(matrix.shape)} and {list(shift.shape)}"
+        )
+    return (x.movedim(1, -1) @ matrix.T + shift).movedim(-1, 1)

@@ -1,0 +1,111 @@
+"""Histograms of features, and how far two are apart (FedFA+ Eq. 11 to 14)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from medfedaug.functional.passes import working_precision
+
+
+def soft_histogram(
+    z: Tensor,
+    bins: int = 8,
+    tau: float = 0.01,
+    low: Tensor | None = None,
+    high: Tensor | None = None,
+) -> Tensor:
+    r"""Differentiable histogram of every channel (FedFA+ Eq. 11 and 12).
+
+    .. math:: \pi_c = \frac{1}{N}\sum_i \mathrm{softmax}\big((w \hat z_c^i + b) / \tau\big), \qquad
+              \hat z_c^i = \frac{z_c^i - z_c^{\min}}{z_c^{\max} - z_c^{\min}}
+
+    with :math:`w = [1, \dots, L]`, :math:`b = [0, -\rho_1, \dots, -\sum_{l=1}^{L-1} \rho_l]` and the L - 1
+    cut points :math:`\rho = [0, 1, \dots, L-2] / (L-2)`. The first and the last cut point are the ends of the
+    range, so L - 2 bins divide the range and the two outermost ones are open to either side.
+
+    Args:
+        z: samples, (N, C).
+        bins: number of bins L, at least 2.
+        tau: temperature of the softmax, positive; towards 0 the bins become hard.
+        low: smallest value of each channel, (C,); default: of `z` itself.
+        high: largest value of each channel, (C,); default: of `z` itself.
+
+    Returns:
+        The histogram, (C, L), each row summing to 1. Memory is N x C x L.
+
+    Raises:
+        ValueError: when a shape does not fit, `bins` is below 2 or `tau` is not positive.
+        TypeError: when `z` is not floating point.
+
+    Deviations:
+        * Values outside [`low`, `high`] (a mini-batch can leave the range of the stored minimum and maximum)
+          are not clamped: they fall into the open outermost bin on their side and keep their gradient.
+        * L = 2 makes :math:`\rho = [0] / 0`; the one cut point is then the middle, 0.5, about which the cut
+          points of every other L are symmetric.
+        * A channel without extent (`high` equal to `low`) is shifted by `low` and not scaled.
+
+    Example:
+        >>> z = torch.tensor([[0.0], [0.4], [0.6], [1.0]])
+        >>> soft_histogram(z, bins=4)
+        tensor([[0.1250, 0.3750, 0.3750, 0.1250]])
+    """
+    if z.dim() != 2 or z.shape[0] < 1:
+        raise ValueError(f"expected z of shape (N, C) with N >= 1, got {list(z.shape)}")
+    if bins < 2:
+        raise ValueError(f"expected at least 2 bins, got {bins}")
+    if not tau > 0:
+        raise ValueError(f"expected a positive tau, got {tau}")
+    work = working_precision(z)
+    lowest = work.amin(dim=0) if low is None else low.to(work)
+    highest = work.amax(dim=0) if high is None else high.to(work)
+    for name, value in (("low", lowest), ("high", highest)):
+        if value.dim() != 1 or value.shape[0] != z.shape[1]:
+            raise ValueError(f"expected {name} of shape {[z.shape[1]]}, got {list(value.shape)}")
+
+    extent = highest - lowest
+    scaled = (work - lowest) / torch.where(extent > 0, extent, torch.ones_like(extent))
+    weight = torch.arange(1, bins + 1, dtype=work.dtype, device=work.device)
+    if bins > 2:
+        cuts = torch.arange(bins - 1, dtype=work.dtype, device=work.device) / (bins - 2)
+    else:
+        cuts = torch.full((1,), 0.5, dtype=work.dtype, device=work.device)
+    bias = torch.cat([torch.zeros_like(cuts[:1]), -torch.cumsum(cuts, dim=0)])
+    logits = (scaled.unsqueeze(-1) * weight + bias) / tau
+    return torch.softmax(logits, dim=-1).mean(dim=0).to(z.dtype)
+
+
+def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
+    r"""Symmetric Kullback-Leibler divergence of two histograms (FedFA+ Eq. 14).
+
+    .. math:: \frac{1}{C}\sum_c \tfrac{1}{2}\big(D_{KL}(p_c \| q_c) + D_{KL}(q_c \| p_c)\big)
+              = \frac{1}{2C}\sum_{c,l} (p_{cl} - q_{cl})(\log p_{cl} - \log q_{cl})
+
+    Args:
+        p: histogram, (C, L), rows summing to 1.
+        q: histogram, (C, L), rows summing to 1.
+        eps: smallest probability whose logarithm is taken.
+
+    Returns:
+        A scalar in nats, not negative, zero for equal histograms.
+
+    Raises:
+        ValueError: when the histograms are not (C, L) of one shape.
+        TypeError: when they are not floating point.
+
+    Deviations:
+        The equation does not say how channels are combined: it is their mean. An empty bin counts as `eps` in
+        the logarithm, because the divergence from it is infinite otherwise.
+
+    Example:
+        >>> p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
+        >>> symmetric_kl(p, q)
+        tensor(0.1373)
+    """
+    if p.dim() != 2 or p.shape != q.shape or p.numel() == 0:
+        raise ValueError(
+            f"expected two histograms of one shape (C, L), got {list(p.shape)} and {list(q.shape)}"
+        )
+    a, b = working_precision(p), working_precision(q)
+    divergence = 0.5 * (a - b) * (torch.log(a.clamp_min(eps)) - torch.log(b.clamp_min(eps)))
+    return divergence.sum(dim=1).mean().to(p.dtype)

@@ -1,0 +1,193 @@
+"""Statistics of features, and how they differ between sites (FedFA+ Eq. 2, 6 and 7; FedFD Eq. 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from medfedaug.functional.passes import (
+    Moments,
+    is_large,
+    moments_by_image,
+    plain_moments,
+    safe_sqrt,
+    working_precision,
+)
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population variance of every channel of every image, as fast as a CPU can at inference.
+
+    For what adds an eps of its own: the variance of a constant may come out as a rounding error, which
+    `feature_statistics` takes care of.
+
+    Args:
+        x: features, (B, C, *spatial) with at least one spatial dimension.
+
+    Returns:
+        `(mean, variance)`, (B, C) each, at least float32.
+
+    Example:
+        >>> feature_moments(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))
+        (tensor([[2., 5.]]), tensor([[1., 0.]]))
+    """
+    work = working_precision(x)
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        return plain_moments(work)
+    if work.requires_grad and torch.is_grad_enabled():
+        return Moments.apply(work)
+    layout = _CHANNELS_LAST.get(work.dim())
+    if layout is None or work.is_cuda or not is_large(work) or not work.is_contiguous(memory_format=layout):
+        return moments_by_image(work)
+    # Batch norm's own statistics, of a batch of one: a single operation, and fast in this layout alone.
+    pairs = [torch.batch_norm_update_stats(image, None, None, 0.0) for image in work.split(1)]
+    means, variances = zip(*pairs, strict=True)
+    return torch.stack(means), torch.stack(variances)
+
+
+def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
+    r"""Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
+
+    .. math:: \mu = \frac{1}{HW}\sum_{h,w} x^{(h,w)}, \qquad
+              \sigma = \sqrt{\frac{1}{HW}\sum_{h,w} (x^{(h,w)} - \mu)^2 + \mathrm{eps}}
+
+    Args:
+        x: features, (B, C, *spatial) with at least one spatial dimension.
+        eps: added to the variance, in squared units of `x`.
+
+    Returns:
+        `(mean, std)`, (B, C) each, at least float32.
+
+    Raises:
+        ValueError: when `x` has no spatial dimension.
+        TypeError: when `x` is not floating point.
+
+    Deviations:
+        The paper has no `eps`; with 0 the result is the printed equation.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 3.0], [5.0, 5.0]]])
+        >>> feature_statistics(x)
+        (tensor([[2., 5.]]), tensor([[1., 0.]]))
+    """
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    work = working_precision(x)
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        mean, variance = plain_moments(work)
+    else:
+        mean, variance = Moments.apply(work)
+    # The mean of a constant need not be that constant to the last bit. A variance no larger than this
+    # rounding is none; dividing by its root would blow the rounding up to the size of a feature.
+    resolution = 1e-15 if mean.dtype == torch.float64 else 1e-6
+    variance = torch.where(variance > (resolution * mean).square(), variance, torch.zeros_like(variance))
+    return mean, safe_sqrt(variance + eps)
+
+
+def across_site_variance(values: Tensor) -> Tensor:
+    r"""Variance of a statistic across sites, channel by channel (FedFA+ Eq. 6).
+
+    .. math:: \Sigma^2 = \frac{1}{M}\sum_{m=1}^{M} (v_m - \mathbb{E}_M[v])^2
+
+    Args:
+        values: one row a site, (M, C).
+
+    Returns:
+        Population variance, (C,), in squared units of `values`. One site gives zeros.
+
+    Raises:
+        ValueError: when `values` is not (M, C) with at least one site.
+        TypeError: when `values` is not floating point.
+
+    Deviations:
+        None. The public code of the paper takes one variance over sites and channels together, which makes
+        `student_t_modulation` of it 1 in every channel.
+
+    Example:
+        >>> across_site_variance(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([1., 0.])
+    """
+    if values.dim() != 2 or values.shape[0] < 1:
+        raise ValueError(f"expected values of shape (M, C) with M >= 1, got {list(values.shape)}")
+    return torch.var(working_precision(values), dim=0, unbiased=False).to(values.dtype)
+
+
+def student_t_modulation(variance: Tensor) -> Tensor:
+    r"""Turn variances across sites into weights of mean 1 (FedFA+ Eq. 7).
+
+    .. math:: \gamma^{(j)} = \frac{C\,(1 + 1/\Sigma^{2,(j)})^{-1}}{\sum_{c=1}^{C} (1 + 1/\Sigma^{2,(c)})^{-1}}
+
+    The kernel is that of Student's t distribution with one degree of freedom. It is evaluated as
+    :math:`\Sigma^2 / (1 + \Sigma^2)`, which needs no division by a zero variance.
+
+    Args:
+        variance: variances across sites, (C,), not negative.
+
+    Returns:
+        :math:`\gamma`, (C,), without unit; its mean over channels is 1.
+
+    Raises:
+        ValueError: when `variance` is not (C,) with at least one channel.
+        TypeError: when `variance` is not floating point.
+
+    Deviations:
+        Where no site differs in any channel (all variances zero, or one site) the printed fraction is 0/0.
+        The result is then 1 in every channel, which is what equal variances give however small they are.
+
+    Example:
+        >>> student_t_modulation(torch.tensor([1.0, 0.0, 1.0, 1.0]))
+        tensor([1.3333, 0.0000, 1.3333, 1.3333])
+        >>> student_t_modulation(torch.zeros(3))
+        tensor([1., 1., 1.])
+    """
+    if variance.dim() != 1 or variance.shape[0] < 1:
+        raise ValueError(f"expected variance of shape (C,) with C >= 1, got {list(variance.shape)}")
+    v = working_precision(variance)
+    # Two forms of one kernel, so that neither a zero nor an overflowing variance meets a division it cannot
+    # do.
+    large = v > 1
+    one = torch.ones_like(v)
+    kernel = torch.where(
+        large,
+        1.0 / (1.0 + 1.0 / torch.where(large, v, one)),
+        torch.where(large, one, v) / (1.0 + torch.where(large, one, v)),
+    )
+    total = kernel.sum()
+    differs = total > 0
+    gamma = v.shape[0] * kernel / torch.where(differs, total, torch.ones_like(total))
+    return torch.where(differs, gamma, one).to(variance.dtype)
+
+
+def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
+    r"""Interpolate a normalisation statistic between site and federation (FedFD Eq. 2).
+
+    .. math:: \mu_\Delta = u \mu_k + (1 - u) \mu_G
+
+    and the same for the standard deviation.
+
+    Args:
+        local: the site's statistic, (C,), or of every image, (B, C).
+        global_: the federation's statistic, (C,) or (B, C).
+        u: interpolation weights in [0, 1], (C,) or (B, C): 1 is local, 0 is global.
+
+    Returns:
+        The mixed statistic, shape and dtype of `local`.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+        TypeError: when `local` is not floating point.
+
+    Example:
+        >>> mix_statistics(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.25, 1.0]))
+        tensor([0.7500, 0.0000])
+    """
+    if local.dim() not in (1, 2):
+        raise ValueError(f"expected local of shape (C,) or (B, C), got {list(local.shape)}")
+    for name, value in (("global_", global_), ("u", u)):
+        if list(value.shape) not in (list(local.shape), list(local.shape[-1:])):
+            raise ValueError(f"expected {name} of shape {list(local.shape[-1:])}, got {list(value.shape)}")
+    work = working_precision(local)
+    weight = u.to(work.dtype)
+    return (weight * work + (1.0 - weight) * global_.to(work.dtype)).to(local.dtype)

@@ -1,0 +1,170 @@
+"""What brings features and those of their class together (FRAug, FPL, FedSR)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from medfedaug.functional.passes import working_precision
+
+
+def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
+    r"""Squared maximum mean discrepancy of two samples (Gretton et al., JMLR 2012; FRAug Eq. 5 and 6).
+
+    .. math:: \mathbb{E}[k(x, x')] + \mathbb{E}[k(y, y')] - 2\mathbb{E}[k(x, y)], \qquad
+              k(a, b) = \exp\left(-\frac{\lVert a - b\rVert^2}{2 s^2}\right)
+
+    The means are over all pairs, an element with itself among them, so that the value is never negative and
+    a sample of one is allowed: prototypes come one a class. (MONAI's `MMDMetric` is the unbiased estimate
+    with a linear kernel; it needs two of each, and no mapping of finite width makes it Gaussian.)
+
+    Args:
+        x: one sample, (N, D).
+        y: the other, (M, D).
+        bandwidth: s, in units of `x`, positive.
+
+    Returns:
+        A scalar in [0, 2].
+
+    Raises:
+        ValueError: when the shapes do not fit, or the bandwidth is not positive.
+
+    Deviations:
+        The paper names the distance and not the kernel or its width.
+
+    Example:
+        >>> a = torch.tensor([[0.0], [1.0]])
+        >>> float(gaussian_mmd(a, a, 1.0)), round(float(gaussian_mmd(a, a + 100.0, 1.0)), 3)
+        (0.0, 1.607)
+    """
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
+        raise ValueError(f"expected samples (N, D) and (M, D), got {list(x.shape)} and {list(y.shape)}")
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth is {bandwidth}, expected a positive number")
+    both = torch.cat([working_precision(x), working_precision(y)])
+    kernel = torch.exp((both[:, None] - both[None]).square().sum(dim=2) / (-2.0 * bandwidth**2))
+    n = x.shape[0]
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2.0 * kernel[:n, n:].mean()
+
+
+def ramp_up(step: int, length: int) -> float:
+    r"""The exponential ramp-up :math:`\exp(-5(1 - t)^2)`, t = step / length, at most 1.
+
+    Laine and Aila, "Temporal ensembling for semi-supervised learning", 2017, to which FRAug refers.
+
+    Args:
+        step: how many steps have been made.
+        length: after how many it reaches 1; 0 for a weight of 1 throughout.
+
+    Example:
+        >>> [round(ramp_up(step, 100), 3) for step in (0, 50, 100, 150)]
+        [0.007, 0.287, 1.0, 1.0]
+    """
+    if length <= 0 or step >= length:
+        return 1.0
+    return math.exp(-5.0 * (1.0 - step / length) ** 2)
+
+
+def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
+    r"""Kullback-Leibler divergence of Gaussians with diagonal covariance (FedSR's KL(p(z|x) || r(z|y))).
+
+    .. math:: \sum_d \log\frac{\sigma'_d}{\sigma_d}
+              + \frac{\sigma_d^2 + (\mu_d - \mu'_d)^2}{2\sigma_d'^2} - \frac{1}{2}
+
+    Args:
+        mean: :math:`\mu`, (N, D).
+        std: :math:`\sigma`, (N, D), positive.
+        other_mean: :math:`\mu'`, (N, D).
+        other_std: :math:`\sigma'`, (N, D), positive.
+
+    Returns:
+        A divergence each, (N,).
+
+    Raises:
+        ValueError: when the shapes do not fit.
+
+    Example:
+        >>> one = torch.ones(1, 2)
+        >>> float(gaussian_kl(one, one, one, one)), float(gaussian_kl(one, one, one - 2.0, one))
+        (0.0, 4.0)
+    """
+    if not mean.shape == std.shape == other_mean.shape == other_std.shape or mean.dim() != 2:
+        shapes = [list(value.shape) for value in (mean, std, other_mean, other_std)]
+        raise ValueError(f"expected four tensors (N, D), got {shapes}")
+    variances = (std.square() + (mean - other_mean).square()) / (2.0 * other_std.square())
+    return (torch.log(other_std / std) + variances - 0.5).sum(dim=1)
+
+
+def directions(x: Tensor) -> Tensor:
+    """Rows of length one; a row of zeros stays, with a gradient that is no infinity."""
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x / torch.where(length > 0, length, torch.ones_like(length))
+
+
+def first_neighbours(x: Tensor) -> Tensor:
+    r"""Clusters of those that are linked by nearest neighbours: the first partition of FINCH.
+
+    Sarfraz et al., CVPR 2019, Eq. 1 (FPL Eq. 4): with :math:`v_i` the other element that is most similar to
+    i by the cosine, the clusters are the connected components of
+
+    .. math:: A(i, j) = 1 \text{ if } j = v_i \text{ or } i = v_j \text{ or } v_i = v_j
+
+    Two that share a neighbour are connected through it, so that the edges :math:`(i, v_i)` are enough. Every
+    cluster has two elements or more, and one element alone is a cluster.
+
+    Args:
+        x: one vector a row, (N, D).
+
+    Returns:
+        The number of each one's cluster, (N,), from 0 in the order in which they appear.
+
+    Raises:
+        ValueError: when there is no vector, or the shape is another.
+
+    Example:
+        >>> first_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
+        tensor([0, 1, 0, 1])
+    """
+    if x.dim() != 2 or not len(x):
+        raise ValueError(f"expected vectors (N, D), got {list(x.shape)}")
+    similarity = directions(x.double())
+    similarity = (similarity @ similarity.T).fill_diagonal_(-math.inf)
+    clusters = list(range(len(x)))
+    for i, j in enumerate(similarity.argmax(dim=1).tolist()):
+        first, second = sorted((clusters[i], clusters[j]))
+        clusters = [first if cluster == second else cluster for cluster in clusters]
+    return torch.tensor(clusters).unique(return_inverse=True)[1]
+
+
+def prototype_contrast(
+    z: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
+) -> Tensor:
+    r"""Contrast of features with the prototypes of their own class and of the others (FPL Eq. 7 and 8).
+
+    .. math:: -\log\frac{\sum_{c \in P^y} e^{s(z, c)}}{\sum_{c \in P} e^{s(z, c)}}, \qquad
+              s(z, c) = \frac{z \cdot c}{\lVert z\rVert\,\lVert c\rVert\,\tau}
+
+    Args:
+        z: features, (B, D).
+        labels: their classes, (B,); each must have a prototype.
+        prototypes: one or more a class, (J, D).
+        classes: the prototypes' classes, (J,).
+        temperature: :math:`\tau`.
+
+    Returns:
+        A loss each, (B,); 0 where there is no prototype of another class.
+
+    Deviations:
+        As Eq. 7 is set, its temperature could be read to multiply; it divides here, as in the public code.
+
+    Example:
+        >>> prototypes, classes = torch.eye(2), torch.tensor([0, 1])
+        >>> prototype_contrast(torch.tensor([[2.0, 2.0]]), torch.tensor([0]), prototypes, classes, 0.1)
+        tensor([0.6931])
+    """
+    similarity = directions(working_precision(z)) @ directions(prototypes.to(working_precision(z))).T
+    similarity = similarity / temperature
+    own = similarity.masked_fill(labels[:, None] != classes, -math.inf)
+    return (similarity.logsumexp(dim=1) - own.logsumexp(dim=1)).to(z.dtype)

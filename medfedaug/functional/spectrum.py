@@ -1,0 +1,103 @@
+"""Amplitudes and phases of an image's Fourier transform (HarmoFL)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from medfedaug.functional.passes import working_precision
+
+
+def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
+    r"""The amplitudes of an image's Fourier transform (HarmoFL, "amplitude normalization").
+
+    .. math:: A(u, v) = \lvert F(u, v)\rvert, \qquad
+              F(u, v) = \sum_{h, w} x(h, w)\, e^{-2\pi i(hu/H + wv/W)}
+
+    of each channel. The transform of real numbers is symmetric: half of it says everything.
+
+    Args:
+        x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
+        band: as for `normalise_amplitude`; amplitudes beyond it are zero.
+
+    Returns:
+        (C, H, W // 2 + 1), or (C, H, W // 2 + 1, D).
+
+    Raises:
+        ValueError: for another number of dimensions.
+
+    Example:
+        >>> amplitude_spectrum(torch.tensor([[[1.0, 2.0, 3.0]]])).shape
+        torch.Size([1, 1, 2])
+        >>> float(amplitude_spectrum(torch.tensor([[[1.0, 2.0, 3.0]]]))[0, 0, 0])
+        6.0
+    """
+    x = working_precision(x)
+    spectrum = _spectrum(x)
+    within = _within_band(x.shape[1], x.shape[2], band, x.device)
+    return (spectrum.abs() * _over_slices(within, spectrum)).to(x.dtype)
+
+
+def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None) -> Tensor:
+    r"""An image with other amplitudes and its own phases (HarmoFL, "amplitude normalization").
+
+    .. math:: \Psi(x) = F^{-1}(\bar A\, e^{iP}), \qquad P = \arg F(x)
+
+    Args:
+        x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
+        amplitude: :math:`\bar A` as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
+        band: replace the amplitudes of low frequencies alone, to ⌊band · min(H, W)⌋ periods an image in
+            each direction; 0 for the mean of each channel, None for all frequencies.
+
+    Returns:
+        The image, of the shape of `x`.
+
+    Raises:
+        ValueError: when the amplitudes are those of images of another size (names both).
+
+    Deviations:
+        A frequency that an image does not have has no phase. It stays without; a phase of zero would give a
+        slice without content one bright pixel. Computed in float64, in which absent and faint differ.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 2.0, 3.0]]])
+        >>> [round(v, 4) for v in normalise_amplitude(x, 2 * amplitude_spectrum(x)).flatten().tolist()]
+        [2.0, 4.0, 6.0]
+    """
+    work = working_precision(x)
+    expected = (x.shape[0], x.shape[1], x.shape[2] // 2 + 1) if x.dim() in (3, 4) else ()
+    if amplitude.shape != expected:
+        raise ValueError(
+            f"amplitudes of shape {tuple(amplitude.shape)} do not belong to an image of shape "
+            f"{tuple(x.shape)}: they are (C, H, W // 2 + 1), and all images must have one size"
+        )
+    spectrum = _spectrum(work)
+    own = spectrum.abs()
+    present = own > 1e-12 * own.amax(dim=(1, 2), keepdim=True)
+    phase = spectrum / torch.where(present, own, torch.ones_like(own))
+    target = _over_slices(amplitude.to(own), spectrum) * torch.where(present, phase, torch.zeros_like(phase))
+    within = _over_slices(_within_band(x.shape[1], x.shape[2], band, x.device), spectrum)
+    replaced = torch.where(within, target, spectrum)
+    size = (x.shape[1], x.shape[2])
+    return torch.fft.irfft2(replaced, s=size, dim=(1, 2)).to(x.dtype)
+
+
+def _spectrum(x: Tensor) -> Tensor:
+    if x.dim() not in (3, 4):
+        raise ValueError(f"expected an image (C, H, W) or slices (C, H, W, D), got {list(x.shape)}")
+    return torch.fft.rfft2(x.double(), dim=(1, 2))
+
+
+def _over_slices(values: Tensor, spectrum: Tensor) -> Tensor:
+    """(..., H, F) -> (..., H, F, 1) where the image is a stack of slices."""
+    return values[..., None] if spectrum.dim() == 4 else values
+
+
+def _within_band(height: int, width: int, band: float | None, device: torch.device) -> Tensor:
+    """Which frequencies are replaced, (H, W // 2 + 1)."""
+    rows = torch.fft.fftfreq(height, 1.0 / height, device=device).abs().round()
+    columns = torch.fft.rfftfreq(width, 1.0 / width, device=device).round()
+    reach = math.inf if band is None else math.floor(band * min(height, width))
+    return (rows[:, None] <= reach) & (columns[None] <= reach)
