@@ -145,7 +145,7 @@ class MomentExchangeLayer(_PartnerLayer):
         self.moments, self.eps = moments, float(eps)
 
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
-        """X with the partner's moments."""
+        """x with the moments of its partner."""
         dims = [1] if self.moments == "positional" else list(range(2, x.dim()))
         (mean, std), (other_mean, other_std) = self._moments(x, dims), self._moments(partner, dims)
         return (x - mean) / std * other_std + other_mean

@@ -113,7 +113,7 @@ class FedDynServer(ServerPart):
         return {"correction": float(torch.stack([h.norm() for h in self.correction.values()]).norm())}
 
     def state(self) -> Payload:
-        """H."""
+        """h for each parameter."""
         return self.correction
 
     def restore(self, state: Payload) -> None:

@@ -78,7 +78,7 @@ class ScaffoldSite(SitePart, SiteExchange):
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
-        """G − cᵢ + c in place of g."""
+        """g − cᵢ + c in the place of the gradient g."""
         self.steps += 1
         for key, parameter in self.parameters.items():
             if parameter.grad is None:
@@ -87,12 +87,12 @@ class ScaffoldSite(SitePart, SiteExchange):
             parameter.grad += self.common[key] - self.own[key]
 
     def end_round(self) -> None:
-        """cᵢ⁺ in the place of cᵢ."""
+        """cᵢ⁺, the mean gradient of the round, in the place of cᵢ."""
         before, self.own = self.own, {key: total / self.steps for key, total in self.total.items()}
         self.change = {key: self.own[key] - before[key] for key in before}
 
     def collect(self) -> Payload:
-        """cᵢ⁺ − cᵢ."""
+        """cᵢ⁺ − cᵢ for each parameter."""
         return self.change
 
     def apply(self, payload: Payload) -> None:
@@ -123,7 +123,7 @@ class ScaffoldServer(ServerExchange):
             self.total[key].add_(value.double(), alpha=weight)
 
     def result(self) -> Payload:
-        """C."""
+        """c, the weighted mean of the sites' cᵢ."""
         everything = sum(self.weights().values())
         return {key: (total / everything).to(torch.float32) for key, total in self.total.items()}
 
