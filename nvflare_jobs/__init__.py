@@ -1,4 +1,4 @@
-"""The federation as an NVFlare job: recipe, controller, executor, persistor and the simulator."""
+"""The federation as an NVFlare job: recipe, controller, executor and the simulator."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.controller import FederationController
     from medfedaug.nvflare_jobs.executor import SiteExecutor
-    from medfedaug.nvflare_jobs.persistor import ModelPersistor
     from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
     from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
-__all__ = ["FederationController", "MedFedAugRecipe", "ModelPersistor", "SiteExecutor", "run_in_simulator"]
+__all__ = ["FederationController", "MedFedAugRecipe", "SiteExecutor", "run_in_simulator"]
 
 _MODULES = {
     "FederationController": "controller",
     "MedFedAugRecipe": "recipe",
-    "ModelPersistor": "persistor",
     "SiteExecutor": "executor",
     "run_in_simulator": "simulator",
 }

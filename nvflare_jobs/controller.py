@@ -18,10 +18,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
 
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -61,7 +62,6 @@ class FederationController(Controller):
         config: `medfedaug.config.RunConfig` as a dictionary.
         run_name: under which its checkpoint is found again.
         resume: continue the run of that name from its checkpoint.
-        persistor_id: of the component that keeps NVFlare's own checkpoints.
         task_check_period: seconds between two looks at whether a round is complete.
 
     Raises:
@@ -73,14 +73,12 @@ class FederationController(Controller):
         config: dict[str, Any],
         run_name: str = "medfedaug",
         resume: bool = False,
-        persistor_id: str = "persistor",
         task_check_period: float = 0.05,
     ) -> None:
         super().__init__(task_check_period=task_check_period)
         self.config = config
         self.run_name = run_name
         self.resume = resume
-        self.persistor_id = persistor_id
         self.task_check_period = task_check_period
         self._run_config = RunConfig.from_dict(config)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_name):
@@ -89,9 +87,9 @@ class FederationController(Controller):
     # ------------------------------------------------------------------ NVFlare's interface
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Find engine and persistor."""
+        """Find the engine, and let tensors be read."""
+        fobs.register(TensorDecomposer)
         self.engine = fl_ctx.get_engine()
-        self.persistor = self.engine.get_component(self.persistor_id)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The whole federation."""
@@ -114,6 +112,8 @@ class FederationController(Controller):
                 self.server = FederationServer(self._run_config, record)
                 self._federate(self.server)
                 if abort_signal.triggered:
+                    if self.server.round > 1:
+                        write_models(folder, self.server)
                     record({"event": "failed", "message": "the job was aborted"})
                     return
                 write_run(folder, self.server)
@@ -141,10 +141,8 @@ class FederationController(Controller):
 
     def _federate(self, server: FederationServer) -> None:
         self._late: set[str] = set()
-        self.persistor.load(self._fl_ctx)  # it saves only what it has once loaded
         if self.resume:
             server.restore(self._checkpoint)
-            self._publish(server, best=server.selected_state)
         else:
             if self._checkpoint.exists():  # of an earlier run of this name, which may still be wanted
                 os.replace(self._checkpoint, self._checkpoint.with_suffix(".previous.pt"))
@@ -157,10 +155,7 @@ class FederationController(Controller):
             return
         sites = sorted(server.sites.keys() & set(self._connected()))
         self._ask(server.validate(), sites, server.needed, server.accept_validation)
-        before = server.selected_round
         server.finish_validation()
-        if server.selected_round != before:
-            self._publish(server, best=server.selected_state)
         # Every site's test counts, so that all are waited for, but for those that were silent just now.
         known = sorted(server.known & set(self._connected()))
         silent = {trouble["site"] for trouble in server.rounds[-1]["missing"]}
@@ -180,22 +175,10 @@ class FederationController(Controller):
         if self._abort.triggered:
             return
         self.fire_event(AppEventType.BEFORE_AGGREGATION, self._fl_ctx)
-        before = server.selected_round
         server.finish_round()
         self.fire_event(AppEventType.AFTER_AGGREGATION, self._fl_ctx)
-        # The round before may just have turned out best.
-        self._publish(server, best=server.selected_state if server.selected_round != before else None)
         server.save(self._checkpoint)
         self.fire_event(AppEventType.ROUND_DONE, self._fl_ctx)
-
-    def _publish(self, server: FederationServer, best: dict[str, Any] | None) -> None:
-        """Give NVFlare's persistor the best model, if there is a new one, and the current one."""
-        if best:
-            self._set(AppConstants.GLOBAL_MODEL, make_model_learnable(best, {}))
-            self.fire_event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE, self._fl_ctx)
-        learnable = make_model_learnable(server.state, {})
-        self._set(AppConstants.GLOBAL_MODEL, learnable)
-        self.persistor.save(learnable, self._fl_ctx)
 
     def _set(self, name: str, value: Any) -> None:
         self._fl_ctx.set_prop(name, value, private=True, sticky=True)

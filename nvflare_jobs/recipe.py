@@ -14,7 +14,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.nvflare_jobs.controller import TASKS, FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
-from medfedaug.nvflare_jobs.persistor import ModelPersistor
 from medfedaug.nvflare_jobs.tracking import add_tracking
 
 __all__ = ["MedFedAugRecipe"]
@@ -62,7 +61,6 @@ class MedFedAugRecipe(Recipe):
         self.name = name
         # Without a key metric no model selector is added: the controller selects.
         job = BaseFedJob(name=name, min_clients=min_clients or run.min_sites or 2, key_metric="")
-        job.to_server(ModelPersistor(config=run.to_dict()), id="persistor")
         job.to_server(FederationController(config=run.to_dict(), run_name=name, resume=resume))
         job.to_clients(SiteExecutor(config=run.to_dict()), tasks=TASKS)
         _name_classes_only(job)
