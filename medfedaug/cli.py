@@ -102,6 +102,9 @@ def statistics(
     ] = None,
     limit: Limit = None,
     intensity: Intensity = "raw",
+    image_size: Annotated[
+        int | None, typer.Option(min=16, help="That of the run: statistics are of the images so resized.")
+    ] = None,
 ) -> None:
     """Channel statistics of a site's training images, in one streaming pass."""
     from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
@@ -113,7 +116,7 @@ def statistics(
     table = Table("site", "images", "channel", "mean", "std")
     for site in sites:
         with err_console.status(f"{site.name}: reading {len(site.cases['training'])} images"):
-            found[site.name] = site_statistics(site, intensity)
+            found[site.name] = site_statistics(site, intensity, image_size)
         for channel, (mean, std) in enumerate(
             zip(found[site.name].mean.tolist(), found[site.name].std.tolist(), strict=True)
         ):

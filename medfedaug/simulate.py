@@ -254,7 +254,9 @@ def _finish(
     write_json(work / RESULTS, results)
     if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
         statistics = {
-            s.name: site_statistics(s, config.intensity) for s in sites if s.name in results["sites"]
+            site.name: site_statistics(site, config.intensity, config.image_size)
+            for site in sites
+            if site.name in results["sites"]
         }
         save_statistics(work / STATISTICS, statistics)
     out.mkdir(parents=True, exist_ok=True)

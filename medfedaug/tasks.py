@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from medfedaug.config import RunConfig
 from medfedaug.data.augmentation import PAPERS_ANGLE, FlipRotate, Sample
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.images import resize_photograph
+from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.methods.base import IMAGE, LABEL
@@ -163,9 +163,13 @@ class SegmentationTask(Task):
             found = found or bool(indices)
             # Cloned, or one slice would keep its whole volume in memory.
             slices = [(image[..., i].clone(), label[..., i].clone()) for i in indices]
-            if self.image_size:
-                slices = [(self._resize(x), self._resize(y, "nearest-exact")) for x, y in slices]
-            yield [{IMAGE: x, LABEL: y} for x, y in slices]
+            yield [
+                {
+                    IMAGE: resize_in_plane(x, self.image_size),
+                    LABEL: resize_in_plane(y, self.image_size, "nearest-exact"),
+                }
+                for x, y in slices
+            ]
         if not found:
             raise DataError(
                 "no training slice has any foreground",
@@ -235,8 +239,7 @@ class SegmentationTask(Task):
         """The label map (1, H, W, D) of a volume (C, H, W, D), slice by slice."""
         plain = _plain(image).to(device)
         height, width = plain.shape[1:3]
-        if self.image_size:
-            plain = self._resize(plain.permute(3, 0, 1, 2)).permute(1, 2, 3, 0)
+        plain = resize_in_plane(plain, self.image_size)
         rows, columns = plain.shape[1:3]
         padded = _plain(DivisiblePad(k=(self.divisor, self.divisor, 1), method="end")(plain))
         infer = SliceInferer(roi_size=tuple(padded.shape[1:3]), spatial_dim=2, sw_batch_size=batch_size)
@@ -247,14 +250,6 @@ class SegmentationTask(Task):
             slices = nn.functional.interpolate(logits.permute(3, 0, 1, 2), (height, width), mode="bilinear")
             logits = slices.permute(1, 2, 3, 0)
         return logits.max(dim=0, keepdim=True).indices  # on a CPU in a tenth of the time of `argmax`
-
-    def _resize(self, image: Tensor, mode: str = "bilinear") -> Tensor:
-        """Slices ([B,] C, H, W) in the network's size; shrinking averages, as a coarser scan would have."""
-        assert self.image_size
-        batch = image if image.dim() == 4 else image[None]
-        smooth = {"antialias": True} if mode == "bilinear" else {}
-        out = nn.functional.interpolate(batch, (self.image_size, self.image_size), mode=mode, **smooth)
-        return out if image.dim() == 4 else out[0]
 
 
 class ClassificationTask(Task):
@@ -295,12 +290,12 @@ class ClassificationTask(Task):
         """The images of a split: name, image as uint8 (C, H, W), label ()."""
         for case in site.cases[split]:
             # Resized here already, and not at each of the many times that `transforms` are applied to it.
-            image = resize_photograph(site.load_image(case), self.image_size)
+            image = resize_in_plane(site.load_image(case), self.image_size)
             yield case.name, image, torch.tensor(self.classes.index(str(case.label)))
 
     def transforms(self) -> Sequence[Transform]:
         """Resizing where it is asked for, and floating point."""
-        resize = [Lambdad(keys=IMAGE, func=partial(resize_photograph, size=self.image_size))]
+        resize = [Lambdad(keys=IMAGE, func=partial(resize_in_plane, size=self.image_size))]
         resize = resize if self.image_size else []
         if self.scale:
             return [*resize, ScaleIntensityRanged(keys=IMAGE, a_min=0, a_max=255, b_min=0.0, b_max=1.0)]

@@ -74,7 +74,9 @@ class FedRDN(RandomizableTransform):
     `FedRDN({"new": statistics}, site="new")`.
 
     Use it where `NormalizeIntensity` would stand: after the image is loaded and resampled, on the intensities
-    of which the statistics were computed, and after spatial augmentation or before it alike.
+    of which the statistics were computed, and after spatial augmentation or before it alike. The statistics
+    are those of images as they reach this transform, without augmentation: of the cropped, resampled and
+    resized ones, since to resize an image is to average its pixels, and its deviation shrinks.
 
     Args:
         statistics: the statistics of all sites: a mapping from site to `ChannelStatistics`, to

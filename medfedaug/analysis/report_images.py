@@ -21,6 +21,7 @@ from medfedaug.analysis.intensities import intensity_histograms, sample_intensit
 from medfedaug.analysis.runs import Run
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.benchmarks import BENCHMARKS, find_root, read_federation, write_federation
+from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.evaluate import open_model
@@ -94,14 +95,17 @@ def _data_of(run: Run, data: Path) -> Iterator[Path]:
 
 def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
     page.add(section, "h2", "Intensities by site, before and after FedRDN")
-    intensity = str(runs[0].config.get("intensity", "raw"))
+    intensity, size = str(runs[0].config.get("intensity", "raw")), runs[0].config.get("image_size")
     unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
-    statistics = _statistics(runs, folders, intensity)
+    statistics = _statistics(runs, folders, intensity, size)
     samples = {}
     volumes = folders[0].task == "segmentation"
     for folder in folders:
         cases = folder.cases["training"] or folder.cases["test"]
-        images = (folder.load_image(c, intensity) for c in spread(cases, _CASES[folder.task]))
+        images = (
+            resize_in_plane(folder.load_image(case, intensity), size)
+            for case in spread(cases, _CASES[folder.task])
+        )
         samples[folder.name] = sample_intensities(images, foreground=volumes)
     drawn = (
         "Drawn are the voxels brighter than the mean of their volume, without the air around the patient."
@@ -119,13 +123,13 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
 
 
 def _statistics(
-    runs: Sequence[Run], folders: Sequence[SiteFolder], intensity: str
+    runs: Sequence[Run], folders: Sequence[SiteFolder], intensity: str, size: int | None
 ) -> dict[str, ChannelStatistics]:
     """The pairs that were exchanged, of all training sites; those of other sites are computed."""
     files = [run.path.parent / STATISTICS for run in runs]
     saved = next((load_statistics(file) for file in files if file.exists()), {})
     known = {site: saved[site] for site in saved if any(site in run.sites for run in runs)}
-    return known | {f.name: site_statistics(f, intensity) for f in folders if f.name not in known}
+    return known | {f.name: site_statistics(f, intensity, size) for f in folders if f.name not in known}
 
 
 def _look(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _Seen:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from medfedaug.data.resizing import resize_in_plane
 from medfedaug.errors import DataError, first_line
 
 if TYPE_CHECKING:
@@ -109,9 +110,17 @@ class SiteFolder(ABC):
             DataError: naming site and file, when it cannot be read.
         """
 
-    def images(self, split: str, intensity: str = "raw") -> Iterator[torch.Tensor]:
-        """The images of a split, one in memory at a time."""
-        return (self.load_image(case, intensity) for case in self.cases[split])
+    def images(
+        self, split: str, intensity: str = "raw", image_size: int | None = None
+    ) -> Iterator[torch.Tensor]:
+        """The images of a split in the size that a network takes, one in memory at a time.
+
+        Args:
+            split: one of `SPLITS`.
+            intensity: see `load_image`.
+            image_size: see `medfedaug.config.RunConfig`.
+        """
+        return (resize_in_plane(self.load_image(case, intensity), image_size) for case in self.cases[split])
 
     def limited(self, limit: int | None) -> Self:
         """The site with at most so many cases of each split, evenly from the whole list."""

@@ -16,7 +16,7 @@ from medfedaug.data.memory import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError
 
-__all__ = ["IMAGE_SUFFIXES", "ImageFolder", "class_cases", "published_split", "resize_photograph"]
+__all__ = ["IMAGE_SUFFIXES", "ImageFolder", "class_cases", "published_split"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 
@@ -76,21 +76,6 @@ class ImageFolder(SiteFolder):
         except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
             raise unreadable(self.name, case.image, error) from error
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-
-
-def resize_photograph(image: torch.Tensor, size: int | None) -> torch.Tensor:
-    """An image (C, H, W) in another size and its own dtype, bilinear with anti-aliasing as Pillow does it.
-
-    Args:
-        image: uint8 as a file has it, or floating point.
-        size: pixels in both directions; ``None`` leaves it, and so does the size that it has.
-    """
-    if size is None or tuple(image.shape[-2:]) == (size, size):
-        return image
-    resized = torch.nn.functional.interpolate(
-        image[None], (size, size), mode="bilinear", antialias=True, align_corners=False
-    )
-    return resized[0]
 
 
 def _published(

@@ -93,18 +93,26 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
     return [open_site(p, limit=limit) for p in found]
 
 
-def site_statistics(site: SiteFolder, intensity: str = "raw") -> ChannelStatistics:
-    """The site's channel statistics (FedRDN Eq. 5-6) over its training volumes.
+def site_statistics(
+    site: SiteFolder, intensity: str = "raw", image_size: int | None = None
+) -> ChannelStatistics:
+    """The site's channel statistics (FedRDN Eq. 5-6) over its training images, as the network sees them.
 
-    An unseen site has no training volumes; its own statistics come from its test volumes, without their
+    An unseen site has no training images; its own statistics come from its test images, without their
     labels: that is all that such a site has to go by.
 
+    Args:
+        site: the site.
+        intensity: see `medfedaug.config.RunConfig`.
+        image_size: that of the run. Resizing averages pixels, so that the deviation of a resized image is
+            smaller than that of its file.
+
     Raises:
-        DataError: when a volume cannot be read, or a channel is constant in all of them.
+        DataError: when an image cannot be read, or a channel is constant in all of them.
     """
     split = "training" if site.trains else "test"
     try:
-        return channel_statistics(site.images(split, intensity)).validate(site.name)
+        return channel_statistics(site.images(split, intensity, image_size)).validate(site.name)
     except ValueError as error:
         raise DataError(
             str(error).removeprefix(f"site '{site.name}': "), site=site.name, path=site.path

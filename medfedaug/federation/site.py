@@ -180,7 +180,7 @@ class SiteTrainer(ClientAlgo):
             num_samples=lambda: len(self._training_samples()),
             training_images=lambda: self._images(self._training_samples()),
             training_batches=lambda: self._batches(self._training_samples()),
-            case_images=lambda: self.folder.images("training", self.config.intensity),
+            case_images=lambda: self.folder.images("training", self.config.intensity, self.config.image_size),
             case_batches=lambda: map(self._images, self._case_samples()),
             kept=composition.kept_keys,
             task=self.task,
@@ -205,7 +205,7 @@ class SiteTrainer(ClientAlgo):
     def statistics(self) -> ChannelStatistics:
         """The site's channel statistics, computed at the first call."""
         if self._statistics is None:
-            self._statistics = site_statistics(self.folder, self.config.intensity)
+            self._statistics = site_statistics(self.folder, self.config.intensity, self.config.image_size)
         return self._statistics
 
     def get_data_stats(self, extra: dict[str, Any] | None = None) -> ExchangeObject:

@@ -87,7 +87,8 @@ class SiteContext:
         num_samples: the number of training samples.
         training_images: batches of all training images, as the network sees them in evaluation: normalised,
             not augmented, on the network's device.
-        case_images: the training images as the statistics see them, (C, *spatial), one a case.
+        case_images: the training images as the statistics see them, (C, *spatial), one a case: resized as
+            for the network, not normalised.
         case_batches: for each training case, the batches of `training_images` that are its own; a case
             without training samples has none.
         training_batches: the same with the targets.

@@ -1,0 +1,26 @@
+"""Images in the size that the network takes."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["resize_in_plane"]
+
+
+def resize_in_plane(image: torch.Tensor, size: int | None, mode: str = "bilinear") -> torch.Tensor:
+    """A photograph, a slice or a volume with another in-plane size and its own dtype.
+
+    Bilinear interpolation is anti-aliased as Pillow's is: shrinking averages, as a coarser scan would have.
+
+    Args:
+        image: (C, H, W), or (C, H, W, D), of which each slice is resized by itself; for interpolation uint8
+            as a file has it, or floating point.
+        size: pixels in both directions; ``None`` leaves the image as it is, and so does the size that it has.
+        mode: ``"bilinear"``, or ``"nearest-exact"`` for labels.
+    """
+    if size is None or tuple(image.shape[1:3]) == (size, size):
+        return image
+    smooth = {"antialias": True} if mode == "bilinear" else {}
+    planes = image.permute(3, 0, 1, 2) if image.dim() == 4 else image[None]
+    resized = torch.nn.functional.interpolate(planes, (size, size), mode=mode, **smooth)
+    return resized.permute(1, 2, 3, 0) if image.dim() == 4 else resized[0]

@@ -1,0 +1,79 @@
+"""FedRDN through a federation: whose statistics are exchanged, and of which images."""
+
+from __future__ import annotations
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+from PIL import Image
+
+from medfedaug.statistics import load_statistics
+
+SIZE = 16
+
+
+def resized(plane: np.ndarray) -> np.ndarray:
+    """As Pillow shrinks, (H, W)."""
+    return np.asarray(
+        Image.fromarray(plane).resize((SIZE, SIZE), Image.Resampling.BILINEAR), dtype=np.float64
+    )
+
+
+def photographs(root, site: str) -> list[np.ndarray]:
+    """The training images of a site, the first 60 % of its list, as the network sees them, (3, H, W)."""
+    listed = json.loads((root / f"splits/{site}_train.json").read_text())
+    names = [name for name, _ in listed[: int(0.6 * len(listed))]]
+    files = [np.asarray(Image.open(root / name)) for name in names]
+    return [np.stack([resized(pixels[..., c]) for c in range(3)]) for pixels in files]
+
+
+def volumes(root, site: str) -> list[np.ndarray]:
+    """The same of volumes, (1, H, W, D)."""
+    cases = json.loads((root / site / "dataset.json").read_text())["training"]
+    found = [nibabel.load(root / site / case["image"]).get_fdata().astype(np.float32) for case in cases]
+    return [
+        np.stack([resized(volume[..., i]) for i in range(volume.shape[-1])], axis=-1)[None]
+        for volume in found
+    ]
+
+
+def equation_5(images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Means over the images of their own mean and deviation, by channel."""
+    flat = [image.reshape(len(image), -1) for image in images]
+    return np.mean([x.mean(1) for x in flat], axis=0), np.mean([x.std(1) for x in flat], axis=0)
+
+
+@pytest.mark.parametrize("kind", ["photographs", "volumes"])
+def test_what_is_exchanged_are_the_statistics_of_images_as_the_network_sees_them(
+    kind, run, make_photos, make_site, tmp_path
+):
+    sites, options = ("A", "B"), ["--image-size", SIZE]
+    if kind == "photographs":
+        root = make_photos("A").parent
+        make_photos("B")
+        (root / "splits").mkdir()
+        for site in sites:
+            files = [[f"{site}/{label}/{i}.png", label] for i in range(5) for label in ("cat", "dog")]
+            (root / f"splits/{site}_train.json").write_text(json.dumps(files[:8]))
+            (root / f"splits/{site}_test.json").write_text(json.dumps(files[8:]))
+        options += ["--network", "lenet5"]
+        expected = {site: equation_5(photographs(root, site)) for site in sites}
+    else:
+        root = make_site("A", shape=(40, 32, 4)).parent
+        make_site("B", shape=(40, 32, 4))
+        options += ["--network-args", '{"features": [4, 4, 4, 4, 4, 4]}']
+        expected = {site: equation_5(volumes(root, site)) for site in sites}
+    out = tmp_path / "out"
+    command = ["--methods", "fedrdn", "--rounds", 1, "--engine", "inprocess", "--no-pictures"]
+    code, _, err = run("simulate", "--data", root, "--out", out, *command, *options)
+    assert code == 0, err
+    exchanged = load_statistics(out / "statistics.json")
+    # Pillow rounds 8-bit pixels; the files themselves have a deviation that is half as large again or more.
+    for site, (mean, std) in expected.items():
+        np.testing.assert_allclose(exchanged[site].mean, mean, rtol=2e-3)
+        np.testing.assert_allclose(exchanged[site].std, std, rtol=2e-3)
+    command = ["statistics", "--data", root, "--out", tmp_path / "s.json", "--image-size", SIZE]
+    assert run(*command)[0] == 0
+    assert load_statistics(tmp_path / "s.json") == exchanged
