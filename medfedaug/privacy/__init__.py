@@ -1,0 +1,12 @@
+"""What a site lets its methods send beside the model: a least number of cases, noise, and a budget for it.
+
+The policy belongs to the site and is never part of a job. Everything that a method's exchange gives passes
+through the site's `PrivacyGuard`, and nothing else does: model weights, losses, scores and numbers of samples
+are not covered by any ε that is printed here. ``docs/privacy.md`` has the threat model and the argument.
+"""
+
+from medfedaug.privacy.guard import PrivacyGuard
+from medfedaug.privacy.ledger import PrivacyLedger, epsilon_spent, noise_multiplier_for
+from medfedaug.privacy.policy import PrivacyPolicy
+
+__all__ = ["PrivacyGuard", "PrivacyLedger", "PrivacyPolicy", "epsilon_spent", "noise_multiplier_for"]

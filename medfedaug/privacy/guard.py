@@ -1,0 +1,204 @@
+"""`PrivacyGuard`: it stands between a site's methods and everything that they send."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+
+import torch
+from torch import Tensor
+
+from medfedaug.errors import ConfigError, PrivacyRefused
+from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
+from medfedaug.privacy.ledger import PrivacyLedger, require_opacus
+from medfedaug.privacy.policy import PrivacyPolicy
+
+__all__ = ["PrivacyGuard"]
+
+_log = logging.getLogger(__name__)
+
+
+class PrivacyGuard:
+    """Stands between a site's methods and everything that they send.
+
+    Without noise it lets `SiteExchange.collect` pass if the site has enough cases. With noise it never
+    calls that: before a round's training, `observe` takes what each case contributes, brings it into the
+    policy's public bounds, averages and adds noise; `collect` gives what the method makes of that.
+
+    The mechanism. The values of one exchange fall into J blocks of diameter Dⱼ, which clipping enforces: a
+    number between its bounds (D = high − low), a histogram of one channel (D = √2, between two bins). In
+    units of Dⱼ one case moves the whole vector by at most √J, and the mean over n cases, when one patient
+    with at most m cases is replaced by another, by Δ₂ = m√J/n. Each number of block j gets Gaussian noise
+    of standard deviation z·Dⱼ·Δ₂: a Gaussian mechanism of noise multiplier z. Bringing the noisy mean back
+    within its bounds, and all that follows, spends nothing.
+
+    Args:
+        site: its name, for messages.
+        policy: its policy.
+        cases: n, the number of its training cases. Replacing a patient does not change it: it is public.
+        ledger: the account of the site's releases; by default one that lasts as long as this guard.
+        unsent_state: whether the network or the transforms hold what was made from the site's images and
+            never sent: normalisation layers that stay, statistics of one's own.
+        generator: of the noise; the operating system's by default, since noise that follows from the seed of
+            a run, or from any 32 bits, can be subtracted. A run with noise therefore never repeats.
+
+    Raises:
+        ConfigError: when noise is asked for and Opacus is not installed.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        policy: PrivacyPolicy,
+        cases: int,
+        ledger: PrivacyLedger | None = None,
+        unsent_state: bool = False,
+        generator: random.Random | None = None,
+    ) -> None:
+        self.site, self.policy, self.cases, self.unsent_state = site, policy, cases, unsent_state
+        self.ledger = ledger or PrivacyLedger()
+        self.generator = generator or random.SystemRandom()
+        self._means: dict[str, Payload] = {}
+        self._epsilon: float | None = None
+        if policy.noise_multiplier:
+            require_opacus()
+
+    def check(self, name: str, exchange: SiteExchange) -> None:
+        """Whether the policy ever lets this exchange happen; called before any work is done.
+
+        Args:
+            name: the method's.
+            exchange: its site half.
+
+        Raises:
+            PrivacyRefused: naming site, method and the policy's limit.
+        """
+        summarised = self.cases if exchange.summarises is None else min(exchange.summarises, self.cases)
+        if summarised < self.policy.min_images:
+            raise PrivacyRefused(
+                self.site,
+                f"{name}'s statistics would summarise {summarised} images, and this site sends them from "
+                f"{self.policy.min_images} on (min_images of its privacy policy)",
+            )
+        if self.policy.noise_multiplier:
+            self._contributions(name, exchange)
+
+    def _contributions(self, name: str, exchange: SiteExchange) -> Contributions:
+        try:
+            contributions = exchange.contributions(self.policy.bounds)
+            for kind in contributions.kinds.values():
+                if kind != HISTOGRAM:
+                    self.policy.bounds(kind)
+        except ConfigError as error:
+            raise PrivacyRefused(self.site, f"{name}: {error}") from error
+        if contributions.through_network and self.unsent_state:
+            raise PrivacyRefused(
+                self.site,
+                f"{name}: noise would not cover its statistics, since layers or normalisation that stay at "
+                "the site let one patient move what all others contribute; run it without them",
+            )
+        return contributions
+
+    def observe(self, name: str, exchange: SiteExchange) -> None:
+        """Make the noisy mean of an exchange and enter it in the ledger; without noise, nothing.
+
+        Must be called while the network is as the server sent it. Trained on, it would depend on every
+        case, and so would what each of them contributes.
+
+        Raises:
+            PrivacyRefused: when the policy or its budget does not allow it.
+        """
+        policy = self.policy
+        self.check(name, exchange)
+        if not policy.noise_multiplier:
+            return
+        contributions = self._contributions(name, exchange)
+        assert policy.max_epsilon is not None
+        try:
+            epsilon = self.ledger.spend(policy.noise_multiplier, policy.delta, policy.max_epsilon)
+        except ConfigError as error:
+            raise PrivacyRefused(self.site, str(error)) from error
+        if epsilon is None:
+            raise PrivacyRefused(
+                self.site,
+                f"privacy budget spent: one more release of {name} would exceed ε = {policy.max_epsilon:g} "
+                f"(δ = {policy.delta:g})",
+            )
+        self._means[name] = self._noisy_mean(name, contributions)
+        self._epsilon = epsilon
+        _log.info(
+            "site %s: %s: statistics of %d cases with noise; ε = %.3g of %g spent at δ = %g over all jobs, "
+            "on statistics alone: model weights, losses and scores are not covered",
+            *(self.site, name, self.cases, epsilon, policy.max_epsilon, policy.delta),
+        )
+
+    def _noisy_mean(self, name: str, contributions: Contributions) -> Payload:
+        kinds, count = contributions.kinds, 0
+        total: Payload = {}
+        for values in contributions.values:
+            if set(values) != set(kinds):
+                raise PrivacyRefused(self.site, f"{name} contributes entries that it did not declare")
+            count += 1
+            for key, value in values.items():
+                clipped = self._inside(kinds[key], value)
+                total[key] = total[key] + clipped if key in total else clipped
+        if count != self.cases:
+            # The sensitivity is one over this number.
+            raise PrivacyRefused(self.site, f"{name} has contributions of {count} of {self.cases} cases")
+        blocks = sum(v.numel() if kinds[k] != HISTOGRAM else v[..., 0].numel() for k, v in total.items())
+        sensitivity = min(self.policy.cases_per_patient, count) * math.sqrt(blocks) / count
+        means: Payload = {}
+        for key, value in total.items():
+            std = self.policy.noise_multiplier * sensitivity * self._diameter(kinds[key])
+            noise = [self.generator.gauss(0.0, 1.0) for _ in range(value.numel())]
+            noisy = value / count + std * torch.tensor(noise, dtype=torch.float64).view_as(value)
+            means[key] = self._inside(kinds[key], noisy)
+        return means
+
+    def _diameter(self, kind: str) -> float:
+        if kind == HISTOGRAM:
+            return math.sqrt(2.0)
+        low, high = self.policy.bounds(kind)
+        return high - low
+
+    def _inside(self, kind: str, value: Tensor) -> Tensor:
+        """The nearest value within the bounds of its kind, float64 and on the CPU; NaN is their middle."""
+        value = value.detach().to("cpu", torch.float64)
+        if kind == HISTOGRAM:
+            return _onto_simplex(value)
+        low, high = self.policy.bounds(kind)
+        return torch.where(value.isnan(), (low + high) / 2, value).clamp(low, high)
+
+    def collect(self, name: str, exchange: SiteExchange) -> Payload:
+        """What the site sends for an exchange, after `observe`.
+
+        Raises:
+            PrivacyRefused: when the policy does not allow it.
+        """
+        if not self.policy.noise_multiplier:
+            self.check(name, exchange)
+            return exchange.collect()
+        if name not in self._means:
+            raise PrivacyRefused(self.site, f"{name}: nothing was observed since the last release")
+        return exchange.privatised(self._means.pop(name), self.cases)
+
+    def metrics(self) -> dict[str, float]:
+        """ε and δ of all that the site's ledger holds, once this job has released anything with noise."""
+        if self._epsilon is None:
+            return {}
+        return {"privacy/epsilon": self._epsilon, "privacy/delta": self.policy.delta}
+
+
+def _onto_simplex(values: Tensor) -> Tensor:
+    """The nearest histograms, along the last axis; uniform where there is a value that is not finite."""
+    bins = values.shape[-1]
+    finite = values.isfinite().all(dim=-1, keepdim=True)
+    values = torch.where(finite, values, torch.ones_like(values) / bins)
+    # The projection takes the same amount off every bin and cuts at zero; which amount, the largest bins
+    # that stay positive decide. The same shift of all bins changes nothing, and keeps rounding small.
+    values = values - values.amax(dim=-1, keepdim=True)
+    largest = values.sort(dim=-1, descending=True).values
+    excess = (largest.cumsum(dim=-1) - 1.0) / torch.arange(1, bins + 1, dtype=values.dtype)
+    last = (largest > excess).sum(dim=-1, keepdim=True) - 1
+    return (values - excess.gather(-1, last)).clamp_min(0.0)

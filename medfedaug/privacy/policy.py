@@ -1,0 +1,123 @@
+"""`PrivacyPolicy`: a site's own rules for what its methods may send."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
+
+__all__ = ["PrivacyPolicy"]
+
+_BOUNDED = (INTENSITY_MEAN, INTENSITY_STD, FEATURE_MEAN, FEATURE_STD)
+
+
+@dataclass(frozen=True)
+class PrivacyPolicy:
+    """A site's own rules for what its methods send; JSON in the site's settings.
+
+    Args:
+        min_images: statistics and histograms leave the site only if it has at least so many training cases
+            (volumes or photographs, not slices).
+        noise_multiplier: z, the standard deviation of the Gaussian noise on each release in units of what
+            one patient can change (L2); 0 for no noise.
+        delta: δ, the probability for which ε does not hold; far below one over the number of patients.
+        max_epsilon: what the site spends at most, over all jobs that share its ledger; must be given where
+            there is noise.
+        clip: public bounds by kind, ``{"intensity_mean": [0, 255]}``: what each case contributes is clipped
+            to them. Public: chosen without a look at the site's own images. Needed for the kinds that a
+            job's methods exchange: ``intensity_mean``, ``intensity_std`` (FedRDN, in the images' units),
+            ``feature_mean``, ``feature_std`` (FedFA; FedFAʰ takes ``feature_mean`` as its range).
+        cases_per_patient: as many cases as one patient may have at most; the noise grows with it.
+
+    Raises:
+        ConfigError: for values that make no sense.
+
+    Example:
+        >>> policy = PrivacyPolicy.from_dict({"min_images": 20})
+        >>> policy.min_images, policy.noise_multiplier
+        (20, 0.0)
+    """
+
+    min_images: int = 10
+    noise_multiplier: float = 0.0
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+    clip: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    cases_per_patient: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("min_images", "cases_per_patient"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"privacy: {name} must be a whole number from 1 on, got {value!r}")
+        if not is_number(self.noise_multiplier) or self.noise_multiplier < 0:
+            raise ConfigError(
+                f"privacy: noise_multiplier must be a number from 0 on, got {self.noise_multiplier!r}"
+            )
+        if not is_number(self.delta) or not 0 < self.delta < 1:
+            raise ConfigError(f"privacy: delta is a probability, got {self.delta!r}")
+        if self.max_epsilon is None and self.noise_multiplier:
+            raise ConfigError("privacy: with noise, max_epsilon says where the site stops; it is missing")
+        if self.max_epsilon is not None:
+            if not is_number(self.max_epsilon) or self.max_epsilon <= 0:
+                raise ConfigError(f"privacy: max_epsilon must be a positive number, got {self.max_epsilon!r}")
+            if not self.noise_multiplier:
+                # Without noise ε is infinite: a cap would promise what nothing keeps.
+                raise ConfigError("privacy: max_epsilon means nothing without a noise_multiplier")
+        if not isinstance(self.clip, Mapping):
+            raise ConfigError(f"privacy: clip is a mapping from kind to [low, high], got {self.clip!r}")
+        object.__setattr__(self, "clip", {kind: _bounds(kind, pair) for kind, pair in self.clip.items()})
+
+    def bounds(self, kind: str) -> tuple[float, float]:
+        """The public bounds of a kind.
+
+        Raises:
+            ConfigError: when the policy has none.
+        """
+        if kind not in self.clip:
+            raise ConfigError(f'noise needs public bounds: "clip": {{"{kind}": [low, high]}}')
+        return self.clip[kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain JSON types."""
+        clip = {kind: list(pair) for kind, pair in self.clip.items()}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"clip": clip}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPolicy:
+        """The inverse of `to_dict`; what is not there keeps its default.
+
+        Raises:
+            ConfigError: for unknown keys, which would silently protect nothing, and impossible values.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"privacy: expected an object of settings, got {values!r}")
+        known = [f.name for f in dataclasses.fields(cls)]
+        unknown = sorted(map(str, set(values) - set(known)))
+        if unknown:
+            raise ConfigError(f"privacy: unknown settings {', '.join(unknown)}; known: {', '.join(known)}")
+        return cls(**dict(values))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _bounds(kind: str, pair: Any) -> tuple[float, float]:
+    if kind not in _BOUNDED:
+        raise ConfigError(f"privacy: no kind {kind!r} to clip; there are {', '.join(_BOUNDED)}")
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(map(is_number, pair)):
+        raise ConfigError(f"privacy: clip of {kind} must be two numbers, got {pair!r}")
+    low, high = float(pair[0]), float(pair[1])
+    if not low < high:
+        raise ConfigError(f"privacy: clip of {kind} must be [low, high], got {pair!r}")
+    if (kind == FEATURE_STD and low < 0) or (kind == INTENSITY_STD and low <= 0):
+        # Images are divided by the latter.
+        sign = "negative" if kind == FEATURE_STD else "0 or less"
+        raise ConfigError(f"privacy: a standard deviation cannot be {sign}: clip of {kind}, got {pair!r}")
+    return low, high
