@@ -25,7 +25,6 @@ from medfedaug.methods import (
     FedDyn,
     FedHarmo,
     FedMix,
-    FedNova,
     FedProto,
     FedSAM,
     MixUp,
@@ -34,7 +33,7 @@ from medfedaug.methods import (
     Scaffold,
     build_methods,
 )
-from medfedaug.methods.base import IMAGE, LABEL, ServerContext, SiteContext, Step
+from medfedaug.methods.base import IMAGE, LABEL, RoundMean, ServerContext, SiteContext, Step
 from medfedaug.models import build_network
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
@@ -103,7 +102,7 @@ def batches(seed, count=3, size=4):
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_fedavgm_is_momentum_at_the_server(rate):
     network = nn.BatchNorm1d(2)
-    server = FedAvgM(momentum=0.8, server_lr=rate).at_server(server_context(network))
+    server = FedAvgM(momentum=0.8, server_lr=rate).aggregator(server_context(network))
     state = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.zeros(2), "running_mean": torch.zeros(2)}
     w = torch.tensor([1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
     velocity = torch.zeros(4, dtype=torch.float64)
@@ -112,7 +111,7 @@ def test_fedavgm_is_momentum_at_the_server(rate):
         target = torch.cat([mean["weight"], mean["bias"]]).double()
         velocity = 0.8 * velocity + (w - target)
         w = w - rate * velocity
-        state = server.update(state, mean, {"A": 1.0})
+        state = server.result(RoundMean(round_ + 1, state, mean, {"A": 1.0}))
         torch.testing.assert_close(
             torch.cat([state["weight"], state["bias"]]).double(), w, rtol=1e-6, atol=1e-6
         )
@@ -135,7 +134,7 @@ def test_only_one_method_makes_the_global_model(tiny_config):
         build_methods([{"name": "fedavgm", "args": {"momentum": 1.5}}])
     network = linear()
     with pytest.raises(ConfigError, match=r"fedavgm acts on the parameters .* all stay at their sites"):
-        FedAvgM().at_server(server_context(network, kept=frozenset(network.state_dict())))
+        FedAvgM().aggregator(server_context(network, kept=frozenset(network.state_dict())))
 
 
 # ---------------------------------------------------------------- SCAFFOLD
@@ -216,57 +215,7 @@ def test_scaffolds_corrections_cancel_over_the_sites(phantom_dir, tiny_config, w
         torch.testing.assert_close(common, own, rtol=1e-4, atol=1e-7)
 
 
-# ---------------------------------------------------------------- FedNova, FedDyn
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fednovas_length_is_the_sum_of_the_gradients_weights(momentum):
-    part = FedNova().at_site(SiteContext("A", nn.Identity(), momentum=momentum))
-    part.start_round()
-    velocity, total = 0.0, 0.0  # SGD with a gradient of one throughout: how far it goes
-    for _ in range(7):
-        part.before_step(None)
-        velocity = momentum * velocity + 1
-        total += velocity
-    assert float(part.collect()["length"]) == pytest.approx(total)
-
-
-def test_fednova_is_equation_5():
-    network = nn.BatchNorm1d(2)
-    server = FedNova().at_server(server_context(network))
-    generator = torch.Generator().manual_seed(0)
-    previous = {"weight": torch.randn(2, generator=generator), "bias": torch.zeros(2)}
-    lengths, samples = {"A": 2.0, "B": 10.0, "C": 5.0}, {"A": 30.0, "B": 10.0, "C": 60.0}
-    for _ in range(2):
-        mean, weights = WeightedMean(), {}
-        models = {k: {n: torch.randn(2, generator=generator) for n in previous} for k in lengths}
-        for site, length in lengths.items():
-            server.check({"length": torch.tensor([length])})
-            server.accept(site, {"length": torch.tensor([length])})
-            weights[site] = server.weight(site, samples[site])
-            mean.add(models[site], weights[site])
-        found = server.update(previous, mean.result(), weights)
-        shares = {site: n / 100 for site, n in samples.items()}
-        effective = sum(shares[site] * lengths[site] for site in shares)
-        for key in previous:
-            x = previous[key].double()
-            step = sum(shares[k] * (x - models[k][key].double()) / lengths[k] for k in shares)
-            torch.testing.assert_close(found[key].double(), x - effective * step, rtol=1e-5, atol=1e-6)
-        assert server.summary()["steps"] == pytest.approx(effective)
-    for wrong in (0.0, -3.0, 1e9):
-        with pytest.raises(ValueError, match="number of steps"):
-            server.check({"length": torch.tensor([wrong])})
-
-
-def test_fednova_with_as_many_steps_everywhere_is_fedavg(phantom_dir, tiny_config):
-    plain = run_in_process(tiny_config(batch_size=1000), phantom_dir, SITES, "cpu")
-    nova = run_in_process(tiny_config("fednova", batch_size=1000), phantom_dir, SITES, "cpu")
-    for key, value in plain.state.items():
-        torch.testing.assert_close(nova.state[key], value, rtol=1e-6, atol=1e-7)
-    assert nova.rounds[0]["methods"]["fednova"] == {"steps": 1.0}
-    uneven = run_in_process(tiny_config("fednova", batch_size=2), phantom_dir, SITES, "cpu")
-    assert uneven.rounds[0]["methods"]["fednova"]["steps"] > 1
-    assert uneven.rounds[0]["bytes"]["fednova"] == {"up": 2 * 4, "down": 0}
+# ---------------------------------------------------------------- FedDyn
 
 
 def test_feddyn_is_algorithm_1():
@@ -274,7 +223,7 @@ def test_feddyn_is_algorithm_1():
     lr, alpha, weights = 0.05, 0.3, {"A": 1.0, "B": 3.0}
     shares = {"A": 0.25, "B": 0.75}
     model = linear()
-    server = FedDyn(alpha).at_server(server_context(model, weights))
+    server = FedDyn(alpha).aggregator(server_context(model, weights))
     networks = {name: linear() for name in weights}
     sites = {name: FedDyn(alpha).at_site(SiteContext(name, net)) for name, net in networks.items()}
     theta = flat(model)
@@ -294,7 +243,7 @@ def test_feddyn_is_algorithm_1():
             g[name] = g[name] - alpha * (y - theta)
             torch.testing.assert_close(flat(networks[name]), y, rtol=1e-5, atol=1e-5)
         taken = {name: weights[name] for name in taking_part}
-        updated = server.update(model.state_dict(), mean.result(), taken)
+        updated = server.result(RoundMean(round_ + 1, model.state_dict(), mean.result(), taken))
         model.load_state_dict(updated)
         h = h - alpha * sum(shares[name] * (local[name] - theta) for name in taking_part)
         average = sum(weights[name] * local[name] for name in taking_part) / sum(taken.values())

@@ -72,7 +72,7 @@ def run_in_process(
     saving = _Saving(server, trainers.values(), checkpoint)
     target = next(iter(trainers.values())).device
     # What makes a model otherwise has tensors of its own, on the CPU.
-    if target.type != "cpu" and not server.has_server_parts:
+    if target.type != "cpu" and not server.has_aggregators:
         server.move_models(target)
         for trainer in trainers.values():
             trainer.exchange_device = target

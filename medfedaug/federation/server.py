@@ -32,7 +32,15 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
-from medfedaug.methods.base import Payload, ServerContext, ServerExchange, ServerPart, Shapes
+from medfedaug.methods.base import (
+    Aggregator,
+    Payload,
+    RoundMean,
+    ServerContext,
+    ServerExchange,
+    Shapes,
+    SiteUpdate,
+)
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import make_task
 
@@ -86,13 +94,11 @@ class FederationServer:
         )
         self._once = _exchanges({m.name: m.before_training(context) for m in composition.methods})
         self._every_round = _exchanges({m.name: m.every_round(context) for m in composition.methods})
-        self._server_parts: dict[str, ServerPart] = {}
+        self._aggregators: dict[str, Aggregator] = {}
         for method in composition.methods:
-            part = method.at_server(context)
-            if part is not None:
-                self._server_parts[method.name] = part
-            if isinstance(part, ServerExchange):
-                self._every_round[method.name] = part
+            aggregator = method.aggregator(context)
+            if aggregator is not None:
+                self._aggregators[method.name] = aggregator
         self._on_event = on_event or (lambda event: None)
         self._lock = threading.Lock()
 
@@ -309,6 +315,11 @@ class FederationServer:
             weight = self._weight(reply.num_samples)
             for name, exchange in self._every_round.items():
                 exchange.accept(site, own_entries(reply.payload, name), weight)
+            for name, aggregator in self._aggregators.items():
+                own = own_entries(reply.payload, name)
+                update = SiteUpdate(site, self.round, reply.weights, own, weight)
+                weight = aggregator.weigh(update)
+                aggregator.accept(update)
             self._accepted[site] = weight
             self._mean.add(reply.weights, weight)
             metrics = clean_metrics(reply.metrics)
@@ -370,13 +381,14 @@ class FederationServer:
         if self.round > 1:
             self._score(self.round - 1)
         shared = self._mean.result()
-        for part in self._server_parts.values():
-            shared = part.update({key: self.state[key] for key in self.shared}, shared, self._accepted)
+        for aggregator in self._aggregators.values():
+            previous = {key: self.state[key] for key in self.shared}
+            shared = aggregator.result(RoundMean(self.round, previous, shared, self._accepted))
         self.state = {**self.state, **shared}
         self.payload = _results(self._every_round)
-        halves: list[tuple[str, ServerExchange | ServerPart]] = [
+        halves: list[tuple[str, ServerExchange | Aggregator]] = [
             *self._every_round.items(),
-            *self._server_parts.items(),
+            *self._aggregators.items(),
         ]
         for name, half in halves:
             entry["methods"].setdefault(name, {}).update(half.summary())
@@ -460,9 +472,9 @@ class FederationServer:
         }
 
     @property
-    def has_server_parts(self) -> bool:
+    def has_aggregators(self) -> bool:
         """Whether a method makes the global model of the sites' mean."""
-        return bool(self._server_parts)
+        return bool(self._aggregators)
 
     def move_models(self, device: torch.device) -> None:
         """Keep the models there; updates must then come from there too."""
@@ -529,11 +541,11 @@ class FederationServer:
             self.statistics.update(exchange.channel_statistics())
         self._tell("resumed", round=self.round, rounds=self.config.rounds)
 
-    def _halves_by_name(self) -> list[tuple[str, ServerExchange | ServerPart]]:
-        groups: list[tuple[str, Mapping[str, ServerExchange | ServerPart]]] = [
+    def _halves_by_name(self) -> list[tuple[str, ServerExchange | Aggregator]]:
+        groups: list[tuple[str, Mapping[str, ServerExchange | Aggregator]]] = [
             ("once", self._once),
             ("every_round", self._every_round),
-            ("server", self._server_parts),
+            ("server", self._aggregators),
         ]
         return [(f"{group}/{name}", half) for group, halves in groups for name, half in halves.items()]
 

@@ -1,6 +1,6 @@
 """One file a method, its site half and its server half side by side."""
 
-from medfedaug.methods.base import Method, ServerExchange, ServerPart, SiteExchange, SitePart
+from medfedaug.methods.base import Aggregator, Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedavgm import FedAvgM
 from medfedaug.methods.fedbn import FedBN
@@ -38,6 +38,7 @@ from medfedaug.methods.single import Single
 
 __all__ = [
     "FPL",
+    "Aggregator",
     "FRAug",
     "FedAvg",
     "FedAvgM",
@@ -70,7 +71,6 @@ __all__ = [
     "RandAugment",
     "Scaffold",
     "ServerExchange",
-    "ServerPart",
     "SiloBN",
     "Single",
     "SiteExchange",

@@ -6,8 +6,8 @@ A method is a small object that describes itself (`Method`) and makes the part o
 
 1. augmentation: `SitePart.transforms`, `SitePart.mix` and `Method.prepare_network`;
 2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
-3. sharing policy: `Method.kept_at_site`, and `SitePart.personalise`, and `ServerPart`, which makes the
-   global model of the sites' mean;
+3. sharing policy: `Method.kept_at_site`, and `SitePart.personalise`, and `Aggregator`, which makes the
+   global model of the sites' updates;
 4. the local step: `SitePart.loss`, `SitePart.gradients`, `SitePart.before_step` and `SitePart.after_step`.
 """
 
@@ -36,17 +36,19 @@ __all__ = [
     "INTENSITY_MEAN",
     "INTENSITY_STD",
     "LABEL",
+    "Aggregator",
     "Bounds",
     "Contributions",
     "Method",
     "Payload",
+    "RoundMean",
     "ServerContext",
     "ServerExchange",
-    "ServerPart",
     "Shapes",
     "SiteContext",
     "SiteExchange",
     "SitePart",
+    "SiteUpdate",
     "Step",
     "Targets",
     "shared_parameters",
@@ -267,41 +269,68 @@ class ServerExchange(ABC):
         """Take in what `state` gave."""
 
 
-class ServerPart(ABC):
-    """Makes the new global model of the old one and of the mean of the sites' models.
+@dataclass(frozen=True)
+class SiteUpdate:
+    """One site's update of a round at the server, checked.
+
+    Args:
+        site: who sent it.
+        round: the round that it belongs to, counted from 1.
+        weights: the shared entries of the site's model.
+        payload: what the method itself exchanged with it, under the method's own keys.
+        weight: the site's weight in the mean: its training samples, or 1 where sites weigh alike.
+    """
+
+    site: str
+    round: int
+    weights: Mapping[str, Tensor]
+    payload: Payload
+    weight: float
+
+
+@dataclass(frozen=True)
+class RoundMean:
+    """What a round gave, from which an `Aggregator` makes the new global model.
+
+    Args:
+        round: the round, counted from 1.
+        previous: the shared entries of the global model that the round began with.
+        mean: the mean of the sites' models, with the weights of `Aggregator.weigh`.
+        weights: these weights, of every site whose update was used.
+    """
+
+    round: int
+    previous: Mapping[str, Tensor]
+    mean: Mapping[str, Tensor]
+    weights: Mapping[str, float]
+
+
+class Aggregator(ABC):
+    """Makes the new global model, for a method in which it is not the mean of the sites' models.
 
     Everything that is averaged passes through it, running statistics among it; a method that speaks of
     parameters takes those of `shared_parameters` and leaves the rest as the mean has it.
 
-    One that needs numbers of the sites for that is a `ServerExchange` as well, of every round.
+    In every round `weigh` and `accept` are called once for each update that is used, in the order of
+    arrival, and `result` once after them.
     """
 
-    def weight(self, site: str, weight: float) -> float:
-        """A site's weight in the mean, whose payload of the round has just been accepted.
+    def weigh(self, update: SiteUpdate) -> float:
+        """The site's weight in the mean, above 0; by default the one that it has anyway."""
+        return update.weight
 
-        Args:
-            site: its name.
-            weight: what it weighs otherwise.
+    def accept(self, update: SiteUpdate) -> None:
+        """Look at one site's update as it arrives.
+
+        What is kept of it stays in memory until `result`: by default nothing, since the mean needs nothing.
         """
-        return weight
 
     @abstractmethod
-    def update(
-        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], sites: Mapping[str, float]
-    ) -> dict[str, Tensor]:
-        """Called once a round.
-
-        Args:
-            previous: the shared entries of the global model that the round began with.
-            mean: the weighted mean of what the sites sent.
-            sites: the weight in it of every site that sent a good update, as `weight` gave it.
-
-        Returns:
-            The shared entries of the new global model, float32.
-        """
+    def result(self, round_: RoundMean) -> dict[str, Tensor]:
+        """The shared entries of the new global model, float32."""
 
     def summary(self) -> dict[str, Any]:
-        """A few numbers about the last update, for ``results.json``."""
+        """A few numbers about the last round, for ``results.json``."""
         return {}
 
     def state(self) -> Payload:
@@ -436,8 +465,8 @@ class Method:
         """The server's half of an exchange in every round."""
         return None
 
-    def at_server(self, context: ServerContext) -> ServerPart | None:
-        """What makes the new global model, where it is not the mean itself."""
+    def aggregator(self, context: ServerContext) -> Aggregator | None:
+        """What makes the new global model, where it is not the mean of the sites' models."""
         return None
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import (
+    Aggregator,
     Method,
     Payload,
+    RoundMean,
     ServerContext,
-    ServerPart,
     shared_parameters,
     zeros,
 )
@@ -48,12 +48,12 @@ class FedAvgM(Method):
             )
         self.momentum, self.server_lr = momentum, server_lr
 
-    def at_server(self, context: ServerContext) -> ServerPart:
+    def aggregator(self, context: ServerContext) -> Aggregator:
         """The velocity."""
         return FedAvgMServer(self, context)
 
 
-class FedAvgMServer(ServerPart):
+class FedAvgMServer(Aggregator):
     """The server's half."""
 
     def __init__(self, method: FedAvgM, context: ServerContext) -> None:
@@ -61,11 +61,10 @@ class FedAvgMServer(ServerPart):
         shapes = {key: tuple(p.shape) for key, p in shared_parameters(context, method.name).items()}
         self.velocity = zeros(shapes)
 
-    def update(
-        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], sites: Mapping[str, float]
-    ) -> dict[str, Tensor]:
+    def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """One step of the server's optimiser."""
         beta, rate = self.method.momentum, self.method.server_lr
+        previous, mean = round_.previous, round_.mean
         updated = dict(mean)
         for key, velocity in self.velocity.items():
             step = previous[key].double() - mean[key].double()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import (
+    Aggregator,
     Method,
     Payload,
+    RoundMean,
     ServerContext,
-    ServerPart,
     SiteContext,
     SitePart,
     Step,
@@ -53,7 +53,7 @@ class FedDyn(Method):
         """The regulariser of one site."""
         return _FedDynSite(self.alpha, context)
 
-    def at_server(self, context: ServerContext) -> ServerPart:
+    def aggregator(self, context: ServerContext) -> Aggregator:
         """The correction of the mean."""
         return FedDynServer(self.alpha, context)
 
@@ -88,7 +88,7 @@ class _FedDynSite(SitePart):
         self.gradient = {key: value.to(self.parameters[key], copy=True) for key, value in state.items()}
 
 
-class FedDynServer(ServerPart):
+class FedDynServer(Aggregator):
     """The server's half: h."""
 
     def __init__(self, alpha: float, context: ServerContext) -> None:
@@ -97,11 +97,10 @@ class FedDynServer(ServerPart):
             {key: tuple(p.shape) for key, p in shared_parameters(context, FedDyn.name).items()}
         )
 
-    def update(
-        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], sites: Mapping[str, float]
-    ) -> dict[str, Tensor]:
+    def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """θ̄ − h/α."""
-        share = sum(sites.values()) / sum(self.weights().values())
+        previous, mean = round_.previous, round_.mean
+        share = sum(round_.weights.values()) / sum(self.weights().values())
         updated = dict(mean)
         for key, h in self.correction.items():
             h.sub_(mean[key].double() - previous[key].double(), alpha=self.alpha * share)

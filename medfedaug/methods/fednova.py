@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medfedaug.methods.base import (
+    Aggregator,
     Method,
     Payload,
+    RoundMean,
     ServerContext,
     ServerExchange,
-    ServerPart,
     SiteContext,
     SiteExchange,
     SitePart,
+    SiteUpdate,
     Step,
     shared_parameters,
 )
 
-__all__ = ["FedNova", "FedNovaServer", "FedNovaSite"]
+__all__ = ["FedNova", "FedNovaAggregator", "FedNovaSite", "LocalLengths"]
 
 _MOST_STEPS = 1e7
 
@@ -52,9 +53,13 @@ class FedNova(Method):
         """How far the site has gone."""
         return FedNovaSite(context)
 
-    def at_server(self, context: ServerContext) -> ServerPart:
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        """The sites' aᵢ."""
+        return LocalLengths()
+
+    def aggregator(self, context: ServerContext) -> Aggregator:
         """The normalised mean."""
-        return FedNovaServer(context)
+        return FedNovaAggregator(context)
 
 
 class FedNovaSite(SitePart, SiteExchange):
@@ -82,15 +87,10 @@ class FedNovaSite(SitePart, SiteExchange):
         """Nothing comes back."""
 
 
-class FedNovaServer(ServerPart, ServerExchange):
-    """The server's half."""
+class LocalLengths(ServerExchange):
+    """How far each site has gone: aᵢ comes up with its update, and nothing goes back."""
 
     shapes = {"length": (1,)}  # noqa: RUF012
-
-    def __init__(self, context: ServerContext) -> None:
-        self.keys = list(shared_parameters(context, FedNova.name))
-        self.lengths: dict[str, float] = {}
-        self.effective = 0.0
 
     def check(self, payload: Payload) -> None:
         """A weight is divided by it."""
@@ -98,31 +98,42 @@ class FedNovaServer(ServerPart, ServerExchange):
             raise ValueError(f"a number of steps, got {float(payload['length'])}")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Remember a site's aᵢ."""
-        self.lengths[site] = float(payload["length"])
-
-    def weight(self, site: str, weight: float) -> float:
-        """pᵢ/aᵢ."""
-        return weight / self.lengths[site]
-
-    def update(
-        self, previous: Mapping[str, Tensor], mean: Mapping[str, Tensor], sites: Mapping[str, float]
-    ) -> dict[str, Tensor]:
-        """The step of Eq. 5, from the mean with weights pᵢ/aᵢ."""
-        full = {site: weight * self.lengths[site] for site, weight in sites.items()}
-        total = sum(full.values())
-        self.effective = sum(weight / total * self.lengths[site] for site, weight in full.items())
-        further = self.effective * sum(sites.values()) / total - 1
-        updated = dict(mean)
-        for key in self.keys:
-            end = mean[key].double()
-            updated[key] = (end + further * (end - previous[key].double())).to(mean[key].dtype)
-        self.lengths = {}
-        return updated
+        """Nothing is added up: `FedNovaAggregator` sees aᵢ beside the site's model."""
 
     def result(self) -> Payload:
         """Nothing: the step is in the model."""
         return {}
+
+
+class FedNovaAggregator(Aggregator):
+    """The server's half: the step of Eq. 5, from the mean with weights pᵢ/aᵢ."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self.keys = list(shared_parameters(context, FedNova.name))
+        self.lengths: dict[str, float] = {}
+        self.effective = 0.0
+
+    def weigh(self, update: SiteUpdate) -> float:
+        """pᵢ/aᵢ, not yet divided by Σ pᵢ."""
+        return update.weight / float(update.payload["length"])
+
+    def accept(self, update: SiteUpdate) -> None:
+        """Remember aᵢ."""
+        self.lengths[update.site] = float(update.payload["length"])
+
+    def result(self, round_: RoundMean) -> dict[str, Tensor]:
+        """x + τ_eff Σᵢ pᵢ/aᵢ (ȳ − x), where ȳ is the mean with weights pᵢ/aᵢ."""
+        # In one order, so that the sums do not depend on who answered first.
+        lengths, self.lengths = dict(sorted(self.lengths.items())), {}
+        samples = {site: round_.weights[site] * length for site, length in lengths.items()}
+        total = sum(samples.values())
+        self.effective = sum(n / total * lengths[site] for site, n in samples.items())
+        scale = self.effective * sum(round_.weights[site] for site in lengths) / total
+        updated = dict(round_.mean)
+        for key in self.keys:
+            start, mean = round_.previous[key].double(), round_.mean[key].double()
+            updated[key] = (start + scale * (mean - start)).to(round_.mean[key].dtype)
+        return updated
 
     def summary(self) -> dict[str, Any]:
         """τ_eff."""

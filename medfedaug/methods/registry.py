@@ -55,7 +55,7 @@ _METHODS: dict[str, type[Method]] = {
 }
 
 # The extension points that are about what leaves a site, or does not.
-_SHARING = ("kept_at_site", "before_training", "every_round", "at_server")
+_SHARING = ("kept_at_site", "before_training", "every_round", "aggregator")
 
 # Published names of a combination, of a method with an argument, or that other papers give to a method.
 _ALIASES: dict[str, list[dict[str, Any]]] = {
@@ -122,9 +122,9 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     normalising = [method.name for method in methods if method.normalises_input]
     if len(normalising) > 1:
         raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
-    servers = [method.name for method in methods if _has(method, "at_server")]
-    if len(servers) > 1:
-        raise ConfigError(f"{' and '.join(servers)} both make the global model of the mean; choose one")
+    aggregating = [method.name for method in methods if _has(method, "aggregator")]
+    if len(aggregating) > 1:
+        raise ConfigError(f"{' and '.join(aggregating)} both make the global model; choose one")
     mixing = [method.name for method in methods if method.mixes_labels]
     if len(mixing) > 1:
         raise ConfigError(f"{' and '.join(mixing)} both mix the labels of a batch; choose one")
