@@ -458,7 +458,10 @@ def evaluate(
     """Score a trained model on the images of one site or of several."""
     from medfedaug.evaluate import evaluate_model
     from medfedaug.federation.output import write_json
+    from medfedaug.run_folder import is_json_with
 
+    if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):
+        raise ConfigError(f"{out} holds something else than scores; choose another file")
     with err_console.status("evaluating"):
         scores = evaluate_model(
             model, data, config=config, split=split.value, limit=limit, device=device, state=state

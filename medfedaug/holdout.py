@@ -12,6 +12,7 @@ from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.output import RESULTS, write_json
+from medfedaug.run_folder import is_json_with
 from medfedaug.simulate import simulate
 from medfedaug.tasks import make_task
 
@@ -54,6 +55,8 @@ def leave_one_site_out(
         raise ConfigError(
             f"{out} holds the results of a run; choose another folder for runs without each site"
         )
+    if (out / HOLDOUT).exists() and not is_json_with(out / HOLDOUT, "metric", "unseen", "seen"):
+        raise ConfigError(f"{out / HOLDOUT} is not of such runs; choose another folder")
     found = find_sites(data_dir, limit=config.limit)
     able = [site.name for site in found if site.trains and site.name not in config.holdout]
     chosen = list(sites) if sites is not None else able

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from medfedaug.config import RunConfig, task_defaults
 from medfedaug.data.benchmarks import is_federation, read_federation
@@ -25,6 +22,16 @@ from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_json, write_run
+from medfedaug.run_folder import (
+    check_results,
+    is_json_with,
+    make_workspace,
+    only_process,
+    publish,
+    remove_results,
+    remove_state,
+    remove_workspaces,
+)
 from medfedaug.statistics import save_statistics
 
 __all__ = ["ENGINES", "check_device", "configure", "simulate"]
@@ -114,18 +121,18 @@ def simulate(
     if engine == "nvflare" and not config.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
-    with _only_process(out):
+    with only_process(out):
         state = out / STATE
-        if (out / RESULTS).exists() and not overwrite:
+        finished = is_json_with(out / RESULTS, "config", "rounds", "test")
+        if finished and not overwrite:
             if resume:
                 return _finished(out, config)
             raise ConfigError(
                 f"{out} holds the results of an earlier run; choose another folder or --overwrite"
             )
+        check_results(out)
         if overwrite:
-            shutil.rmtree(state, ignore_errors=True)
-            # Or a run that breaks off would pass for the finished one.
-            (out / RESULTS).unlink(missing_ok=True)
+            remove_results(out)
         interrupted = server_checkpoint(state).exists()
         if interrupted and not resume:
             raise ConfigError(
@@ -133,15 +140,11 @@ def simulate(
             )
         if interrupted:
             FederationServer(config).restore(server_checkpoint(state))  # whether it is of this run
-            for left in out.resolve().parent.iterdir():  # by a process that was killed
-                if re.fullmatch(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}", left.name):
-                    shutil.rmtree(left, ignore_errors=True)
+            remove_workspaces(out)
 
         started = time.perf_counter()
         names = [site.name for site in sites]
-        state.mkdir(parents=True, exist_ok=True)
-        # Beside `out`, so that the files can be moved into it without a copy.
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
+        work = make_workspace(out)
         try:
             run: dict[str, Any] = {
                 "config": config,
@@ -158,44 +161,23 @@ def simulate(
                 write_run(work, run_in_process(**run))
             results = _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
         except RunFailed as error:
-            last = work / FINAL_MODEL
-            if not last.exists():
+            if not (work / FINAL_MODEL).exists():
                 raise
-            for model in (path for path in work.iterdir() if path.suffix == ".pt"):
-                os.replace(model, out / model.name)
+            publish(work, out, [path.name for path in work.glob("*.pt")])
             raise RunFailed(
                 f"{error} [the last good model: {out / FINAL_MODEL}; --resume continues]"
             ) from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
             if not server_checkpoint(state).exists():  # nothing that could be continued: leave no trace
-                shutil.rmtree(state, ignore_errors=True)
+                remove_state(state)
         # The sites' own layers are part of the trained model; what else is there served to continue.
-        shutil.rmtree(server_checkpoint(state).parent if composition.personal else state)
+        remove_state(state, server_only=composition.personal)
         # Imported here: matplotlib takes a second, and is needed only now.
         from medfedaug.analysis import write_report
 
         write_report([out], out / "report.html", data=data_dir if pictures else None, device=device)
         return results
-
-
-@contextmanager
-def _only_process(out: Path) -> Iterator[None]:
-    """The folder for this process alone, lest two of them make one run; an empty one is removed again."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / ".lock"
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)  # the system lets go of it when a process dies, however that happens
-    except Timeout as error:
-        raise ConfigError(f"{out}: another process is making this run") from error
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-        lock.release()
-        with suppress(OSError):  # not empty
-            out.rmdir()
 
 
 def check_device(device: str) -> None:
@@ -259,11 +241,5 @@ def _finish(
             if site.name in results["sites"]
         }
         save_statistics(work / STATISTICS, statistics)
-    out.mkdir(parents=True, exist_ok=True)
-    for file in sorted(
-        work.iterdir(), key=lambda f: f.name == RESULTS
-    ):  # last, since it marks a finished run
-        if (out / file.name).is_dir():
-            shutil.rmtree(out / file.name)
-        os.replace(file, out / file.name)
+    publish(work, out)
     return results

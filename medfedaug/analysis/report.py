@@ -20,6 +20,7 @@ from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves,
 from medfedaug.analysis.runs import BASELINE, Run, experiment, find_runs, group_runs, load_run
 from medfedaug.analysis.tables import MIN_PATIENTS, MOST_SITES, patient_table, summary_table
 from medfedaug.analysis.text import TextTable
+from medfedaug.errors import ConfigError
 from medfedaug.files import write_atomic
 
 __all__ = ["write_report"]
@@ -54,14 +55,17 @@ def write_report(
 
     Raises:
         DataError: for a ``results.json`` that is missing or malformed, and for data that cannot be used.
-        ConfigError: for runs that cannot be compared.
+        ConfigError: for runs that cannot be compared, and for an ``out_html`` that is there and no such page.
         StorageError: when the page cannot be written.
     """
+    out = Path(out_html)
+    # Every page has this policy in its head, and hardly another's has it.
+    if out.exists() and (out.is_dir() or POLICY.encode() not in out.read_bytes()[:2000]):
+        raise ConfigError(f"{out} is there, and is no report of runs; choose another file")
     loaded = [run for run in run_dirs if isinstance(run, Run)]
     folders = find_runs(run for run in run_dirs if not isinstance(run, Run))
     runs = [*loaded, *map(load_run, folders)]
     page = _page(runs, data, device, notes, reduced).encode("utf-8", "replace")
-    out = Path(out_html)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, lambda file: file.write(page))
     return out

@@ -28,7 +28,14 @@ import torch
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.benchmarks import BENCHMARKS, check_options, find_root, open_benchmark, write_federation
+from medfedaug.data.benchmarks import (
+    BENCHMARKS,
+    MARKER,
+    check_options,
+    find_root,
+    open_benchmark,
+    write_federation,
+)
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import check_federation
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
@@ -47,6 +54,8 @@ __all__ = [
     "plan",
     "run_all",
 ]
+
+TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
 
 BASE = "base"  # the variant that is the preset itself
 
@@ -395,6 +404,7 @@ def run_all(
         raise ConfigError("several jobs need --engine inprocess: NVFlare's sites are processes already")
     check_device(device)
     out, source = Path(out), find_root(root, preset.benchmark)
+    _check_folder(out)
     tell = on_event or (lambda event: None)
     for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
         write_federation(out / folder, preset.benchmark, source, **run.data)
@@ -420,6 +430,14 @@ def run_all(
             else:
                 tell({"event": "run", "folder": str(run.folder), "number": number, "of": len(runs)})
     return failed
+
+
+def _check_folder(out: Path) -> None:
+    """Whether what the tables and the page would replace is there, without an earlier sweep's data."""
+    tables = [f"{name}{suffix}" for name in TABLES for suffix in (".md", ".csv", ".tex")]
+    there = next((out / name for name in ("report.html", *tables) if (out / name).exists()), None)
+    if there is not None and not any(out.glob(f"data/**/{MARKER}")):
+        raise ConfigError(f"{there} is not of a benchmark; choose another folder, or move the file away")
 
 
 _process = ExitStack()  # closed by nobody: what is in it lasts as long as a worker does

@@ -1,0 +1,172 @@
+"""A run's folder: what in it a run wrote. Nothing else is deleted or replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
+from medfedaug.federation.output import FINAL_MODEL, GLOBAL_MODEL, RESULTS, STATE, STATISTICS, exchange_file
+
+__all__ = [
+    "check_results",
+    "is_json_with",
+    "make_workspace",
+    "only_process",
+    "publish",
+    "remove_results",
+    "remove_state",
+    "remove_workspaces",
+]
+
+REPORT, LOG, EVENTS, TRACKING = "report.html", "nvflare.log", "events.jsonl", "tracking"
+
+_FILES = (
+    *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS),
+    *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
+)
+_TRACKED = re.compile(r"events\.out\.tfevents\..*|mlflow\.db")
+# Left by a process that was killed while it wrote a checkpoint (`medfedaug.files.write_atomic`).
+_UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
+_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug-run"
+
+
+def is_json_with(path: Path, *keys: str) -> bool:
+    """Whether a file holds a JSON object with these keys."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and set(keys) <= set(content)
+
+
+def check_results(out: Path) -> None:
+    """Check that what a run is about to write to ``out`` replaces nothing but what an earlier run wrote.
+
+    Raises:
+        ConfigError: naming what else is there.
+    """
+    state = out / STATE
+    ours = is_json_with(out / RESULTS, "config", "rounds", "test") or server_checkpoint(state).is_file()
+    for name in (*_FILES, TRACKING, STATE):
+        path, folder = out / name, name in (TRACKING, STATE)
+        there = os.path.lexists(path)
+        if there and path.is_dir() != folder:
+            kind = "a folder" if path.is_dir() else "not a folder"
+            raise ConfigError(f"{path} is {kind}, and a run writes there; move it away")
+        if there and not (folder or ours):
+            raise ConfigError(f"{path} is not of a run; choose another folder, or move the file away")
+
+
+def remove_results(out: Path) -> None:
+    """Delete what an earlier run wrote to ``out``, after `check_results`."""
+    remove_state(out / STATE)
+    tracked = [path for path in (out / TRACKING).rglob("*") if _TRACKED.fullmatch(path.name)]
+    _delete(tracked, out / TRACKING)
+    for name in reversed(_FILES):  # the results last, by which the folder is known as a run's
+        (out / name).unlink(missing_ok=True)
+
+
+def remove_state(state: Path, *, server_only: bool = False) -> None:
+    """Delete what server and sites keep, or the server's part alone; what somebody else put there stays.
+
+    Args:
+        state: the folder of it.
+        server_only: leave the sites' layers, which are a part of the trained model.
+    """
+    folder = server_checkpoint(state).parent.name if server_only else "*"
+    _delete([path for path in state.glob(f"{folder}/*") if _is_checkpoint(path)], state)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    if _UNFINISHED.fullmatch(path.name):
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:  # without its tensors, which may be large
+            content = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            return CHECKPOINT_FORMAT.encode() in archive.read(content)
+    except (OSError, StopIteration, zipfile.BadZipFile):
+        return False
+
+
+def _delete(files: Sequence[Path], root: Path) -> None:
+    """Delete files, and the folders up to ``root`` that are empty then."""
+    for path in files:
+        path.unlink(missing_ok=True)
+    emptied = {parent for path in files for parent in path.parents if parent.is_relative_to(root)}
+    for folder in sorted(emptied, reverse=True):
+        with suppress(OSError):  # not empty, or a link
+            folder.rmdir()
+
+
+def make_workspace(out: Path) -> Path:
+    """A new folder beside ``out``, so that files can be moved into it without a copy."""
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
+    (work / _WORKSPACE).touch()
+    return work
+
+
+def remove_workspaces(out: Path) -> None:
+    """Delete those of processes that were killed."""
+    for left in out.resolve().parent.iterdir():
+        if (
+            re.fullmatch(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}", left.name)
+            and (left / _WORKSPACE).exists()
+        ):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
+    """Move a workspace's files to ``out``, ``results.json`` last, since it marks a finished run.
+
+    Args:
+        work: of `make_workspace`.
+        out: the run's folder.
+        names: those alone; by default all.
+    """
+    files = [path for path in work.rglob("*") if path.is_file() and path.name != _WORKSPACE]
+    for file in sorted(files, key=lambda path: path.name == RESULTS):
+        if not names or file.name in names:
+            target = out / file.relative_to(work)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target)
+
+
+@contextmanager
+def only_process(out: Path) -> Iterator[None]:
+    """The folder for this process alone, lest two of them make one run.
+
+    A folder that was not there before and is empty in the end is removed again.
+
+    Raises:
+        ConfigError: when another process has it.
+    """
+    new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be made ({error.strerror})") from error
+    file = out / _LOCK
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)  # the system lets go of it when a process dies, however that happens
+    except Timeout as error:
+        raise ConfigError(f"{out}: another process is making this run") from error
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        lock.release()
+        if new:
+            with suppress(OSError):  # not empty
+                out.rmdir()
