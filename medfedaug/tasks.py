@@ -22,6 +22,7 @@ from monai.transforms import (
     ScaleIntensityRanged,
     Transform,
 )
+from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor, nn
 
@@ -31,7 +32,6 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.methods.base import IMAGE, LABEL
 
 __all__ = ["ClassificationTask", "SegmentationTask", "Task", "make_task"]
 
@@ -80,7 +80,7 @@ class Task(ABC):
         angle = PAPERS_ANGLE if self.augments == "flip_rotate" else 0.0
         # Volumes are indexed (x, y, z): their first axis is left to right, as is a photograph's second.
         if self.dense:
-            return FlipRotate(angle, axis=0, modes=((IMAGE, "bilinear"), (LABEL, "nearest")))
+            return FlipRotate(angle, axis=0, modes=((Keys.IMAGE, "bilinear"), (Keys.LABEL, "nearest")))
         return FlipRotate(angle, axis=1)
 
     @abstractmethod
@@ -165,8 +165,8 @@ class SegmentationTask(Task):
             slices = [(image[..., i].clone(), label[..., i].clone()) for i in indices]
             yield [
                 {
-                    IMAGE: resize_in_plane(x, self.image_size),
-                    LABEL: resize_in_plane(y, self.image_size, "nearest-exact"),
+                    Keys.IMAGE: resize_in_plane(x, self.image_size),
+                    Keys.LABEL: resize_in_plane(y, self.image_size, "nearest-exact"),
                 }
                 for x, y in slices
             ]
@@ -186,11 +186,13 @@ class SegmentationTask(Task):
 
     def collate(self, samples: list[Sample]) -> Sample:
         """Pad to a common size that the network takes, and stack."""
-        pad = DivisiblePadd(keys=(IMAGE, LABEL), k=self.divisor, allow_missing_keys=True)
-        sizes = {tuple(sample[IMAGE].shape[1:]) for sample in samples}
+        pad = DivisiblePadd(keys=(Keys.IMAGE, Keys.LABEL), k=self.divisor, allow_missing_keys=True)
+        sizes = {tuple(sample[Keys.IMAGE].shape[1:]) for sample in samples}
         if all(n % self.divisor == 0 for size in sizes for n in size):
             if len(sizes) == 1:
-                return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
+                return {
+                    key: torch.stack([_plain(s[key]) for s in samples]) for key in (Keys.IMAGE, Keys.LABEL)
+                }
             return _plain_batch(pad_list_data_collate(samples))
         return _plain_batch(pad_list_data_collate([pad(sample) for sample in samples]))
 
@@ -220,7 +222,7 @@ class SegmentationTask(Task):
         network.eval()
         scores: dict[str, float | None] = {}
         for name, image, label in cases:
-            predicted = self.predict(network, transform({IMAGE: image})[IMAGE], device, batch_size)
+            predicted = self.predict(network, transform({Keys.IMAGE: image})[Keys.IMAGE], device, batch_size)
             metric = DiceMetric(include_background=False, reduction="mean")
             metric(
                 y_pred=one_hot(predicted[None], self.num_classes),
@@ -284,7 +286,7 @@ class ClassificationTask(Task):
     def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
         """Each training image as uint8 (C, H, W), a quarter of its size as numbers; label ()."""
         for _, image, label in self.evaluation_cases(site, "training"):
-            yield [{IMAGE: image, LABEL: label}]
+            yield [{Keys.IMAGE: image, Keys.LABEL: label}]
 
     def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
         """The images of a split: name, image as uint8 (C, H, W), label ()."""
@@ -295,19 +297,19 @@ class ClassificationTask(Task):
 
     def transforms(self) -> Sequence[Transform]:
         """Resizing where it is asked for, and floating point."""
-        resize = [Lambdad(keys=IMAGE, func=partial(resize_in_plane, size=self.image_size))]
+        resize = [Lambdad(keys=Keys.IMAGE, func=partial(resize_in_plane, size=self.image_size))]
         resize = resize if self.image_size else []
         if self.scale:
-            return [*resize, ScaleIntensityRanged(keys=IMAGE, a_min=0, a_max=255, b_min=0.0, b_max=1.0)]
-        return [*resize, CastToTyped(keys=IMAGE, dtype=torch.float32)]
+            return [*resize, ScaleIntensityRanged(keys=Keys.IMAGE, a_min=0, a_max=255, b_min=0.0, b_max=1.0)]
+        return [*resize, CastToTyped(keys=Keys.IMAGE, dtype=torch.float32)]
 
     def collate(self, samples: list[Sample]) -> Sample:
         """Stack images of one size."""
-        sizes = {tuple(sample[IMAGE].shape[1:]) for sample in samples}
+        sizes = {tuple(sample[Keys.IMAGE].shape[1:]) for sample in samples}
         if len(sizes) > 1:
             first, second = sorted(sizes)[:2]
             raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
-        return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (IMAGE, LABEL)}
+        return {key: torch.stack([_plain(s[key]) for s in samples]) for key in (Keys.IMAGE, Keys.LABEL)}
 
     def probabilities(self, targets: Tensor) -> Tensor:
         """(B,) as one-hot (B, K)."""
@@ -332,10 +334,13 @@ class ClassificationTask(Task):
         remaining = iter(cases)
         while chunk := list(islice(remaining, batch_size)):
             batch = self.collate(
-                [{IMAGE: transform({IMAGE: image})[IMAGE], LABEL: y} for _, image, y in chunk]
+                [
+                    {Keys.IMAGE: transform({Keys.IMAGE: image})[Keys.IMAGE], Keys.LABEL: y}
+                    for _, image, y in chunk
+                ]
             )
-            inputs = batch[IMAGE].to(device, memory_format=torch.channels_last)
-            right = network(inputs).argmax(dim=1).cpu() == batch[LABEL]
+            inputs = batch[Keys.IMAGE].to(device, memory_format=torch.channels_last)
+            right = network(inputs).argmax(dim=1).cpu() == batch[Keys.LABEL]
             scores.update({name: float(hit) for (name, _, _), hit in zip(chunk, right.tolist(), strict=True)})
         known = [value for value in scores.values() if value is not None]
         return {"accuracy": sum(known) / len(known) if known else None, "cases": scores}
@@ -347,7 +352,7 @@ def _plain(value: Any) -> Tensor:
 
 
 def _plain_batch(batch: Any) -> Sample:
-    return {key: _plain(batch[key]) for key in (IMAGE, LABEL) if key in batch}
+    return {key: _plain(batch[key]) for key in (Keys.IMAGE, Keys.LABEL) if key in batch}
 
 
 def make_task(config: RunConfig, *, normalised: bool) -> Task:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
+from monai.utils import CommonKeys as Keys
 from torch import nn
 
 from medfedaug.averaging import WeightedMean
@@ -33,7 +34,7 @@ from medfedaug.methods import (
     Scaffold,
     build_methods,
 )
-from medfedaug.methods.base import IMAGE, LABEL, RoundMean, ServerContext, SiteContext, Step
+from medfedaug.methods.base import RoundMean, ServerContext, SiteContext, Step
 from medfedaug.models import build_network
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
@@ -290,10 +291,10 @@ def harmo_site(images, name="A", **args):
 
     def batches():
         for x in images:
-            sample = {IMAGE: x, "label": 0}
+            sample = {Keys.IMAGE: x, "label": 0}
             for transform in part.transforms(training=False):
                 sample = transform(sample)
-            yield nn.functional.pad(sample[IMAGE], (0, 3))[None]  # as the network wants it
+            yield nn.functional.pad(sample[Keys.IMAGE], (0, 3))[None]  # as the network wants it
 
     part = FedHarmo(**args).at_site(SiteContext(name, nn.Identity(), training_images=batches))
     return part
@@ -322,7 +323,7 @@ def test_fedharmo_gives_images_the_amplitudes_of_the_sites_average(band):
         x = data[name][0]
         for training in (True, False):
             (transform,) = site.transforms(training=training)
-            found = transform({IMAGE: x})[IMAGE]
+            found = transform({Keys.IMAGE: x})[Keys.IMAGE]
             own = torch.fft.fft2(x.double())
             target = torch.polar(mean, own.angle())
             if band == 0:
@@ -532,8 +533,8 @@ def test_randaugment_moves_labels_where_pixels_have_them(dense):
     (transform,) = part.transforms(training=True)
     transform.set_random_state(0)
     label = (torch.rand(1, 8, 8) * 3).to(torch.uint8) if dense else torch.tensor(1)
-    out = transform({IMAGE: torch.rand(1, 8, 8), LABEL: label})
-    assert torch.equal(torch.as_tensor(out[LABEL]), label) is not dense
+    out = transform({Keys.IMAGE: torch.rand(1, 8, 8), Keys.LABEL: label})
+    assert torch.equal(torch.as_tensor(out[Keys.LABEL]), label) is not dense
     with pytest.raises(ConfigError, match=r"randaugment: operations \['blur'\]"):
         build_methods([{"name": "randaugment", "args": {"operations": ["blur"]}}])
 

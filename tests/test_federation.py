@@ -8,12 +8,12 @@ import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
+from monai.utils import CommonKeys as Keys
 
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.methods.base import IMAGE, LABEL
 from medfedaug.models import ffa_layers
 
 SITES = ["site_A", "site_B", "site_C"]
@@ -211,7 +211,7 @@ def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
 
     batch = trainer.task.collate(trainer._training_samples())
     start.train()
-    loss = trainer.task.loss(start(batch[IMAGE]), batch[LABEL])
+    loss = trainer.task.loss(start(batch[Keys.IMAGE]), batch[Keys.LABEL])
     loss.backward()
     for name, parameter in start.named_parameters():
         expected = parameter.detach() - 0.1 * parameter.grad

@@ -63,6 +63,37 @@ def test_only_nvflare_jobs_imports_nvflare(layer):
             assert not wrong, f"{name} imports {wrong}"
 
 
+def imported_on_import(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """The modules of ours that importing this one imports: not those in functions or under TYPE_CHECKING."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            full = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(full[n] if full[n] in known else str(node.module) for n in full)
+        pending.extend(ast.iter_child_nodes(node))
+    # A module's packages are imported before it; its own are under way already.
+    around = {name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1)}
+    parents = {f.rsplit(".", depth)[0] for f in found for depth in range(f.count(".") + 1)}
+    return (parents & set(known)) - (around - found) - {name}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    known = modules()
+    remaining = {name: imported_on_import(name, path, known) for name, path in known.items()}
+    while free := {name for name, needed in remaining.items() if not needed & set(remaining)}:
+        remaining = {name: needed for name, needed in remaining.items() if name not in free}
+    circle = {name: sorted(needed & set(remaining)) for name, needed in remaining.items()}
+    assert not circle
+
+
 def test_the_federation_names_no_method():
     for name, path in modules().items():
         if name.startswith("medfedaug.federation"):

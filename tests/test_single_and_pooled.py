@@ -8,6 +8,7 @@ import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
+from monai.utils import CommonKeys as Keys
 
 from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
@@ -16,7 +17,6 @@ from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import build_methods
-from medfedaug.methods.base import IMAGE, LABEL
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.simulate import configure, simulate
 
@@ -96,7 +96,7 @@ def test_pooled_is_a_step_on_everybodys_images(phantom_dir, tiny_config):
         dataset = trainer._training_dataset(0)
         samples += [dataset[i] for i in range(len(dataset))]
     batch = trainer.task.collate(samples)
-    loss = trainer.task.loss(network(batch[IMAGE]), batch[LABEL])
+    loss = trainer.task.loss(network(batch[Keys.IMAGE]), batch[Keys.LABEL])
     loss.backward()
     for name, parameter in network.named_parameters():
         expected = parameter.detach() - 0.1 * parameter.grad
@@ -131,7 +131,7 @@ def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config)
         expected += [image for batch in trainer._images(trainer._training_samples()) for image in batch]
     assert len(found) == len(expected)
     for i, image in enumerate(expected):
-        torch.testing.assert_close(torch.as_tensor(found[i][IMAGE]), image)
+        torch.testing.assert_close(torch.as_tensor(found[i][Keys.IMAGE]), image)
 
 
 def test_pooled_photographs(make_photos, tmp_path, tiny_config):

@@ -14,11 +14,11 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
+from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.data.base import Case
 from medfedaug.federation.site import SiteTrainer
-from medfedaug.methods.base import IMAGE, LABEL
 from medfedaug.tasks import SegmentationTask
 
 __all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs"]
@@ -84,7 +84,9 @@ def _volumes(
     for rank, (score, name) in _ends(ranked):
         folder = replace(trainer.folder, cases={**trainer.folder.cases, "test": (cases[name],)})
         ((_, image, truth),) = task.evaluation_cases(folder, "test")
-        predicted = task.predict(trainer.network, transform({IMAGE: image})[IMAGE], trainer.device, size)
+        predicted = task.predict(
+            trainer.network, transform({Keys.IMAGE: image})[Keys.IMAGE], trainer.device, size
+        )
         index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
         shown = _windowed(image[0, :, :, index].numpy())
         views.append(
@@ -142,9 +144,12 @@ def network_inputs(trainer: SiteTrainer, cases: Sequence[Case]) -> Iterator[tupl
     for start in range(0, len(samples), trainer.config.batch_size):
         chunk = samples[start : start + trainer.config.batch_size]
         batch = trainer.task.collate(
-            [{IMAGE: transform({IMAGE: s[IMAGE]})[IMAGE], LABEL: s[LABEL]} for s in chunk]
+            [
+                {Keys.IMAGE: transform({Keys.IMAGE: s[Keys.IMAGE]})[Keys.IMAGE], Keys.LABEL: s[Keys.LABEL]}
+                for s in chunk
+            ]
         )
-        yield batch[IMAGE].to(trainer.device), batch[LABEL]
+        yield batch[Keys.IMAGE].to(trainer.device), batch[Keys.LABEL]
 
 
 def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:

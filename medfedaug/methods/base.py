@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from monai.transforms import Transform
+from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
@@ -60,7 +61,7 @@ Shapes = Mapping[str, tuple[int | None, ...]]  # None: whatever length, for `Ser
 # The loss of a batch is the sum of weight times the task's loss: one pair, but where images are mixed.
 Targets = list[tuple[float, Tensor]]
 
-IMAGE, LABEL = "image", "label"
+IMAGE, LABEL = Keys.IMAGE, Keys.LABEL
 
 # Kinds of exchanged values: a site that adds noise has public bounds for the first four.
 INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"

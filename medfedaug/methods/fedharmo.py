@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from monai.transforms import Transform
+from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.methods.base import (
-    IMAGE,
     Method,
     Payload,
     ServerContext,
@@ -122,7 +122,7 @@ class FedHarmoSite(SitePart, SiteExchange):
             return [self._measuring]
         if self.amplitude is None:
             return ()
-        return [NormalizeAmplituded(keys=IMAGE, amplitude=self.amplitude, band=self.method.band)]
+        return [NormalizeAmplituded(keys=Keys.IMAGE, amplitude=self.amplitude, band=self.method.band)]
 
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
         """Those at θ + δ."""
@@ -139,7 +139,7 @@ class _Amplitudes(Transform):
         self.count = 0
 
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
-        image: Tensor = convert_to_tensor(data[IMAGE], track_meta=False)
+        image: Tensor = convert_to_tensor(data[Keys.IMAGE], track_meta=False)
         amplitude, size = F.amplitude_spectrum(image.double(), self.band), tuple(image.shape[1:])
         self.sums[size] = self.sums[size] + amplitude if size in self.sums else amplitude
         self.count += 1

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from monai.transforms import Transform
+from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.methods.base import (
-    IMAGE,
     INTENSITY_MEAN,
     INTENSITY_STD,
     Bounds,
@@ -105,11 +105,11 @@ class FedRDNSite(SitePart, SiteExchange):
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         """A pair of a random site in training, the site's own in evaluation; or the average in both."""
         if self.average and self.pairs:
-            return [FedRDNd(keys=IMAGE, statistics=self.pairs, average=True)]
+            return [FedRDNd(keys=Keys.IMAGE, statistics=self.pairs, average=True)]
         if training:
-            return [FedRDNd(keys=IMAGE, statistics=self.pairs)]
+            return [FedRDNd(keys=Keys.IMAGE, statistics=self.pairs)]
         own = self.pairs.get(self.context.name) or self.sent or self.context.statistics()
-        return [FedRDNd(keys=IMAGE, statistics={self.context.name: own}, site=self.context.name)]
+        return [FedRDNd(keys=Keys.IMAGE, statistics={self.context.name: own}, site=self.context.name)]
 
 
 class FedRDNServer(GatheredServer):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monai.transforms import Transform
+from monai.utils import CommonKeys as Keys
 
-from medfedaug.methods.base import IMAGE, Method, SiteContext, SitePart
+from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.transforms import FedRDNd
 
 __all__ = ["Norm"]
@@ -39,4 +40,4 @@ class _NormSite(SitePart):
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         name = self.context.name
-        return [FedRDNd(keys=IMAGE, statistics={name: self.context.statistics()}, site=name)]
+        return [FedRDNd(keys=Keys.IMAGE, statistics={name: self.context.statistics()}, site=name)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monai.transforms import Transform
+from monai.utils import CommonKeys as Keys
 
-from medfedaug.methods.base import IMAGE, LABEL, Method, SiteContext, SitePart
+from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.transforms import RandAugmentd
 
 __all__ = ["RandAugment"]
@@ -41,8 +42,8 @@ class RandAugment(Method):
         self._transform(dense=False)  # its constructor checks the arguments
 
     def _transform(self, dense: bool) -> RandAugmentd:
-        label_keys = LABEL if dense else None
-        return RandAugmentd(IMAGE, self.num_ops, self.magnitude, self.operations, label_keys=label_keys)
+        label_keys = Keys.LABEL if dense else None
+        return RandAugmentd(Keys.IMAGE, self.num_ops, self.magnitude, self.operations, label_keys=label_keys)
 
     def at_site(self, context: SiteContext) -> SitePart:
         """The transform."""
