@@ -13,6 +13,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import reference
 import torch
 from PIL import Image
 
@@ -20,7 +21,8 @@ from medfedaug import cli
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
-from medfedaug.methods import parse_methods
+from medfedaug.methods import parse_methods, registry
+from medfedaug.models import networks
 from medfedaug.simulate import configure
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -120,6 +122,37 @@ def photo_config(make_photos, tmp_path):
         return configure(sites, methods=tuple(parse_methods(methods, settings)), **values)
 
     return make
+
+
+@pytest.fixture
+def federate(make_photos, tmp_path, monkeypatch):
+    """A run of `reference.Federation`: `federate("scaffold", plan=[("A", "B"), ("A",)], rounds=2)`.
+
+    ``sizes`` are the photographs of each class by site: of five, three train.
+    """
+    for name, network in reference.NETWORKS.items():
+        monkeypatch.setitem(networks._NETWORKS, name, network)
+    monkeypatch.setitem(registry._METHODS, reference.Recorder.name, reference.Recorder)
+
+    def run(methods, plan=None, sizes=None, settings=None, states=None, **changes) -> reference.Federation:
+        sizes = sizes or {"A": 5, "B": 10, "C": 15}
+        for name, per_class in sizes.items():
+            if not (tmp_path / "photos" / name).exists():
+                make_photos(name, per_class, size=8)
+        values = {
+            "network": "reference_linear",
+            "rounds": 3,
+            "batch_size": 6,
+            "learning_rate": 0.05,
+            "threads": 1,
+            "min_sites": 1,
+            **changes,
+        }
+        chosen = tuple(parse_methods(f"{reference.Recorder.name},{methods}", settings))
+        config = configure(find_sites(tmp_path / "photos"), methods=chosen, **values)
+        return reference.Federation(config, tmp_path / "photos", list(sizes), plan, states)
+
+    return run
 
 
 @pytest.fixture

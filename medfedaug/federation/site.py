@@ -128,6 +128,7 @@ class SiteTrainer(ClientAlgo):
         self.exchange_device = _CPU
         self.saves_each_round = True
         self.checkpointed: tuple[int, ...] = ()
+        self._round = 0
         self._aborted = False
         self._cases: list[list[Sample]] | None = None
         self._validation: list[tuple[str, Tensor, Tensor]] | None = None
@@ -185,6 +186,7 @@ class SiteTrainer(ClientAlgo):
             kept=composition.kept_keys,
             task=self.task,
             momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
+            round=lambda: self._round,
         )
         self.parts = {method.name: method.at_site(context) for method in composition.methods}
         if self.config.precision == "bfloat16":
@@ -248,7 +250,7 @@ class SiteTrainer(ClientAlgo):
             MedFedAugError: when the loss is not finite any more, or the training was stopped.
         """
         extra = extra or {}
-        round_ = int(extra.get("round", 1))
+        round_ = self._round = int(extra.get("round", 1))
         self._recall(self._latest(round_ - 1))
         self.receive(data)
         for name, part in self.parts.items():
@@ -394,12 +396,13 @@ class SiteTrainer(ClientAlgo):
         if split not in _SPLITS:
             raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
         self.receive(data)
-        if not self.recall_round(int(extra.get("round", 0))):
+        round_ = int(extra.get("round", 0))
+        if not self.recall_round(round_):
             # Norm layers that never saw this site's images would give a number without a meaning.
             note = "the model needs layers that each site keeps, and this site has none"
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
         if split == "test":
-            self._fine_tune()
+            self._fine_tune(round_ + 1)
         transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
@@ -413,12 +416,12 @@ class SiteTrainer(ClientAlgo):
         scores = self.task.evaluate(self.network, cases, transform, self.device, self.config.batch_size)
         return ExchangeObject(metrics=scores)
 
-    def _fine_tune(self) -> None:
-        """Train the model that is to be tested further, where a method asks for it."""
+    def _fine_tune(self, round_: int) -> None:
+        """Train the model that is to be tested further, where a method asks for it, as if in a round more."""
         epochs = max((part.epochs_before_test for part in self.parts.values()), default=0)
         if not epochs or not self.trains:
             return
-        self._present = -1  # what is in the network from here on belongs to no round
+        self._round, self._present = round_, -1  # what is in the network from here on belongs to no round
         seed = derive_seed(self.config.seed, self.name, "fine-tuning")
         with self._own_random_numbers():
             torch.manual_seed(seed)

@@ -98,6 +98,8 @@ class SiteContext:
         kept: the state-dict entries that stay at the site.
         task: loss and form of the targets.
         momentum: of the main optimiser, 0 for one that has none.
+        round: the number of the round whose training comes next or is under way, counted from 1; a site may
+            have missed those before. Fine-tuning before the test is as if the round after the model's.
     """
 
     name: str
@@ -111,6 +113,7 @@ class SiteContext:
     kept: frozenset[str] = frozenset()
     task: Task | None = None
     momentum: float = 0.0
+    round: Callable[[], int] = lambda: 1
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,12 @@ class FedFAh(Method):
     (Eq. 11-13); the server averages the sites' histograms to π; in the next round the loss gains
     λ·(KL(π_b‖π) + KL(π‖π_b))/2, with the mini-batch's own histogram π_b (Eq. 14-15).
 
-    Exchange, every round: the histogram (C, L) up, the average (C, L) down.
+    The range of Eq. 12, z_min and z_max of each channel, is that of all training images of the site at the
+    end of the round before, in evaluation mode: under the model that the site had just trained, or where it
+    took no part in that round (it has just joined, or missed rounds), under the global model that it
+    receives. The mini-batches of the round are binned in it.
+
+    Exchange, every round: the histogram (C, L) up, the average (C, L) down. The range stays at the site.
 
     Args:
         weight: λ of Eq. 15.
@@ -58,11 +63,10 @@ class FedFAh(Method):
     the site's public range for ``feature_mean`` in every channel, and the mean over the training cases.
 
     Deviations:
-        The paper leaves open how features become samples and when the range of Eq. 12 is taken: here the
-        mean over space, and minimum and maximum over the training set at the end of the round before, with
-        which the mini-batches of the next round are binned. The divergence is the mean over the channels.
-        In the first round there is no histogram, and no term. The pass over the training set is in
-        evaluation mode and without augmentation.
+        The paper leaves open how features become samples, here by the mean over space, and when the range of
+        Eq. 12 is taken, here as said above; a site that missed a round passes over its training images once
+        more for it. The divergence is the mean over the channels. In the first round of a federation there
+        is no histogram, and no term. The passes over the training set are without augmentation.
     """
 
     name = "fedfa_h"
@@ -110,6 +114,8 @@ class FedFAhSite(SitePart, SiteExchange):
         self.target: Tensor | None = None
         self.low: Tensor | None = None
         self.high: Tensor | None = None
+        # The round at whose end the range was taken, None for a public one, which is that of every round.
+        self.range_of: int | None = -1
         self._features: Tensor | None = None
         module = context.network.get_submodule(stage.module)
         # Registered after the layers of FedFA, these see what they made of the features.
@@ -125,10 +131,18 @@ class FedFAhSite(SitePart, SiteExchange):
         else:
             self._features = features.flatten(2).mean(dim=2)
 
+    @torch.no_grad()
+    def start_round(self) -> None:
+        """Take the range under the received model, where the site took no part in the round before."""
+        before = self.context.round() - 1
+        if self.target is not None and self.range_of not in (before, None):
+            self._take_range(self._batches())
+            self.range_of = before
+
     def loss(self, step: Step) -> Tensor | None:
         """λ times the divergence of the mini-batch's histogram from the federation's."""
         features, self._features = self._features, None
-        if self.target is None or self.low is None or self.high is None or features is None:
+        if self.target is None or features is None:
             return None
         own = F.soft_histogram(features, self.method.bins, self.method.tau, self.low, self.high)
         return self.method.weight * F.symmetric_kl(own, self.target)
@@ -137,17 +151,21 @@ class FedFAhSite(SitePart, SiteExchange):
     def collect(self) -> Payload:
         """The histogram of the training set under the network just trained."""
         batches = list(self._batches()) if self._fits() else None
-        self.low = self.high = None
-        for z in batches if batches is not None else self._batches():
-            low, high = z.amin(dim=0), z.amax(dim=0)
-            self.low = low if self.low is None else torch.minimum(self.low, low)
-            self.high = high if self.high is None else torch.maximum(self.high, high)
+        self._take_range(batches if batches is not None else self._batches())
+        self.range_of = self.context.round()
         total, count = torch.zeros(()), 0
         for z in batches if batches is not None else self._batches():
             part = F.soft_histogram(z, self.method.bins, self.method.tau, self.low, self.high)
             total = total.to(part) + part * len(z)
             count += len(z)
         return {"histogram": total / count}
+
+    def _take_range(self, batches: Iterable[Tensor]) -> None:
+        self.low = self.high = None
+        for z in batches:
+            low, high = z.amin(dim=0), z.amax(dim=0)
+            self.low = low if self.low is None else torch.minimum(self.low, low)
+            self.high = high if self.high is None else torch.maximum(self.high, high)
 
     def _batches(self) -> Iterable[Tensor]:
         yield from self._samples(self.context.training_images())
@@ -170,6 +188,7 @@ class FedFAhSite(SitePart, SiteExchange):
         channels, bins, tau = self.channels, self.method.bins, self.method.tau
         device = next(self.context.network.parameters()).device
         self.low, self.high = (torch.full((channels,), value, device=device) for value in (low, high))
+        self.range_of = None
         for batches in self.context.case_batches():
             total, count = torch.zeros(channels, bins, dtype=torch.float64), 0
             for z in self._samples(batches):
@@ -188,13 +207,17 @@ class FedFAhSite(SitePart, SiteExchange):
         self.target = payload["histogram"].to(next(self.context.network.parameters()).device)
 
     def state(self) -> Payload:
-        """The range of the features, in which the mini-batches of the next round are binned."""
-        return {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
+        """The range in which the mini-batches of the next round are binned, and of which round it is."""
+        if self.low is None or self.high is None:
+            return {}
+        taken = {} if self.range_of is None else {"round": torch.tensor(self.range_of)}
+        return {"low": self.low, "high": self.high, **taken}
 
     def restore(self, state: Payload) -> None:
         """Take the range in again."""
         device = next(self.context.network.parameters()).device
         self.low, self.high = state["low"].to(device), state["high"].to(device)
+        self.range_of = int(state["round"]) if "round" in state else None
 
 
 class FedFAhServer(ServerExchange):

@@ -1,0 +1,32 @@
+"""FedAvg, and the harness itself: what every other reference is a change of."""
+
+from __future__ import annotations
+
+import pytest
+from reference import assert_same, copied, descend, entries, mean
+
+UNEVEN = [("A", "B", "C"), ("A", "C"), ("A", "B", "C")]
+
+
+@pytest.mark.parametrize("network", ["reference_linear", "reference_convolutional"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_global_model_is_the_mean_of_what_descent_makes_of_it(federate, network, weighting):
+    run = federate("fedavg", plan=UNEVEN, network=network, weighting=weighting, local_epochs=2)
+    samples = run.server.sites
+    assert samples == {"A": 6, "B": 12, "C": 18}
+    model = run.network()
+    for round_ in (1, 2, 3):
+        local = {}
+        for site in run.took_part(round_):
+            assert len(run.batches[site, round_]) == 2 * samples[site] // 6
+            local[site] = entries(descend(copied(model), run.batches[site, round_], 0.05))
+        weights = [samples[site] if weighting == "samples" else 1 for site in local]
+        model = copied(model, mean(list(local.values()), weights))
+        assert_same(run.models[round_], entries(model))
+
+
+def test_integer_buffers_are_no_part_of_the_mean(federate):
+    run = federate("fedavg", network="reference_convolutional", rounds=2)
+    assert "encoder.0.1.num_batches_tracked" in run.initial
+    assert set(run.models[2]) == set(entries(run.network()))
+    assert int(run.server.state["encoder.0.1.num_batches_tracked"]) == 0

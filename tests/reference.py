@@ -1,0 +1,237 @@
+"""A federation small enough to be written out by hand, and what the hand-written ones have in common.
+
+`Federation` drives a real server and real sites, which read photographs from real folders; who takes part in
+a round is the test's choice. A method's equations are not here: each test writes them down, in float64, from
+the paper.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from medfedaug.config import RunConfig
+from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer
+from medfedaug.methods.base import Method, SiteContext, SitePart
+from medfedaug.models.classifiers import StagedClassifier
+
+State = dict[str, Tensor]
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def linear(in_channels: int = 3, out_channels: int = 2, **_: Any) -> nn.Module:
+    """One fully connected layer, for images of 8 x 8 pixels."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * 64, out_channels))
+
+
+def convolutional(in_channels: int = 3, out_channels: int = 2, **_: Any) -> nn.Module:
+    """Two stages with batch norm, smooth throughout, and a fully connected layer."""
+    widths = [in_channels, 4, 5]
+    stages = [
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.Tanh(), nn.AvgPool2d(2))
+        for a, b in pairwise(widths)
+    ]
+    return StagedClassifier(
+        stages, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, out_channels))
+    )
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "reference_linear": linear,
+    "reference_convolutional": convolutional,
+}
+
+
+class Recorder(Method):
+    """Writes down the batches of every site and round as they come from the loader; changes nothing."""
+
+    name = "recorder"
+    batches: dict[tuple[str, int], Batches]
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        return _RecorderSite(context, self.batches)
+
+
+class _RecorderSite(SitePart):
+    def __init__(self, context: SiteContext, batches: dict[tuple[str, int], Batches]) -> None:
+        self.context, self.batches = context, batches
+
+    def start_round(self) -> None:
+        self.batches[self.context.name, self.context.round()] = []
+
+    def mix(self, inputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
+        found = self.batches[self.context.name, self.context.round()]
+        found.append((inputs.detach().double().contiguous(), targets[0][1].clone()))
+        return inputs, targets
+
+
+class Federation:
+    """A server and its sites.
+
+    Args:
+        config: the run, with `Recorder` first among its methods.
+        root: holds the sites' folders.
+        sites: their names.
+        plan: who trains in each round; by default whom the server chooses. A site is prepared before the
+            first round that it trains in, as one that joins late is.
+        states: a folder for what sites keep; they are then started anew before every round.
+
+    Attributes:
+        initial: the whole state dict that the run began with.
+        models: the shared entries of the global model, by round; of 0, as it began.
+        replies: what came back, by round and site.
+        batches: what a site trained on, by site and round.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        root: Path,
+        sites: Sequence[str],
+        plan: Sequence[Sequence[str]] | None = None,
+        states: Path | None = None,
+    ) -> None:
+        self.config, self.root, self.states = config, root, states
+        self.batches: dict[tuple[str, int], Batches] = {}
+        Recorder.batches = self.batches
+        self.server = FederationServer(config)
+        self.initial = {key: value.clone() for key, value in self.server.state.items()}
+        self.sites = {name: self._site(name) for name in sites}
+        self.models = [self._shared()]
+        self.replies: list[dict[str, Reply]] = [{}]
+        self.requests: list[Any] = [None]
+        self.tested: dict[str, Reply] = {}
+        self._run(plan)
+
+    def _site(self, name: str) -> Site:
+        folder = self.states / name if self.states else None
+        return Site(name, SiteTrainer(self.config, self.root, "cpu", folder))
+
+    def _shared(self) -> State:
+        return {key: self.server.state[key].clone() for key in self.server.shared}
+
+    def _run(self, plan: Sequence[Sequence[str]] | None) -> None:
+        server = self.server
+        for round_ in range(1, self.config.rounds + 1):
+            asked = list(plan[round_ - 1]) if plan else list(self.sites)
+            new = sorted({*asked, *([] if round_ > 1 else self.config.holdout)} - server.known)
+            for name in new:
+                assert server.accept_preparation(name, self.sites[name].answer(server.prepare())), name
+            if new:
+                server.finish_preparation()
+            targets = sorted(asked) if plan else server.choose_sites()
+            request, replies = server.start_round(targets), {}
+            for name in targets:
+                if self.states:
+                    self.sites[name] = self._site(name)
+                replies[name] = self.sites[name].answer(request)
+                assert server.accept(name, replies[name]), replies[name].error
+            server.finish_round()
+            self.models.append(self._shared())
+            self.replies.append(replies)
+            self.requests.append(request)
+        request = server.validate()
+        for name in sorted(server.sites):
+            server.accept_validation(name, self.sites[name].answer(request))
+        server.finish_validation()
+        request = server.test()
+        for name in sorted(server.known):
+            self.tested[name] = self.sites[name].answer(request)
+            assert server.accept_test(name, self.tested[name]), self.tested[name].error
+
+    def network(self) -> nn.Module:
+        """The network as it began, float64 and without a method's layers."""
+        network = NETWORKS[self.config.network](self.config.in_channels, len(self.config.classes)).double()
+        network.load_state_dict(self.initial)
+        return network
+
+    def took_part(self, round_: int) -> list[str]:
+        """Who trained in a round."""
+        return sorted(self.replies[round_])
+
+
+def images_of(batches: Batches, count: int) -> tuple[Tensor, Tensor]:
+    """All images and labels of a site, from the first epoch of a round."""
+    images, labels = torch.cat([x for x, _ in batches])[:count], torch.cat([y for _, y in batches])[:count]
+    assert len(images) == count
+    return images, labels
+
+
+def descend(
+    network: nn.Module,
+    batches: Batches,
+    rate: float,
+    term: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+    correct: Callable[[State], State] | None = None,
+    momentum: float = 0.0,
+) -> nn.Module:
+    """Gradient descent on the cross-entropy, written out; the network is changed in place.
+
+    Args:
+        network: float64.
+        batches: one a step.
+        rate: the learning rate.
+        term: what is added to the loss, of the network, the images and the labels; asked for after the pass.
+        correct: the gradients that are stepped along, of those of the loss.
+        momentum: v ← momentum·v + g, w ← w − rate·v.
+    """
+    network.train()
+    velocity: State = {}
+    for x, y in batches:
+        loss = cross_entropy(network(x), y)
+        if term is not None:
+            loss = loss + term(network, x, y)
+        parameters = dict(network.named_parameters())
+        found = torch.autograd.grad(loss, list(parameters.values()))
+        gradients = dict(zip(parameters, found, strict=True))
+        if correct is not None:
+            gradients = correct(gradients)
+        with torch.no_grad():
+            for key, parameter in parameters.items():
+                velocity[key] = momentum * velocity.get(key, 0.0) + gradients[key]
+                parameter.sub_(rate * velocity[key])
+    return network
+
+
+def copied(network: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the network, with other entries where they are given."""
+    found = copy.deepcopy(network)
+    if state is not None:
+        found.load_state_dict(dict(state), strict=False)
+    return found
+
+
+def entries(network: nn.Module, keys: Iterable[str] | None = None) -> State:
+    """Copies of the floating-point entries of a network."""
+    state = network.state_dict()
+    chosen = [key for key in state if state[key].is_floating_point()] if keys is None else list(keys)
+    return {key: state[key].detach().clone() for key in chosen}
+
+
+def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
+    """Σ p_k w_k with p_k the weights' shares."""
+    total = float(sum(weights))
+    return {
+        key: sum((w / total) * s[key] for w, s in zip(weights, states, strict=True))  # type: ignore[misc]
+        for key in states[0]
+    }
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-6) -> None:
+    """Both have the same keys, and the same numbers to so much."""
+    assert set(found) == set(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(
+            found[key].double(),
+            value.double(),
+            rtol=1e-5,
+            atol=atol,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
