@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from medfedaug.config import RunConfig, derive_seed
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.messages import shared_keys
 from medfedaug.methods import Method, build_methods
 from medfedaug.models import build_network
@@ -33,14 +33,9 @@ class Composition:
         # Forked, so that building a network does not disturb a caller's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, "network"))
+            network = _network(config)
+            plain = set(network.state_dict())
             try:
-                network: nn.Module = build_network(
-                    config.network,
-                    in_channels=config.in_channels,
-                    out_channels=config.num_classes,
-                    **config.network_args,
-                )
-                plain = set(network.state_dict())
                 for method in self.methods:
                     network = method.prepare_network(network)
             except (TypeError, ValueError) as error:
@@ -53,3 +48,23 @@ class Composition:
         self.kept_keys = frozenset[str]().union(*(method.kept_at_site(network) for method in self.methods))
         self.personal = bool(self.kept_keys) or any(method.personalises for method in self.methods)
         self.shared = shared_keys(network.state_dict(), self.kept_keys)
+
+
+def _network(config: RunConfig) -> nn.Module:
+    args = {"spatial_dims": 2, **config.network_args}
+    for name in ("in_channels", "out_channels"):
+        if name in args:
+            raise ConfigError(f"network_args: {name} follows from the data; leave it out")
+    if args["spatial_dims"] != 2:
+        raise ConfigError(
+            f"network_args: spatial_dims is {args['spatial_dims']!r}; networks see slices and photographs, "
+            "which have 2: leave it out"
+        )
+    try:
+        return build_network(
+            config.network, in_channels=config.in_channels, out_channels=config.num_classes, **args
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"network {config.network}: {error}") from error
+    except Exception as error:  # each network checks its arguments in its own way, or not at all
+        raise ConfigError(f"network {config.network}: {first_line(error)}") from error

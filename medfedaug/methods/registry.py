@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
 from medfedaug.methods.fedavg import FedAvg
 from medfedaug.methods.fedavgm import FedAvgM
@@ -160,6 +161,7 @@ def _build(spec: Mapping[str, Any]) -> Method:
         raise ConfigError(
             f"{name} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}"
         )
+    check_arguments(name, factory, args)
     try:
         return factory(**args)
     except (TypeError, ValueError) as error:
