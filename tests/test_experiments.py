@@ -27,7 +27,6 @@ from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.cross_site import cross_site
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.published import PUBLISHED
 from medfedaug.experiments.sweep import parse_axis, parse_methods_list, plan, run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.federation import SiteTrainer
@@ -81,20 +80,6 @@ def test_presets_are_those_of_the_papers():
     for name, row in table.items():
         config = RunConfig(**PRESETS[name].config)
         assert tuple(getattr(config, key) for key in names) == row
-
-
-def test_published_means_are_the_means_of_their_sites():
-    """A slip in typing shows; the papers' own rounding and errors are let pass."""
-    odd = []
-    for name, rows in PUBLISHED.items():
-        assert name in PRESETS
-        for row in rows:
-            if row.sites and abs(fmean(score for _, score in row.sites) - row.mean) > 0.0011:
-                odd.append((name, row.source, row.methods, row.held_out))
-    assert odd == [  # printed so
-        ("office_caltech_10", "FedFA+ Table 3", "fedfa+", False),
-        ("domainnet_10", "FedFA+ Table 3", "fedavgm", False),
-    ]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
@@ -392,6 +377,7 @@ def test_the_table_and_the_published_numbers_by_hand(office, tmp_path):
     assert float(published["fedfa+"]["dslr_published"]) == 0.909
     assert float(published["fedfa+"]["mean"]) == pytest.approx(0.84)
     text = (tmp_path / "published.md").read_text()
+    assert "FedFA+ Table 3, FEDFA+: the sites' mean is 84.7." in text
     assert "| fedavg | 0.630 ± 0.036 / 0.844 |" in text
     assert "| -0.055 | FedFA+ Table 3 |" in text
     assert "0.840" in (tmp_path / "table.tex").read_text()

@@ -34,6 +34,9 @@ def test_the_wheel_holds_every_module_and_nothing_generic(tmp_path):
     zipfile.ZipFile(wheel).extractall(target)
     assert {p.name for p in target.iterdir() if not p.name.endswith(".dist-info")} == {"medfedaug"}
     assert (target / "medfedaug/py.typed").exists()
+    tables = ROOT / "medfedaug/experiments/published"
+    installed = target / "medfedaug/experiments/published"
+    assert {p.name for p in installed.glob("*.csv")} == {p.name for p in tables.glob("*.csv")}
     script = (
         "import importlib, sys; sys.path.insert(0, sys.argv[1]); import medfedaug; "
         "assert medfedaug.__file__.startswith(sys.argv[1]), medfedaug.__file__; "

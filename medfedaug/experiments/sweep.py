@@ -53,6 +53,7 @@ __all__ = [
     "parse_methods_list",
     "plan",
     "run_all",
+    "split_values",
 ]
 
 TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
@@ -95,13 +96,14 @@ def parse_axis(text: str) -> Axis:
         (0.5, 1)
     """
     name, equals, values = text.partition("=")
-    found = tuple(_value(part) for part in _split(values))
+    found = tuple(_value(part) for part in split_values(values))
     if not (equals and name and found) or any(value == "" for value in found):
         raise ConfigError(f"--set {text!r}: write NAME=VALUE or NAME=VALUE,VALUE,...")
     return Axis(name.strip(), found)
 
 
-def _split(text: str) -> Iterator[str]:
+def split_values(text: str) -> Iterator[str]:
+    """The parts between commas; a comma within brackets separates nothing."""
     depth, part = 0, ""
     for character in text:
         depth += (character in "[{") - (character in "]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.cross_site import cross_site
 from medfedaug.experiments.presets import Preset
-from medfedaug.experiments.published import PUBLISHED, Published
+from medfedaug.experiments.published import PrintedScore, Published, published_rows
 from medfedaug.experiments.sweep import PlannedRun
 from medfedaug.federation.output import RESULTS
 from medfedaug.methods import parse_methods
@@ -35,7 +35,7 @@ class Compared:
     """
 
     label: str
-    sites: dict[str, tuple[Score, float | None]]
+    sites: dict[str, tuple[Score, PrintedScore | None]]
     mean: Score
     published: Published
 
@@ -61,7 +61,7 @@ class PublishedTable(TextTable):
         for row in self.rows:
             cells = [_pair(*row.sites.get(site, (Score(()), None))) for site in self.sites]
             mean, theirs = row.mean.mean, row.published.mean
-            difference = "–" if mean is None else f"{mean - theirs:+.3f}"
+            difference = "–" if mean is None or theirs is None else f"{mean - theirs.score:+.3f}"
             lines.append([row.label, *cells, _pair(row.mean, theirs), difference, row.published.source])
         return lines
 
@@ -72,9 +72,27 @@ class PublishedTable(TextTable):
             record: dict[str, Any] = {"method": row.label}
             pairs = {site: row.sites.get(site, (Score(()), None)) for site in self.sites}
             for name, (ours, theirs) in {**pairs, "mean": (row.mean, row.published.mean)}.items():
-                record |= {name: ours.mean, f"{name}_std": ours.std, f"{name}_published": theirs}
+                record |= {name: ours.mean, f"{name}_std": ours.std}
+                record |= _recorded(name, theirs)
             records.append({**record, "published_in": row.published.source})
         return records
+
+
+@dataclass(frozen=True)
+class CrossSiteRow:
+    """The local model of a site.
+
+    Attributes:
+        label: methods and settings.
+        source: the site that trained it.
+        scores: ours by the site that tests it.
+        published: the paper's, where it has them.
+    """
+
+    label: str
+    source: str
+    scores: dict[str, Score]
+    published: Mapping[str, PrintedScore]
 
 
 @dataclass(frozen=True)
@@ -82,9 +100,13 @@ class CrossSiteTable(TextTable):
     """The local model of each site, tested at every site: FedRDN Table 3."""
 
     targets: tuple[str, ...]
-    rows: tuple[tuple[str, str, dict[str, Score]], ...]
+    rows: tuple[CrossSiteRow, ...]
     notes: tuple[str, ...] = ()
     reduced: str = ""
+
+    @property
+    def _compared(self) -> bool:
+        return any(row.published for row in self.rows)
 
     @property
     def header(self) -> list[str]:
@@ -93,20 +115,39 @@ class CrossSiteTable(TextTable):
 
     @property
     def body(self) -> list[list[str]]:
-        """The cells as text."""
-        return [[label, source, *(str(found[t]) for t in self.targets)] for label, source, found in self.rows]
+        """Ours, and where there are any, the paper's behind a stroke."""
+        return [[row.label, row.source, *(self._cell(row, t) for t in self.targets)] for row in self.rows]
+
+    def _cell(self, row: CrossSiteRow, target: str) -> str:
+        ours = row.scores[target]
+        return _pair(ours, row.published.get(target)) if self._compared else str(ours)
 
     def records(self) -> list[dict[str, Any]]:
-        """Mean and standard deviation in columns of their own."""
-        return [
-            {"method": label, "trained_at": source}
-            | {k: v for t in self.targets for k, v in ((t, found[t].mean), (f"{t}_std", found[t].std))}
-            for label, source, found in self.rows
-        ]
+        """Every number in a column of its own."""
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"method": row.label, "trained_at": row.source}
+            for target in self.targets:
+                ours = row.scores[target]
+                record |= {target: ours.mean, f"{target}_std": ours.std}
+                if self._compared:
+                    record |= _recorded(target, row.published.get(target))
+            records.append(record)
+        return records
 
 
-def _pair(ours: Score, theirs: float | None) -> str:
-    return f"{ours} / {'–' if theirs is None else f'{theirs:.3f}'}"
+def _pair(ours: Score, theirs: PrintedScore | None) -> str:
+    if theirs is None:
+        return f"{ours} / –"
+    spread = "" if theirs.spread is None else f" ± {theirs.spread:.3f}"
+    return f"{ours} / {theirs.score:.3f}{spread}"
+
+
+def _recorded(name: str, theirs: PrintedScore | None) -> dict[str, float | None]:
+    return {
+        f"{name}_published": None if theirs is None else theirs.score,
+        f"{name}_published_std": None if theirs is None else theirs.spread,
+    }
 
 
 def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
@@ -222,19 +263,30 @@ def _label(run: PlannedRun) -> str:
 def _published(loaded: _Loaded, preset: Preset) -> PublishedTable:
     rows = []
     for run, found in _groups(loaded):
-        for published in PUBLISHED.get(preset.name, ()):
-            # Folds test other patients than the papers' split.
-            same = published.variant == run.variant and published.held_out == bool(run.held_out)
-            if same and not run.folds and _combination(published.methods) == _combination(run.methods):
-                ours = summary_table(found).rows[0]
-                theirs = dict(published.sites)
-                sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
-                whole = (
-                    not theirs or theirs.keys() <= ours.sites.keys()
-                )  # some may not have been left out yet
-                rows.append(Compared(_label(run), sites, ours.mean if whole else Score(()), published))
+        for published in _of_run(run, preset):
+            if published.trained_at:
+                continue
+            ours, theirs = summary_table(found).rows[0], published.sites
+            sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
+            # Some sites may not have been left out yet.
+            whole = not theirs or theirs.keys() <= ours.sites.keys()
+            rows.append(Compared(_label(run), sites, ours.mean if whole else Score(()), published))
     columns = dict.fromkeys(site for row in rows for site in row.sites if row.published.sites)
-    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.",))
+    notes = dict.fromkeys(
+        f"{row.published.source}, {row.published.row}: {row.published.note}."
+        for row in rows
+        if row.published.note
+    )
+    return PublishedTable(tuple(columns), tuple(rows), ("Ours / published.", *notes))
+
+
+def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
+    """The papers' rows of the same methods and settings."""
+    for published in published_rows(preset):
+        same = published.variant == run.variant and published.held_out == bool(run.held_out)
+        # Folds test other patients than the papers' split.
+        if same and not run.folds and _combination(published.methods) == _combination(run.methods):
+            yield published
 
 
 def _combination(methods: str) -> frozenset[str]:
@@ -249,6 +301,7 @@ def _combination(methods: str) -> frozenset[str]:
 
 def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    published: dict[tuple[str, str], Mapping[str, PrintedScore]] = {}
     for run, _ in loaded:
         result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
         label = f"{_label(run)}, without {run.held_out}" if run.held_out else _label(run)
@@ -256,13 +309,20 @@ def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> Cros
             row = found.setdefault((label, source), {})
             for target, score in scores.items():
                 row.setdefault(target, []).extend([] if score is None else [score])
-    targets = dict.fromkeys(target for row in found.values() for target in row)
+        published |= {(label, theirs.trained_at): theirs.sites for theirs in _of_run(run, preset)}
+    targets = tuple(dict.fromkeys(target for row in found.values() for target in row))
     rows = tuple(
-        (label, source, {t: Score(tuple(row.get(t, ()))) for t in targets})
+        CrossSiteRow(
+            label,
+            source,
+            {target: Score(tuple(row.get(target, ()))) for target in targets},
+            published.get((label, source), {}),
+        )
         for (label, source), row in found.items()
     )
     explained = (
         "The model that one site trained in the round after the selected one, before averaging, tested at "
         "every site; the site itself is on the diagonal (FedRDN Table 3)."
     )
-    return CrossSiteTable(tuple(targets), rows, (explained,))
+    notes = (explained, "Ours / published.") if any(row.published for row in rows) else (explained,)
+    return CrossSiteTable(targets, rows, notes)

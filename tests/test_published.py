@@ -1,0 +1,263 @@
+"""The papers' numbers: each is printed where its file says, and each row is a run that a sweep can make."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+
+import pytest
+from printed_tables import PAPERS, printed
+from test_benchmark_data import OFFICE, write_fedbn
+
+from medfedaug.data.benchmarks import BENCHMARKS
+from medfedaug.errors import DataError
+from medfedaug.experiments import sweep
+from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.published import parse_published, published_rows
+from medfedaug.experiments.sweep import parse_axis, plan
+from medfedaug.methods import build_methods
+
+FILES = {
+    path.name.removesuffix(".csv"): path.read_text(encoding="utf-8")
+    for path in resources.files("medfedaug.experiments.published").iterdir()
+    if path.name.endswith(".csv")
+}
+with_papers = pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' text is not beside the project")
+
+TABLES = {
+    "FedFA": ("1", "2", "3", "4", "5", "6", "7", "8", "16"),
+    "FedFA+": ("3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "Section 6.2"),
+    "FedRDN": ("1", "2", "3", "4", "5", "7", "8"),
+    "FedFD-A": ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11", "12", "13"),
+    "FRAug": ("2",),
+}
+
+_OTHER_METHODS = (
+    *("SFA", "RandConv", "L2D", "JiGen", "RSC", "SelfReg", "COPA", "FedDG", "CCST", "CSAC"),
+    *("SiloBN w/ GA",),
+)
+LEFT_OUT = {
+    # The same numbers stand in an earlier table, with the sites' scores.
+    ("FedFA", "1"): ("FEDAVG", "FEDPROX", "FEDSAM", "FEDAVGM", "FEDROBUST", "FEDBN", "FEDMIX"),
+    ("FedFA", "2"): (
+        *("FEDAVG", "FEDPROX", "FEDAVGM", "FEDSAM", "FEDROBUST", "FEDBN", "FEDMIX", "FEDHARMO"),
+    ),
+    **{("FedFA", table): ... for table in "45678"},  # FedFA+ Tables 6, 9, 10, 11, 12
+    ("FedFA+", "7"): ("FEDAVG", "FEDFA+", "FEDFA+ (Swin-T)"),
+    ("FedFA+", "8"): ("BatchNorm (default)",),
+    ("FedFA+", "9"): ("FEDAVG", "FEDFA^l"),
+    ("FedFA+", "11"): ("Adaptive Fusion",),
+    ("FedFA+", "Section 6.2"): ("0",),
+    ("FedRDN", "4"): ("FedAvg", "FedAvg + FedRDN"),
+    ("FedRDN", "5"): ("AlexNet, FedAvg", "AlexNet, + norm", "AlexNet, + FedMix", "AlexNet, + FedRDN"),
+    ("FedFD-A", "1"): ("SiloBN + FedFD-A",),
+    ("FedFD-A", "2"): (r"Global & instance randomly: $u \sim U(0,1)$",),
+    ("FedFD-A", "9"): ("U(0, 1)",),
+    ("FedFD-A", "13"): ("FedFD-A",),
+    # FedSR and FPL have no equation for segmentation; there is no Swin-T for it.
+    ("FedFA+", "4"): ("FEDSR", "FPL", "FEDFA+ (Swin-T)"),
+    # Methods that are not offered.
+    ("FedFA+", "6"): ("FEDDG", "CCST", "FEDGA"),
+    ("FedFA+", "10"): ("FEDAVG", "FEDFA^l", "DAC-SC", "FEDFA^l +DAC-SC"),
+    ("FedFD-A", "3"): (
+        *("(a) CE", "(b) FedFD", "(c1) Global statistics", "(c2) Instance feature adapter"),  # in Table 5
+        *("(b) Mixstyle", "(c2) BIN", "(c2) DSON", "(c2) MixNorm"),
+    ),
+    ("FedFD-A", "5"): _OTHER_METHODS,
+    ("FedFD-A", "6"): ("DoPrompt", "DoPrompt w/ GA"),
+    ("FedFD-A", "7"): _OTHER_METHODS,
+    ("FedFD-A", "8"): ("SiloBN w/ GA",),
+    # FedProto needs one label an image, and FedMix gives it two.
+    ("FedRDN", "1"): ("FedProto + FedMix",),
+    # Other federations than the protocols': ten sites a domain, two domains a site, and the scores of sites
+    # that train.
+    **{("FedFD-A", table): ... for table in ("10", "11", "12")},
+}
+
+
+def lines(benchmark: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(FILES[benchmark].splitlines()))
+
+
+# Where a paper has the sites in another order than the file.
+ORDER = {
+    ("FedFD-A", "pacs"): ("photo", "art_painting", "cartoon", "sketch"),
+    ("FedFD-A", "vlcs"): ("PASCAL", "LABELME", "CALTECH", "SUN"),
+}
+
+
+def numbers(line: dict[str, str], benchmark: str) -> list[str]:
+    """The scores of a line in the order of the paper."""
+    names = list(line)
+    sites = names[names.index("trained_at") + 1 : names.index("mean")]
+    cells = [line[name] for name in (*ORDER.get((line["paper"], benchmark), sites), "mean")]
+    return [cell for cell in cells if cell]
+
+
+def within(wanted: list[str], there: list[str]) -> bool:
+    """Whether numbers are printed one after the other."""
+    there = [number for number in there if number]
+    return any(wanted == there[k : k + len(wanted)] for k in range(len(there)))
+
+
+@with_papers
+@pytest.mark.parametrize("benchmark", FILES)
+def test_every_number_is_printed_in_its_row_of_its_table(benchmark):
+    for line in lines(benchmark):
+        rows = printed(line["paper"], line["table"])
+        found = [there for label, there in rows if label == line["row"]]
+        assert any(within(numbers(line, benchmark), there) for there in found), line
+
+
+@with_papers
+@pytest.mark.parametrize(("paper", "table"), [(p, t) for p, tables in TABLES.items() for t in tables])
+def test_every_printed_row_is_listed_or_left_out_for_a_reason(paper, table):
+    listed = {
+        line["row"]
+        for benchmark in FILES
+        for line in lines(benchmark)
+        if (line["paper"], line["table"]) == (paper, table)
+    }
+    labels = {label for label, _ in printed(paper, table)}
+    left = LEFT_OUT.get((paper, table), ())
+    assert labels - listed == (labels if left is ... else set(left))
+
+
+def test_means_are_the_means_of_their_sites():
+    """A number in the wrong place shows; the papers' own rounding and errors are let pass."""
+    odd = []
+    for preset in PRESETS.values():
+        for row in published_rows(preset):
+            scores = [printed.score for printed in row.sites.values()]
+            if scores and row.mean and abs(fmean(scores) - row.mean.score) > 0.0011:
+                odd.append((preset.name, row.source, row.row))
+                assert row.note
+    assert odd == [  # printed so
+        ("office_caltech_10", "FedFA+ Table 3", "FEDFA+"),
+        ("domainnet_10", "FedFA+ Table 3", "FEDAVGM"),
+        # A cell is empty in the text.
+        ("fedfd_a_pacs", "FedFD-A Table 13", "SiloBN w/ long local iterations"),
+        ("fedfd_a_pacs", "FedFD-A Table 13", "SiloBN w/ long total rounds"),
+    ]
+
+
+def fake_data(monkeypatch, benchmark: str) -> None:
+    """A sweep over a data set that is not there."""
+    header = FILES[benchmark].splitlines()[0].split(",")
+    names = header[header.index("trained_at") + 1 : header.index("mean")] or ["a", "b"]
+    sites = [SimpleNamespace(name=name, trains=True) for name in names]
+    segments = benchmark.endswith("prostate_mri")
+    known = ("segmentation", 3, ("background", "prostate")) if segments else None
+    gray = benchmark in ("femnist", "emnist")
+    known = known or ("classification", 1 if gray else 3, tuple("abcdefg"))
+    monkeypatch.setattr(sweep, "open_benchmark", lambda *args, **options: sites)
+    monkeypatch.setattr(sweep, "check_federation", lambda found: known)
+
+
+def plan_every_row(benchmark: str, root: Path) -> None:
+    made = set()
+    for line in lines(benchmark):
+        wanted = (line["protocol"], line["methods"], line["settings"], line["held_out"])
+        if wanted in made:
+            continue
+        made.add(wanted)
+        axes = [parse_axis(text) for text in sweep.split_values(line["settings"]) if text]
+        holdout = ["all"] if line["held_out"] else ["none"]
+        runs = plan(PRESETS[line["protocol"]], root, [line["methods"]], seeds=1, axes=axes, holdout=holdout)
+        assert {run.variant for run in runs} == {line["settings"]}
+        assert {bool(run.held_out) for run in runs} == {bool(line["held_out"])}
+
+
+@pytest.mark.parametrize("benchmark", FILES)
+def test_every_row_is_a_run_that_a_sweep_can_make(benchmark, monkeypatch, tmp_path):
+    """Its settings are those by which the run is named, and its methods go together."""
+    fake_data(monkeypatch, benchmark)
+    monkeypatch.setattr(sweep, "Composition", lambda config: build_methods(config.methods))
+    plan_every_row(benchmark, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", FILES)
+def test_the_networks_of_every_row_can_be_built_with_its_methods(benchmark, monkeypatch, tmp_path):
+    fake_data(monkeypatch, benchmark)
+    plan_every_row(benchmark, tmp_path)
+
+
+HEADER = "protocol,paper,table,row,methods,settings,held_out,trained_at,amazon,caltech,dslr,webcam,mean,note"
+LINE = "office_caltech_10,FedFA+,3,FEDAVG,fedavg,,,,84.4,66.7,75.0,88.1,78.5,"
+
+
+def test_a_line_is_read_with_spread_and_gaps():
+    text = f"{HEADER}\n{LINE}\n" + LINE.replace("84.4,66.7", "84.4 ± 0.9,").replace("78.5", "")
+    whole, part = parse_published(text, "office_caltech_10")
+    assert (whole.source, whole.mean.score, whole.mean.spread) == ("FedFA+ Table 3", 0.785, None)
+    assert list(part.sites) == ["amazon", "dslr", "webcam"]
+    assert part.sites["amazon"].score == pytest.approx(0.844)
+    assert part.sites["amazon"].spread == pytest.approx(0.009)
+    assert part.mean is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("78.5,", "7 8.5,"), "line 2: '7 8.5' is no score in per cent"),
+        (("78.5,", "0.785,1,"), "line 2: 15 cells in place of 14"),
+        (("84.4", "844.0"), "line 2: '844.0' is no score in per cent"),
+        (("FedFA+,3", "FedProx,3"), "the paper 'FedProx' is not one of FedFA, FedFA+"),
+        (("office_caltech_10,", "pacs,"), "'pacs' is no protocol of office_caltech_10"),
+        ((",fedavg,", ",,"), "line 2: methods is empty"),
+        (("fedavg,,,", "fedavg,,no,"), "held_out is 'yes' or empty, got 'no'"),
+        (("fedavg,,,", "fedavg,,,Basel"), "trained_at 'Basel' is no site"),
+        (("84.4,66.7,75.0,88.1,78.5", ",,,,"), "line 2: there is no score"),
+        (("protocol,paper", "paper,protocol"), "the columns must be protocol, paper, table"),
+        (("caltech", "amazon"), "the columns must be"),
+    ],
+)
+def test_a_file_that_is_not_as_described_is_refused_by_line(change, message):
+    old, new = change
+    text = f"{HEADER}\n{LINE}\n"
+    assert old in text
+    with pytest.raises(DataError, match=message.replace("(", r"\(").replace("+", r"\+")):
+        parse_published(text.replace(old, new, 1), "office_caltech_10")
+
+
+def test_a_preset_without_numbers_has_none():
+    assert published_rows(PRESETS["lgg_multisite"]) == ()
+    assert published_rows(replace(PRESETS["lgg_multisite"], benchmark="femnist")) == ()
+    assert set(FILES) <= set(BENCHMARKS)
+
+
+def test_a_sweep_stands_beside_the_numbers_of_the_paper(run, tmp_path, monkeypatch):
+    """Spreads, and local models at other sites, are shown with what they are compared to."""
+    preset = PRESETS["fedrdn_office_caltech_10"]
+    small = {"network": "lenet5", "image_size": 32, "local_epochs": 1}
+    monkeypatch.setitem(PRESETS, preset.name, replace(preset, config={**preset.config, **small}))
+    write_fedbn(tmp_path / "office_caltech_10", "office_caltech_10", OFFICE, train=11, test=3)
+    code, _, err = run(
+        *("benchmark", "fedrdn_office_caltech_10", "--data", tmp_path, "--out", tmp_path / "out"),
+        *("--methods", "fedavg", "fedrdn", "--seeds", 1, "--scale", 0.01, "--limit", 2, "--threads", 1),
+        *("--cross-site", "--no-pictures", "--device", "cpu"),
+    )
+    assert code == 0, err
+    table = list(csv.DictReader((tmp_path / "out/published.csv").open()))
+    rows = {(row["method"], row["published_in"]): row for row in table}
+    assert set(rows) == {(m, f"FedRDN Table {t}") for m in ("fedavg", "fedrdn") for t in (1, 7)}
+    stable = rows["fedrdn", "FedRDN Table 7"]
+    assert float(stable["mean_published"]) == pytest.approx(0.6918)
+    assert float(stable["mean_published_std"]) == pytest.approx(0.0063)
+    assert rows["fedavg", "FedRDN Table 1"]["mean_published_std"] == ""
+    text = (tmp_path / "out/published.md").read_text()
+    assert " / 0.692 ± 0.006 |" in text
+    assert "FedRDN Table 7, FedAvg: three runs; p against FedRDN 0.0001." in text
+    across = {
+        (row["method"], row["trained_at"]): row
+        for row in csv.DictReader((tmp_path / "out/cross_site.csv").open())
+    }
+    assert float(across["fedrdn", "dslr"]["caltech_published"]) == pytest.approx(0.3556)
+    assert across["fedrdn", "dslr"]["dslr_published"] == ""
+    assert " / 0.583 |" in (tmp_path / "out/cross_site.md").read_text()
+    assert "Ours / published." in (tmp_path / "out/cross_site.md").read_text()
