@@ -522,6 +522,9 @@ def site_config(
         Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
     ] = None,
     forbid_code: Annotated[bool, typer.Option("--forbid-code", help="Refuse jobs that carry code.")] = False,
+    only_medfedaug: Annotated[
+        bool, typer.Option("--only-medfedaug", help="Refuse jobs that name classes which ours do not need.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Say what is missing and exit with 1; write nothing.")
     ] = False,
@@ -530,7 +533,14 @@ def site_config(
     from medfedaug.nvflare_jobs.kit import open_kit
 
     opened = open_kit(kit)
-    files = opened.plan(data=data, device=device, state=state, min_images=min_images, forbid=forbid_code)
+    files = opened.plan(
+        data=data,
+        device=device,
+        state=state,
+        min_images=min_images,
+        forbid=forbid_code,
+        only=only_medfedaug,
+    )
     if not check:
         opened.write(files)
     changed = [(file.path, change) for file in files for change in file.changes]

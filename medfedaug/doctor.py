@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from packaging.requirements import Requirement
@@ -19,12 +20,11 @@ from medfedaug._version import __version__
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.site import resolve_data_folder
+from medfedaug.nvflare_jobs import allowed
 from medfedaug.nvflare_jobs.kit import (
-    ALLOWED,
     DEFAULT_LAUNCHER,
     LAUNCHER,
     Kit,
-    allow_list,
     forbid_code,
     open_kit,
 )
@@ -116,11 +116,7 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
-    allowed = allow_list(resources)
-    if ALLOWED in allowed:
-        yield Check("allow-list", True, f"{ALLOWED} may be named by jobs")
-    else:
-        yield Check("allow-list", False, f"{ALLOWED} is not in class_allow_list", configure)
+    yield _classes(resources, kit.server, configure)
     if not kit.server:
         yield _launcher(kit.launchers(), configure)
     roles = forbid_code(policy)[1]
@@ -130,6 +126,38 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
         )
     else:
         yield Check("policy", True, "jobs may not carry code")
+
+
+def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
+    name = "allow-list"
+    try:
+        found = allowed.allow_list(resources)
+    except ConfigError as error:
+        return Check(name, False, str(error), "Correct it.")
+    void, old = allowed.is_void(resources), allowed.outdated(found, server)
+    if void:
+        advice = f"Correct local/resources.json, or {configure} --only-medfedaug"
+        return Check(name, False, f"{void}: a job can run any command here", advice)
+    if old:
+        return Check(
+            name,
+            False,
+            f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here",
+            configure,
+        )
+    missing = [path for path in allowed.our_classes(server) if path not in found]
+    if missing:
+        return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
+    wide = allowed.foreign_prefixes(found)
+    if wide:
+        return Check(
+            name,
+            None,
+            f"{', '.join(wide)}: a job can use whatever the modules there import",
+            "Name classes one by one.",
+        )
+    others = len(set(found) - set(allowed.needed_classes(server)))
+    return Check(name, True, f"{len(found) - others} classes for our jobs, {others} for other jobs")
 
 
 def _launcher(found: list[str], configure: str) -> Check:

@@ -66,14 +66,15 @@ def build_network(
             "instance", "layer" or "group" in place of batch norm. Layer norm is over channels and space of
             an image. Group norm has 8 groups, or as many as divide the number of channels. After a fully
             connected layer, where an instance has no extent, "instance" is layer norm.
-        **args: further arguments of the network, which replace the defaults chosen here.
+        **args: further arguments of the network, which replace the defaults chosen here; not `pretrained`,
+            since a network is built from what a job says, and a job names no file and downloads none.
 
     Returns:
         The network, with FFA stages that `medfedaug.models.insert_ffa` knows, but for "vit".
 
     Raises:
-        ValueError: when `name` or `norm` is unknown (lists what there is), or `norm` is given for a network
-            without batch norm.
+        ValueError: when `name` or `norm` is unknown (lists what there is), `norm` is given for a network
+            without batch norm, or `pretrained` is given.
 
     Deviations:
         The papers compare batch, layer and group norm (FedFA+ Table 8) and do not give the number of groups.
@@ -88,6 +89,8 @@ def build_network(
         raise ValueError(f"unknown network '{name}', known: {', '.join(network_names())}")
     if norm is not None and norm not in _NORMS:
         raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
+    if "pretrained" in args:
+        raise ValueError("pretrained: weights are neither read from a file nor downloaded")
     net = _NETWORKS[name](
         spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args
     )

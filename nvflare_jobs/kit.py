@@ -13,25 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-
 from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.settings import SETTINGS_FILE, SiteSettings
 
 __all__ = [
-    "ALLOWED",
     "DEFAULT_LAUNCHER",
     "LAUNCHER",
     "Kit",
     "KitFile",
-    "allow_list",
     "forbid_code",
     "open_kit",
 ]
-
-ALLOWED = "medfedaug."
-"""The one entry in a site's allow-list that this package needs."""
 
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
@@ -87,6 +81,7 @@ class Kit:
         state: str | Path | None = None,
         min_images: int | None = None,
         forbid: bool = False,
+        only: bool = False,
     ) -> list[KitFile]:
         """The files that medfedaug needs, with what is to change in each; nothing is written.
 
@@ -96,11 +91,12 @@ class Kit:
             state: the folder for what must survive a restart.
             min_images: statistics leave the site only if they summarise at least so many images.
             forbid: refuse jobs that carry code.
+            only: allow jobs of this package alone.
 
         Raises:
             ConfigError: naming the file that cannot be used, or an option that a server has no use for.
         """
-        files = [self._resources()]
+        files = [self._resources(only)]
         if self.server:
             if data or device or state or min_images:
                 raise ConfigError(
@@ -146,16 +142,13 @@ class Kit:
         paths = (str(component.get("path", "")) for component in _components(self.resources()))
         return [path for path in paths if path.endswith("Launcher")]
 
-    def _resources(self) -> KitFile:
+    def _resources(self, only: bool) -> KitFile:
         path = self.path / "local/resources.json"
         found = _in_force(path)
         if found is None:
             raise ConfigError(f"{path}: is missing, and so is {path.name}.default; provision the kit again")
         file = KitFile(path, found, copy.deepcopy(found))
-        allowed = allow_list(found)
-        if ALLOWED not in allowed:
-            file.wanted["class_allow_list"] = [*allowed, ALLOWED]
-            file.changes.append(f"class_allow_list: {ALLOWED}")
+        self._classes(file, only)
         for component in _components(file.wanted):
             if not self.server and component.get("path") == DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
@@ -165,6 +158,20 @@ class Kit:
         storage = (snapshots.get("args") or {}).get("storage") or {}
         self._own_folder(storage, "root_dir", "snapshot-storage", file)
         return file
+
+    def _classes(self, file: KitFile, only: bool) -> None:
+        """Let jobs name the classes of this package one by one, and no entry that stands for more of it."""
+        assert file.found is not None
+        before = allowed.allow_list(file.found)
+        after = allowed.wanted(before, self.server, only)
+        if before != after:
+            file.wanted["class_allow_list"] = after
+            file.changes += [f"class_allow_list: {entry}" for entry in after if entry not in before]
+            gone = [entry for entry in before if entry not in after]
+            shown = ", ".join(gone) if len(gone) <= 3 else f"{len(gone)} other entries"
+            file.changes += [f"class_allow_list: without {shown}"] if gone else []
+        if only and file.wanted.pop("class_list_enforcement_mode", "enforce") != "enforce":
+            file.changes.append("class_list_enforcement_mode: enforce")
 
     def _own_folder(self, component: dict[str, Any], key: str, name: str, file: KitFile) -> None:
         """Take the server's storage out of the folder that all servers of a machine share."""
@@ -234,11 +241,6 @@ def open_kit(path: str | Path) -> Kit:
         f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
         "that holds 'startup' and 'local'"
     )
-
-
-def allow_list(resources: dict[str, Any]) -> list[str]:
-    """The classes that a job without code may name; without an entry NVFlare uses a list of its own."""
-    return list(resources.get("class_allow_list", DEFAULT_CLASS_ALLOW_LIST))
 
 
 def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

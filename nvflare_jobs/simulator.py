@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medfedaug.config import RunConfig
 from medfedaug.errors import RunFailed
+from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
@@ -119,8 +119,9 @@ def _write_site_settings(workspace: Path) -> None:
     settings.parent.mkdir(parents=True)
     # Nothing leaves the machine, so that a few images are enough.
     settings.write_text(json.dumps({"privacy": {"min_images": 1}}))
-    # A job without code may name only classes that the site allows; ours are under one prefix.
-    policy = {"format_version": 2, "class_allow_list": [*DEFAULT_CLASS_ALLOW_LIST, "medfedaug."]}
+    # The server and all sites read this one list.
+    classes = [*needed_classes(server=True), *needed_classes(server=False)]
+    policy = {"format_version": 2, "class_allow_list": classes}
     settings.with_name("resources.json").write_text(json.dumps(policy, indent=1))
 
 

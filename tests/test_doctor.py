@@ -90,6 +90,29 @@ def bad_voxels(kit, data):
     write_volume(data / "images/0.nii.gz", voxels)
 
 
+def allow(kit, *entries, **values):
+    file = kit / "local/resources.json"
+    found = json.loads(file.read_text())
+    found["class_allow_list"] += entries
+    file.write_text(json.dumps({**found, **values}))
+
+
+def earlier_list(kit, data):
+    allow(kit, "medfedaug.")
+
+
+def earlier_modules(kit, data):
+    allow(kit, "medfedaug.nvflare_jobs.")
+
+
+def every_class(kit, data):
+    allow(kit, "*")
+
+
+def warnings_alone(kit, data):
+    allow(kit, class_list_enforcement_mode="warn")
+
+
 def few_images(kit, data):
     change(kit, privacy={"min_images": 11})
 
@@ -121,6 +144,10 @@ def two_launchers(kit, data):
         (no_listing, "data", "no data of a site"),
         (bad_header, "data", "images/3.nii.gz: cannot be read"),
         (bad_voxels, "one image", "images/0.nii.gz: has NaN or infinite voxels"),
+        (earlier_list, "allow-list", "medfedaug.: of an earlier site-config"),
+        (earlier_modules, "allow-list", "a job without code can run any command here"),
+        (every_class, "allow-list", "a job can run any command here"),
+        (warnings_alone, "allow-list", "class_list_enforcement_mode is warn"),
         (few_images, "number of images", "10 for training; statistics of fewer than 11 stay here"),
         (no_device, "device", "nonsense"),
         (bad_settings, "settings", "unknown key 'min_images'"),
@@ -134,6 +161,12 @@ def test_what_is_wrong_is_found(kit, tmp_path, spoil, name, words):
     assert [check.name for check in checks if check.ok is False] == [name]
     assert words in the(checks, name).found
     assert the(checks, name).advice
+
+
+def test_whole_packages_that_a_site_allows_are_named(kit):
+    allow(kit, "hospital.tools.")
+    assert the(examine(kit), "allow-list").ok is None
+    assert "hospital.tools." in the(examine(kit), "allow-list").found
 
 
 def test_a_full_disk_is_found(kit, monkeypatch):

@@ -10,6 +10,7 @@ from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit import LAUNCHER, forbid_code, open_kit
 
 
@@ -35,7 +36,7 @@ def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path
     for word in ("class_allow_list", LAUNCHER, "min_images", str(data)):
         assert word in out
     after = content(kit, "resources.json")
-    assert after["class_allow_list"] == [*before["class_allow_list"], "medfedaug."]
+    assert after["class_allow_list"] == [*before["class_allow_list"], *our_classes(server=False)]
     changed = [(a, b) for a, b in zip(before["components"], after["components"], strict=True) if a != b]
     assert [(a["id"], b) for a, b in changed] == [
         ("process_launcher", {"id": "process_launcher", "path": LAUNCHER, "args": {}})
@@ -90,12 +91,58 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
     assert "/tmp/nvflare" not in text
     assert str(kit / "jobs-storage") in text
     assert str(kit / "snapshot-storage") in text
-    assert "medfedaug." in content(kit, "resources.json")["class_allow_list"]
+    assert set(our_classes(server=True)) <= set(content(kit, "resources.json")["class_allow_list"])
     assert LAUNCHER not in text
     assert not (kit / "local/medfedaug.json").exists()
     code, _, err = run("site-config", "--kit", kit, "--device", "cpu")
     assert code == 2
     assert "a server has no data" in err
+
+
+@pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
+def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kits, name):
+    kit, server = kits / name, name.startswith("fl-")
+    assert run("site-config", "--kit", kit)[0] == 0
+    now = content(kit, "resources.json")
+    theirs = [entry for entry in now["class_allow_list"] if entry not in our_classes(server)]
+    theirs += ["hospital.tools.Reader"]
+    older = ["medfedaug.", "medfedaug.nvflare_jobs.", "medfedaug.nvflare_jobs.persistor.ModelPersistor"]
+    values = {**now, "class_allow_list": [*theirs, *older]}
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    code, out, _ = run("site-config", "--kit", kit, "--check")
+    assert code == 1
+    assert f"class_allow_list: without {', '.join(older)}" in out
+    code, out, _ = run("doctor", "--kit", kit)
+    assert code == 1
+    assert "not ready: allow-list" in out
+    assert run("site-config", "--kit", kit)[0] == 0
+    assert content(kit, "resources.json")["class_allow_list"] == [*theirs, *our_classes(server)]
+    assert run("site-config", "--kit", kit, "--check")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
+def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
+    kit, server = kits / name, name.startswith("fl-")
+    values = content(kit, "resources.json.default")
+    values |= {"class_allow_list": ["*"], "class_list_enforcement_mode": "warn"}
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    code, out, _ = run("site-config", "--kit", kit, "--only-medfedaug")
+    assert code == 0
+    assert "without *" in out
+    now = content(kit, "resources.json")
+    assert now["class_allow_list"] == list(needed_classes(server))
+    assert "class_list_enforcement_mode" not in now
+    # It stays so when the kit is configured again.
+    assert run("site-config", "--kit", kit)[0] == 0
+    assert content(kit, "resources.json") == now
+
+
+def test_an_allow_list_that_is_none_is_refused(run, kits):
+    kit = kits / "hospital-a"
+    (kit / "local/resources.json").write_text(json.dumps({"class_allow_list": "medfedaug."}))
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 2
+    assert "class_allow_list must be a list of class paths" in err
 
 
 def test_another_launcher_stays(run, kits):
