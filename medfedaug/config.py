@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from medfedaug.checks import check_choice, check_keys
 from medfedaug.errors import ConfigError
 
 __all__ = ["RunConfig", "derive_seed", "task_defaults"]
@@ -121,10 +122,7 @@ class RunConfig:
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and needed):
                 raise ConfigError(f"{entry.name} must be {needed}, got {value!r}")
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} {getattr(self, name)!r} is not known; choose from {', '.join(allowed)}"
-                )
+            check_choice(name, getattr(self, name), allowed)
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
@@ -161,12 +159,7 @@ class RunConfig:
         Raises:
             ConfigError: for unknown keys and impossible values.
         """
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigError(
-                f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-            )
+        check_keys("unknown configuration keys:", values, sorted(f.name for f in dataclasses.fields(cls)))
         return cls(**dict(values))
 
 
@@ -179,8 +172,7 @@ def task_defaults(task: str) -> dict[str, Any]:
     Raises:
         ConfigError: for a task that is not known.
     """
-    if task not in _TASK_DEFAULTS:
-        raise ConfigError(f"task {task!r} is not known; choose from {', '.join(_TASK_DEFAULTS)}")
+    check_choice("task", task, _TASK_DEFAULTS)
     return dict(_TASK_DEFAULTS[task])
 
 

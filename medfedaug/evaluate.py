@@ -17,6 +17,7 @@ from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.site import SiteTrainer
+from medfedaug.scores import mean_score
 
 __all__ = ["evaluate_model", "open_model"]
 
@@ -108,8 +109,8 @@ def evaluate_model(
         scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_})
         sites[trainer.name] = scores.metrics
     metric = trainer.task.metric
-    known = [scores[metric] for scores in sites.values() if scores[metric] is not None]
-    return {"split": split, "sites": sites, "mean": {metric: sum(known) / len(known) if known else None}}
+    mean = mean_score(scores[metric] for scores in sites.values())
+    return {"split": split, "sites": sites, "mean": {metric: mean}}
 
 
 def _load_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that says everything once."""
+"""Files that are written whole or not at all, and JSON: written to be read by people, and read strictly."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.errors import StorageError
 
-__all__ = ["parse_json", "write_atomic"]
+__all__ = ["check_version", "parse_json", "parse_versioned", "write_atomic", "write_json", "write_versioned"]
 
 
 def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
@@ -63,6 +63,17 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return None
 
 
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write indented JSON, as `write_atomic` does.
+
+    Raises:
+        ValueError: for NaN and infinity, which are not JSON.
+        StorageError: when the file cannot be written.
+    """
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
 def parse_json(text: str) -> Any:
     """JSON in which a key may occur once only; Python's reader keeps the last and drops the others.
 
@@ -87,3 +98,48 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"'{twice}' occurs twice")
     return result
+
+
+def write_versioned(
+    path: str | os.PathLike[str], kind: str, version: int, content: Mapping[str, Any]
+) -> None:
+    """Write a JSON file that says what it is, for `parse_versioned`.
+
+    Args:
+        path: the file; an existing one is replaced.
+        kind: what it holds, for instance ``"statistics"``.
+        version: of the format.
+        content: the other entries.
+
+    Raises:
+        StorageError: when the file cannot be written.
+    """
+    write_json(path, {"format": f"medfedaug.{kind}", "version": version, **content})
+
+
+def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
+    """The entries of a file that `write_versioned` wrote.
+
+    Raises:
+        ValueError: for text that is not JSON, says something twice, or is of another kind or version.
+
+    Example:
+        >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)
+        Traceback (most recent call last):
+        ValueError: version is 2, this release reads 1
+    """
+    return check_version(parse_json(text), kind, version)
+
+
+def check_version(content: Any, kind: str, version: int) -> dict[str, Any]:
+    """The entries of a file that has been read, once it is sure what they are.
+
+    Raises:
+        ValueError: for another kind or version.
+    """
+    if not isinstance(content, dict) or content.get("format") != f"medfedaug.{kind}":
+        raise ValueError(f'not a {kind} file: expected "format": "medfedaug.{kind}"')
+    found = content.get("version")
+    if isinstance(found, bool) or found != version:
+        raise ValueError(f"version is {found!r}, this release reads {version}")
+    return content

@@ -13,6 +13,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.output import RESULTS, write_json
 from medfedaug.run_folder import is_json_with
+from medfedaug.scores import mean_score
 from medfedaug.simulate import simulate
 from medfedaug.tasks import make_task
 
@@ -76,12 +77,11 @@ def leave_one_site_out(
         run = replace(config, holdout=(*config.holdout, name))
         test = simulate(data_dir, out / name, run, on_event=on_event, **options)["test"]
         unseen[name], seen[name] = test["unseen"].get(name, {}).get(metric), test["mean"][metric]
-        known = [score for score in unseen.values() if score is not None]
         table = {
             "metric": metric,
             "unseen": unseen,
             "seen": seen,
-            "mean": sum(known) / len(known) if known else None,
+            "mean": mean_score(unseen.values()),
             "config": config.to_dict(),
         }
         write_json(out / HOLDOUT, table)  # after each, so that what is there can be read

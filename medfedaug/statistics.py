@@ -11,7 +11,6 @@ the model:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.files import parse_json, write_atomic
+from medfedaug.files import parse_versioned, write_versioned
 
 __all__ = ["ChannelStatistics", "channel_statistics", "load_statistics", "save_statistics"]
 
-_FORMAT = "medfedaug.statistics"
+_KIND = "statistics"
 _VERSION = 1
 
 # Between these, (x - mean) / std stays far inside float32 for any image one could store.
@@ -281,13 +280,8 @@ def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, Chann
         ChannelStatistics(mean=[0.5], std=[0.25], count=12)
     """
     _check_sites(statistics)
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "sites": {site: values.to_dict() for site, values in statistics.items()},
-    }
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_atomic(path, lambda file: file.write(text.encode()))
+    sites = {site: values.to_dict() for site, values in statistics.items()}
+    write_versioned(path, _KIND, _VERSION, {"sites": sites})
 
 
 def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics]:
@@ -306,13 +300,7 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
     """
     path = Path(path)
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f'not a statistics file: expected "format": "{_FORMAT}"')
-        version = content.get("version")
-        if isinstance(version, bool) or version != _VERSION:
-            raise ValueError(f"version is {version!r}, this release reads {_VERSION}")
-        sites = content.get("sites")
+        sites = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("sites")
         if not isinstance(sites, dict):
             raise ValueError('expected "sites" to be a mapping from site to statistics')
         statistics = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.recipe.utils import add_experiment_tracking
 from nvflare.widgets.widget import Widget
 
+from medfedaug.checks import check_choice, is_number
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.messages import reply_from_model
@@ -46,8 +46,7 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
     Raises:
         ConfigError: for another name, and when the tracker's package is not installed.
     """
-    if tracker not in TRACKERS:
-        raise ConfigError(f"tracking {tracker!r} is not known; choose from {', '.join(TRACKERS)}")
+    check_choice("tracking", tracker, TRACKERS)
     missing = [package for package in _PACKAGES[tracker] if find_spec(package) is None]
     if missing:
         raise ConfigError(
@@ -86,7 +85,7 @@ def tracked(reply: Reply) -> list[tuple[str, float, int]]:
         return []
     found = []
     for name, value in reply.metrics.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if is_number(value):
             earlier = reply.task == TRAIN and name.startswith("val_")
             found.append((prefix + name, float(value), reply.round - int(earlier)))
     return found

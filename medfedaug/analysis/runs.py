@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from medfedaug.checks import is_number
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.scores import mean_score
 
 __all__ = ["BASELINE", "Run", "Tested", "experiment", "find_runs", "group_runs", "load_run", "pool_runs"]
 
@@ -127,8 +128,7 @@ class Run:
             [_finite(r["sites"].get(name, {}).get(key)) for name in ([site] if site else sorted(self.sites))]
             for r in self.rounds
         ]
-        known = [[value for value in values if value is not None] for values in curves]
-        return [sum(values) / len(values) if values else None for values in known]
+        return [mean_score(scores) for scores in curves]
 
     def gamma(self) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
         """Range of γ over the channels: ``{layer: {"gamma_mean": [(round, lowest, highest), ...]}}``.
@@ -297,9 +297,7 @@ class _Checker:
 
 def _finite(value: Any) -> float | None:
     """The number, or ``None`` for anything that is none (nothing to score, NaN)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+    return float(value) if is_number(value) else None
 
 
 def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:

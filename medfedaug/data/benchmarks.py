@@ -11,7 +11,6 @@ federation opens its own site from it by name.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from medfedaug.checks import check_choice
 from medfedaug.data import domains, handwriting, label_skew, lgg, prostate
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.files import parse_json, write_atomic
+from medfedaug.files import parse_versioned, write_versioned
 
 __all__ = [
     "BENCHMARKS",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MARKER = "federation.json"
-_FORMAT, _VERSION = "medfedaug.federation", 1
+_KIND, _VERSION = "federation", 1
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
     Raises:
         ConfigError: for a name, option or value that is not known.
     """
-    if name not in BENCHMARKS:
-        raise ConfigError(f"benchmark {name!r} is not known; choose from {', '.join(BENCHMARKS)}")
+    check_choice("benchmark", name, BENCHMARKS)
     benchmark = BENCHMARKS[name]
     defaults = benchmark.options
     for option, value in options.items():
@@ -266,15 +265,8 @@ def write_federation(folder: str | Path, name: str, root: str | Path, **options:
     check_options(name, options)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "benchmark": name,
-        "root": os.path.relpath(Path(root).resolve(), folder.resolve()),
-        "options": options,
-    }
-    text = json.dumps(content, indent=1) + "\n"
-    write_atomic(folder / MARKER, lambda file: file.write(text.encode()))
+    root = os.path.relpath(Path(root).resolve(), folder.resolve())
+    write_versioned(folder / MARKER, _KIND, _VERSION, {"benchmark": name, "root": root, "options": options})
     return folder / MARKER
 
 
@@ -321,11 +313,7 @@ def _open_marker(path: Path, text: str, limit: int | None) -> dict[str, SiteFold
 
 
 def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
-    content = parse_json(text)
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError(f'expected "format": "{_FORMAT}"')
-    if content.get("version") != _VERSION:
-        raise ValueError(f"version is {content.get('version')!r}, this release reads {_VERSION}")
+    content = parse_versioned(text, _KIND, _VERSION)
     options = content.get("options", {})
     if "benchmark" not in content or not isinstance(options, dict):
         raise ValueError('expected "benchmark" and a mapping "options"')

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from medfedaug.checks import check_choice
 from medfedaug.data.archives import load_arrays
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, class_cases, published_split
@@ -70,8 +71,7 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
     folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
     if split == "seeded":
         return [_seeded(_existing(folder / name), name) for name in _PACS]
-    if split != "published":
-        raise ConfigError(f"split {split!r} is not known; choose from seeded, published")
+    check_choice("split", split, ("seeded", "published"))
     lists = next((p.parent for p in sorted(root.rglob("photo_train_kfold.txt"))), folder)
     sites = []
     for name in _PACS:

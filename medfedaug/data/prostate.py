@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from medfedaug.checks import check_choice
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.memory import decoded
 from medfedaug.data.splits import fold_patients, split_patients
@@ -124,8 +125,7 @@ def prostate_mri(
     """
     if folds and split != "patient":
         raise ConfigError(f"folds are of patients, and split={split} mixes the slices of patients")
-    if split not in ("patient", "published"):
-        raise ConfigError(f"split {split!r} is not known; choose from patient, published")
+    check_choice("split", split, ("patient", "published"))
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
     root = base_folder(root, "ProstateMRI", "data")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 from filelock import FileLock
 
+from medfedaug.checks import is_number
 from medfedaug.errors import ConfigError
-from medfedaug.files import parse_json, write_atomic
-from medfedaug.privacy.policy import is_number
+from medfedaug.files import parse_versioned, write_versioned
 
 __all__ = ["PrivacyLedger", "epsilon_spent", "noise_multiplier_for"]
 
-_FORMAT, _VERSION = "medfedaug.privacy_ledger", 1
+_KIND, _VERSION = "privacy_ledger", 1
 
 Releases = list[tuple[float, int]]
 
@@ -100,9 +99,7 @@ class PrivacyLedger:
         if not self.path.exists():
             return []
         try:
-            content = parse_json(self.path.read_text(encoding="utf-8"))
-            if content["format"] != _FORMAT or content["version"] != _VERSION:
-                raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
+            content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
             releases = [(float(e["noise_multiplier"]), e["releases"]) for e in content["spent"]]
             if not all(is_number(z) and z > 0 and type(n) is int and n > 0 for z, n in releases):
                 raise ValueError("an entry that is no release")
@@ -139,8 +136,7 @@ class PrivacyLedger:
             self._memory = releases
             return
         spent = [{"noise_multiplier": noise, "releases": count} for noise, count in releases]
-        content = json.dumps({"format": _FORMAT, "version": _VERSION, "spent": spent}, indent=1) + "\n"
-        write_atomic(self.path, lambda file: file.write(content.encode()))
+        write_versioned(self.path, _KIND, _VERSION, {"spent": spent})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

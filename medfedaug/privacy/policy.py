@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from medfedaug.checks import check_keys, is_number
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 
@@ -97,15 +97,8 @@ class PrivacyPolicy:
         """
         if not isinstance(values, Mapping):
             raise ConfigError(f"privacy: expected an object of settings, got {values!r}")
-        known = [f.name for f in dataclasses.fields(cls)]
-        unknown = sorted(map(str, set(values) - set(known)))
-        if unknown:
-            raise ConfigError(f"privacy: unknown settings {', '.join(unknown)}; known: {', '.join(known)}")
+        check_keys("privacy: unknown settings", values, [f.name for f in dataclasses.fields(cls)])
         return cls(**dict(values))
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _bounds(kind: str, pair: Any) -> tuple[float, float]:
