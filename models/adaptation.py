@@ -1,9 +1,10 @@
 """Batch norm whose statistics lie between an image's own and the federation's (FedFD, FedFD-A).
 
 `adapt_batch_norm` gives the batch norms of a network a second way to normalise and changes nothing else:
-modules, names and state dict stay, and until asked otherwise so does every number. `interpolating` asks for
-one pass, `AdaptiveBatchNorm.inference` for every pass in evaluation mode. `insert_instance_adapters` adds
-FedFD-A's small networks that choose how far to go, image by image.
+modules, names and state dict stay the same, and so do all results until the second way is switched on.
+`interpolating` switches it on for a block of code, `AdaptiveBatchNorm.inference` for every pass in evaluation
+mode. `insert_instance_adapters` adds FedFD-A's small networks, which choose for each image how far to
+interpolate.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Interpolation(Protocol):
             norm: the layer.
             own: mean and standard deviation of each image and channel, (B, C) each.
             federation: those of the federation, (C,) each.
-            voxels: over how many voxels they were taken.
+            voxels: number of voxels over which they were computed.
         """
 
 
@@ -67,15 +68,15 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     Attributes:
         inference: how to interpolate in evaluation mode; ``None`` for plain batch norm.
         override: how to interpolate now, whatever the mode; see `interpolating`.
-        global_mean: the federation's mean, (C,); ``None`` where none was set: the running one then serves.
-        global_var: the federation's variance, alike.
+        global_mean: the federation's mean, (C,); ``None``, the default, stands for the running mean.
+        global_var: the federation's variance, likewise.
     """
 
     inference: Interpolation | None
     override: Interpolation | None
     global_mean: Tensor | None
     global_var: Tensor | None
-    adapter: InstanceAdapter  # where one was inserted
+    adapter: InstanceAdapter  # only where one was inserted
 
     def set_global_statistics(self, mean: Tensor, var: Tensor) -> None:
         """Set the federation's mean and variance, (C,) each."""
@@ -95,13 +96,13 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         return mean, var
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C) or (B, C, *spatial) to the same shape."""
+        """Normalise features (B, C) or (B, C, *spatial)."""
         how = self.override if self.override is not None or self.training else self.inference
         if how is None:
             return super().forward(x)
         if x.dim() == 2:
-            # A feature without extent has no statistics of its own: those of the batch are mixed in their
-            # place, as local statistics, and at inference the federation's stand alone.
+            # A feature without spatial dimensions has no statistics of its own: in training those of the
+            # batch are the local ones, and at inference the federation's are used alone.
             if not isinstance(how, RandomMix):
                 return nn.functional.batch_norm(x, *self._global(), self.weight, self.bias, eps=self.eps)
             return self._interpolated(x.t()[None], how)[0].t()
@@ -136,7 +137,7 @@ _PLAIN = {adaptive: plain for plain, adaptive in _ADAPTIVE.items()}
 
 @dataclass
 class RandomMix:
-    """One u ~ U(low, high) a channel and call, the same for all images (FedFD Eq. 2): training only.
+    """One u ~ U(low, high) per channel and call, the same for all images (FedFD Eq. 2), for training.
 
     Beyond [0, 1] a deviation may come out below zero; it is held at the layer's ``eps``.
     """
@@ -147,7 +148,7 @@ class RandomMix:
     def __call__(
         self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
-        """Eq. 2 for mean and deviation with the same u."""
+        """Eq. 2, with the same u for the mean and the standard deviation."""
         u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
         mean, std = (mix_statistics(*pair, u) for pair in zip(own, federation, strict=True))
         return mean, std.clamp_min(math.sqrt(norm.eps))
@@ -168,7 +169,7 @@ class FixedAlpha:
 
 @dataclass
 class RandomAlpha:
-    """α ~ U(0, 1), one an image and layer, from a generator of its own so that scores repeat."""
+    """One α ~ U(0, 1) per image and layer, from a generator of its own, so that scores can be repeated."""
 
     seed: int = 0
     _generator: torch.Generator | None = field(default=None, repr=False, compare=False)
@@ -201,7 +202,7 @@ class InstanceAware:
     def __call__(
         self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
-        """Mean and deviation, corrected."""
+        """The corrected mean and standard deviation."""
         (mean, std), (global_mean, global_std) = own, federation
         global_var = global_std.square()
         mean = global_mean + _shrink(mean - global_mean, self.k * global_std / math.sqrt(voxels))
@@ -218,7 +219,7 @@ class LearnedAlpha:
     """FedFD-A: α of each image from the layer's `InstanceAdapter` (Eq. 7).
 
     Args:
-        noise: z ~ N(0, 1), one an image, as in the adapter's training; without, z = 0, as at test time.
+        noise: draw one z ~ N(0, 1) per image, as in the adapter's training; otherwise z = 0, as at test time.
     """
 
     noise: bool = False
@@ -226,7 +227,7 @@ class LearnedAlpha:
     def __call__(
         self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
-        """Eq. 6 with the adapter's α; a layer without adapter stays with the federation's statistics."""
+        """Eq. 6 with the adapter's α; a layer without an adapter uses the federation's statistics."""
         images = len(own[0])
         if not hasattr(norm, "adapter"):
             return _mixed(own, federation, own[0].new_zeros(images, 1))
@@ -235,7 +236,7 @@ class LearnedAlpha:
 
 
 def _mixed(own: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
-    """Eq. 6, which is Eq. 2 with an α an image, (B, 1), in place of a u a channel."""
+    """Eq. 6, which is Eq. 2 with one α per image, (B, 1), in place of one u per channel."""
     mean, std = (torch.lerp(there, here, alpha) for here, there in zip(own, federation, strict=True))
     return mean, std
 
@@ -255,12 +256,12 @@ class BesideStateDict(nn.Module):
 
 
 class InstanceAdapter(BesideStateDict):
-    r"""How far to follow an image's own statistics, from how far they are from the federation's.
+    r"""Computes α for an image from the difference between its statistics and the federation's.
 
     .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad
               [\delta; \epsilon] = G([\mu_i - \mu_G;\ \sigma_i - \sigma_G])
 
-    FedFD-A Eq. 7: one α an image and layer. G is Linear(2C → C/16), ReLU, Linear(→ 2).
+    FedFD-A Eq. 7: one α per image and layer. G is Linear(2C → C/16), ReLU, Linear(→ 2).
 
     The parameters' `requires_grad` is off outside `training_adapters`, so that no optimiser of the network
     takes them for its own.
@@ -284,7 +285,7 @@ class InstanceAdapter(BesideStateDict):
         self.requires_grad_(False)
 
     def forward(self, mean_difference: Tensor, std_difference: Tensor, z: Tensor | None = None) -> Tensor:
-        """α, (B, 1), from two differences (B, C) and z (B, 1); without z, its mean 0."""
+        """α, (B, 1), from two differences (B, C) and z (B, 1); without z, z = 0, its mean."""
         differences = torch.cat([mean_difference, std_difference], dim=1)
         hidden = nn.functional.linear(differences, self.hidden_weight, self.hidden_bias).relu()
         out = nn.functional.linear(hidden, self.out_weight, self.out_bias).to(differences)
@@ -326,9 +327,9 @@ def adapt_batch_norm(net: Network) -> Network:
 def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     """FedFD-A: an `InstanceAdapter` before each batch norm, used in evaluation mode.
 
-    Evaluation takes one forward pass, image by image, so that a batch of one is as good as any. In training
-    mode nothing changes; the adapters are trained within `training_adapters`. The network's state dict does
-    not hold them (`instance_adapters` gives them by name).
+    Evaluation takes one forward pass, in which each image is treated by itself, so that the size of the batch
+    plays no part. In training mode nothing changes; the adapters are trained within `training_adapters`. The
+    network's state dict does not hold them (`instance_adapters` gives them by name).
 
     Args:
         net: the network, 2D or 3D, changed in place.
@@ -338,11 +339,12 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
         `net` itself.
 
     Raises:
-        ValueError: when there is no batch norm of features with an extent, or there are adapters already.
+        ValueError: when there is no batch norm of features with spatial dimensions, or there are adapters
+            already.
 
     Deviations:
-        Batch norms of fully connected layers get no adapter, since a feature without extent has no
-        statistics of its own.
+        Batch norms of fully connected layers get no adapter, since a feature without spatial dimensions has
+        no statistics of its own.
 
     Example:
         >>> from monai.networks.nets import resnet18
@@ -387,7 +389,10 @@ def instance_adapters(net: nn.Module) -> dict[str, InstanceAdapter]:
 
 @contextmanager
 def interpolating(net: nn.Module, how: Interpolation) -> Iterator[None]:
-    """Within, all adaptive batch norms interpolate, in training mode too; running statistics stand still."""
+    """A context in which all adaptive batch norms interpolate, in training mode as well.
+
+    Running statistics do not change in it.
+    """
     norms = adaptive_norms(net).values()
     before = [norm.override for norm in norms]
     try:
@@ -401,11 +406,11 @@ def interpolating(net: nn.Module, how: Interpolation) -> Iterator[None]:
 
 @contextmanager
 def training_adapters(net: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Within, a forward pass is the one that trains the adapters; gives their parameters.
+    """A context for the forward pass that trains the adapters; its value is the list of their parameters.
 
-    The network is in evaluation mode, the test condition that the adapters are to learn: its running
-    statistics and random layers stand still. z is drawn (Eq. 7). Take gradients by the parameters that are
-    given, with `torch.autograd.grad`: those of the network are then not even computed.
+    The network is in evaluation mode, since the adapters are to learn the condition at test time: running
+    statistics do not change and random layers are off. z is drawn (Eq. 7). Compute the gradients of these
+    parameters with `torch.autograd.grad`; those of the network are then not computed at all.
     """
     parameters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
     modes = {module: module.training for module in net.modules()}

@@ -14,11 +14,11 @@ __all__ = ["StagedClassifier", "SwinClassifier", "ViTClassifier", "alexnet", "di
 
 
 class StagedClassifier(nn.Module):
-    """Convolutional stages one after the other, then a classifier.
+    """Convolutional stages in a row, then a classifier.
 
     Args:
         stages: the stages; each ends with its pooling where it has one.
-        head: from the features of the last stage, (B, C, *spatial), to logits, (B, classes).
+        head: maps the features of the last stage, (B, C, *spatial), to logits, (B, classes).
     """
 
     def __init__(self, stages: Sequence[nn.Module], head: nn.Module) -> None:
@@ -187,11 +187,11 @@ class SwinClassifier(nn.Module):
 
 
 class ViTClassifier(ViT):
-    """MONAI's vision transformer, with logits alone as its result.
+    """MONAI's vision transformer, whose output is the logits alone.
 
     Args:
         spatial_dims: 2 or 3.
-        **args: of `monai.networks.nets.ViT`; ``img_size`` is that of the images.
+        **args: arguments of `monai.networks.nets.ViT`; ``img_size`` is the size of the images.
     """
 
     def __init__(self, spatial_dims: int = 2, **args: Any) -> None:

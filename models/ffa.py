@@ -17,7 +17,7 @@ _RUNNING = ("reset", "continue")
 
 
 class FFALayer(StageLayer):
-    r"""Augment the statistics of features within what the sites of the federation show (FedFA+ Algorithm 2).
+    r"""Augment the statistics of features by as much as the sites differ (FedFA+ Algorithm 2).
 
     .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
               \hat\mu \sim \mathcal{N}(\mu, (\gamma_\mu + 1) \odot \Sigma_\mu^2), \quad
@@ -30,10 +30,10 @@ class FFALayer(StageLayer):
     .. math:: \bar\mu \leftarrow \alpha\bar\mu + (1 - \alpha)\mathbb{E}_B[\mu], \qquad
               \bar\sigma \leftarrow \alpha\bar\sigma + (1 - \alpha)\mathbb{E}_B[\sigma]
 
-    In training the layer is active with probability `prob`, drawn once a call from torch's generator; in
+    In training the layer is active with probability `prob`, drawn once per call from torch's generator; in
     evaluation it returns its argument itself. It has no parameters, and its buffers are not part of the state
-    dict, so a network with and without it has the same checkpoint. The round of a federation is
-    `start_round`, `set_gamma`, training, `statistics`.
+    dict, so that a network has the same checkpoint with and without it. In each round of a federation the
+    order is `start_round`, `set_gamma`, training, `statistics`.
 
     Until the first `set_gamma`, :math:`\gamma` is zero, which is the augmentation by the site's own variance.
 
@@ -57,7 +57,7 @@ class FFALayer(StageLayer):
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
-        sampled_std_count: number of :math:`\hat\sigma` sampled so far (one an image and channel).
+        sampled_std_count: number of :math:`\hat\sigma` sampled so far (one per image and channel).
         negative_std_count: how many of them were negative.
 
     Raises:

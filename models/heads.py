@@ -18,7 +18,7 @@ def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
 
     Args:
         net: the network.
-        name: dotted name of the module, where the order says something else.
+        name: dotted name of the module, where it is another one.
 
     Raises:
         ValueError: when there is no such module.

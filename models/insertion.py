@@ -73,8 +73,8 @@ def insert_ffa(
     Args:
         net: the network, 2D or 3D, changed in place.
         stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
-            modules, whose output is then augmented, the number of channels being read from the last
-            convolution or normalisation within; or a mapping from such names to numbers of channels.
+            modules, whose output is then augmented (the number of channels is that of the last convolution
+            or normalisation inside); or a mapping from such names to numbers of channels.
         **ffa: arguments of `FFALayer` other than the number of channels.
 
     Returns:
@@ -82,7 +82,7 @@ def insert_ffa(
 
     Raises:
         ValueError: when the network already has inserted layers, a stage is unknown (lists what there is), or
-            a number of channels cannot be told; at the first forward pass in training, when features do not
+            a number of channels cannot be found; at the first forward pass in training, when features do not
             have the expected number of channels.
 
     Deviations:
@@ -106,7 +106,7 @@ def insert_layers(
     stages: Sequence[int | str] | Mapping[str, int] | None = None,
     **args: Any,
 ) -> Network:
-    """Insert a layer after each stage of a network's encoder; several kinds may follow one another.
+    """Insert a layer after each stage of a network's encoder; a stage may have several kinds of layers.
 
     Args:
         net: the network, 2D or 3D, changed in place.
@@ -162,7 +162,7 @@ def remove_ffa(net: Network) -> Network:
 
 
 def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
-    """Take out all layers of a kind that were inserted; of every kind, by default.
+    """Take out all inserted layers of a kind, by default of every kind.
 
     Args:
         net: the network, changed in place.
@@ -208,7 +208,7 @@ def _is_inserted(module: nn.Module, kind: type[StageLayer]) -> bool:
 
 
 def _host_path(target: nn.Module, side: str) -> str:
-    """Path from `target` to a module whose `forward` does not mind one more child."""
+    """Path from `target` to a module that may have one more child without calling it in its `forward`."""
     path: list[str] = []
     host = target
     while isinstance(host, _CONTAINERS):

@@ -20,7 +20,7 @@ class MixStyleLayer(StageLayer):
 
     with :math:`\lambda \sim \mathrm{Beta}(\alpha, \alpha)` for each image, and the partner
     :math:`\tilde x` from a permutation of the batch. No gradient flows through the statistics. In training
-    the layer is active with probability `prob`, drawn once a call from torch's generator; in evaluation it
+    the layer is active with probability `prob`, drawn once per call from torch's generator; in evaluation it
     returns its argument.
 
     Args:
@@ -77,7 +77,7 @@ class MixStyleLayer(StageLayer):
 
 
 class _PartnerLayer(StageLayer, ABC):
-    """A layer whose partners in the batch are chosen outside of it, where the labels are mixed alike."""
+    """A layer whose partners in the batch are chosen by whoever also mixes the labels."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__(num_channels)
@@ -106,7 +106,7 @@ class _PartnerLayer(StageLayer, ABC):
 
     @abstractmethod
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
-        """The features of an image and its partner, put together."""
+        """The mixed features of an image and its partner."""
 
 
 class MomentExchangeLayer(_PartnerLayer):
@@ -178,7 +178,7 @@ class FeatureMixLayer(_PartnerLayer):
         self.weight = 1.0
 
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
-        """The weighted mean."""
+        """The weighted mean of both."""
         return torch.lerp(partner, x, self.weight)
 
 

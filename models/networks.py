@@ -61,16 +61,16 @@ def build_network(
         name: one of `network_names()`.
         spatial_dims: 2 or 3.
         in_channels: channels of the image.
-        out_channels: channels of the result: classes, the background counted.
+        out_channels: channels of the output: the classes, including the background.
         norm: None for the network's own, which is batch norm in all but "swin_t" and "vit"; or "batch",
-            "instance", "layer" or "group" in place of batch norm. Layer norm is over channels and space of
-            an image. Group norm has 8 groups, or as many as divide the number of channels. After a fully
-            connected layer, where an instance has no extent, "instance" is layer norm.
+            "instance", "layer" or "group" in place of batch norm. Layer norm is over the channels and voxels
+            of an image. Group norm has 8 groups, or as many as divide the number of channels. After a fully
+            connected layer, where there are no voxels, "instance" is layer norm.
         **args: further arguments of the network, which replace the defaults chosen here; not `pretrained`,
             since a network is built from what a job says, and a job names no file and downloads none.
 
     Returns:
-        The network, with FFA stages that `medfedaug.models.insert_ffa` knows, but for "vit".
+        The network. `medfedaug.models.insert_ffa` knows the stages of all but "vit".
 
     Raises:
         ValueError: when `name` or `norm` is unknown (lists what there is), `norm` is given for a network

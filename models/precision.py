@@ -1,4 +1,4 @@
-"""Mixed precision that belongs to a network, wherever it is called from."""
+"""Mixed precision as a property of a network, whoever calls it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["run_in_bfloat16"]
 def run_in_bfloat16(net: nn.Module) -> nn.Module:
     """Compute the network's convolutions and matrix products in bfloat16, and return float32.
 
-    `torch.autocast` around each call of the network, by hooks, so that the passes that methods make of their
-    own have it too, while losses and the methods' equations outside of the network stay in float32. Weights,
-    gradients and running statistics are float32. bfloat16 has the range of float32, so that no loss is
-    scaled. What hooks see of the features inside is bfloat16.
+    Hooks put `torch.autocast` around each call of the network, so that it also applies to the passes that
+    methods make, while losses and the methods' equations outside of the network stay in float32. Weights,
+    gradients and running statistics are float32. bfloat16 has the range of float32, so that the loss needs no
+    scaling. Hooks inside the network see features in bfloat16.
 
     Args:
         net: changed in place.
 
     Returns:
-        The network.
+        `net` itself.
 
     Example:
         >>> net = run_in_bfloat16(nn.Conv2d(1, 1, 1))

@@ -1,4 +1,4 @@
-"""Prompts of a vision transformer: tokens that learn what is particular about a site."""
+"""Prompts of a vision transformer: tokens that learn what is specific to a site."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHILD = "prompts"
 
 
 class Prompts(BesideStateDict):
-    """Tokens that join those of the image: the site's in training, the federation's in evaluation.
+    """Tokens appended to those of the image: the site's in training, the federation's in evaluation.
 
     Args:
         count: number of tokens P.
@@ -27,8 +27,8 @@ class Prompts(BesideStateDict):
 
     Attributes:
         tokens: the site's prompts, (P, D), trained with the network.
-        global_tokens: the federation's, alike; ``None`` until they are set: the site's own then serve.
-        mix: the range of u, within `mixing_prompts`.
+        global_tokens: the federation's, (P, D); ``None`` until they are set; the site's are used until then.
+        mix: the range of u inside `mixing_prompts`, otherwise ``None``.
     """
 
     global_tokens: Tensor | None
@@ -44,7 +44,7 @@ class Prompts(BesideStateDict):
         tokens: Tensor = self.tokens
         if self.global_tokens is not None:
             if self.mix is not None:
-                # One u an element, as for the statistics of channels, here of P x D of them.
+                # One u per element, as for the statistics of channels; here there are P x D of them.
                 u = torch.empty_like(tokens).uniform_(*self.mix)
                 tokens = mix_statistics(tokens, self.global_tokens, u)
             elif not self.training:
@@ -57,11 +57,11 @@ def _append(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
 
 
 def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
-    """Let prompts join the tokens of a classifying vision transformer.
+    """Append prompts to the tokens of a vision transformer for classification.
 
     Args:
         net: MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as it is.
-        count: how many prompts.
+        count: number of prompts.
 
     Returns:
         `net` itself.
@@ -88,7 +88,7 @@ def find_prompts(net: nn.Module) -> Prompts:
 
 @contextmanager
 def mixing_prompts(net: nn.Module, low: float, high: float) -> Iterator[None]:
-    """Within, prompts are u·own + (1 − u)·federation's, u ~ U(low, high), anew in every pass."""
+    """A context in which prompts are u·own + (1 − u)·federation's; u ~ U(low, high) is drawn in each pass."""
     prompts = find_prompts(net)
     before, prompts.mix = prompts.mix, (low, high)
     try:

@@ -1,4 +1,4 @@
-"""What the layers have in common that are inserted after the stages of an encoder."""
+"""The base class of layers that are inserted after the stages of an encoder."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ __all__ = ["StageLayer"]
 class StageLayer(nn.Module):
     """A layer on the features of a stage, (B, C, *spatial), that does nothing in evaluation.
 
-    It adds nothing to the state dict: parameters have no place in it, and buffers are not persistent.
+    It adds nothing to the network's state dict: it has no parameters, and its buffers are not persistent.
 
     Args:
         num_channels: number of channels C.
@@ -25,9 +25,9 @@ class StageLayer(nn.Module):
     """
 
     kind: ClassVar[str]
-    """What it is called in messages."""
+    """Its name in messages."""
     slug: ClassVar[str]
-    """What its module is called in the network."""
+    """The name of its module in the network."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()

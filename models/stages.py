@@ -2,10 +2,10 @@
 
 Layers go after each stage of the encoder, after its pooling where it has one, and never into a skip
 connection (FedFA+ section 3.2.6 and Fig. 1). What that means in the modules of a network is written down
-here, one function a network class. Where the features of a stage are both a skip connection and the input of
-what follows, the place is the input of what follows.
+here, one function per network class. Where the features of a stage are both a skip connection and the input
+of what follows, the place is the input of what follows.
 
-Networks whose features are tokens, (B, N, C), have no entry: the layer wants channels second.
+Networks whose features are tokens, (B, N, C), have no entry: the layer needs the channels in second place.
 """
 
 from __future__ import annotations

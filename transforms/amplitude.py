@@ -27,11 +27,12 @@ class NormalizeAmplitude(Transform):
 
     .. math:: \Psi(x) = F^{-1}(\bar A\, e^{iP}), \qquad P = \arg F(x)
 
-    With the amplitudes of the average image of all sites, images of all scanners look as if one had taken
-    them; what is where in the image, the phases, stays. A volume is taken slice by slice along its last axis.
+    With the amplitudes of the average image of all sites, the images of all scanners look as if one scanner
+    had taken them; the phases, which say what is where in the image, stay. Volumes are processed slice by
+    slice along their last axis.
 
-    Use it last: what comes after the amplitudes were replaced changes them again. All images must have the
-    size of those that the amplitudes are of.
+    Use it last, since a later transform would change the amplitudes again. All images must have the size of
+    the images that the amplitudes were computed from.
 
     Args:
         amplitude: :math:`\bar A` of each channel, (C, H, W // 2 + 1), for instance the mean of
@@ -40,8 +41,8 @@ class NormalizeAmplitude(Transform):
         dtype: floating point type of the result; None keeps that of the input (float32 for integers).
 
     Raises:
-        ValueError: when the amplitudes are no such array, negative or not finite, or ``band`` is negative; on
-            a call, when the image has another size or number of channels.
+        ValueError: when the amplitudes have another shape, are negative or not finite, or ``band`` is
+            negative; on a call, when the image has another size or number of channels.
 
     Deviations:
         As for `functional.normalise_amplitude`. The paper's public code replaces the mean of each channel

@@ -73,10 +73,10 @@ class FedRDN(RandomizableTransform):
     (`medfedaug.statistics.channel_statistics`; no labels, no training) and passes them with its own name:
     `FedRDN({"new": statistics}, site="new")`.
 
-    Use it where `NormalizeIntensity` would stand: after the image is loaded and resampled, on the intensities
-    of which the statistics were computed, and after spatial augmentation or before it alike. The statistics
-    are those of images as they reach this transform, without augmentation: of the cropped, resampled and
-    resized ones, since to resize an image is to average its pixels, and its deviation shrinks.
+    Use it in the place of `NormalizeIntensity`: after the image is loaded and resampled, before or after
+    spatial augmentation. Compute the statistics from images as they reach this transform, without
+    augmentation: cropped, resampled and resized, since resizing averages pixels and makes the standard
+    deviation smaller.
 
     Args:
         statistics: the statistics of all sites: a mapping from site to `ChannelStatistics`, to
@@ -91,11 +91,11 @@ class FedRDN(RandomizableTransform):
     Raises:
         ValueError: when the statistics make no sense (names the site), when channel counts differ between
             sites, when `site` is not among them (lists them), or when both `site` and `average` are given;
-            on a call, when the number of channels of the image is another one.
+            on a call, when the image has another number of channels.
 
     Deviations:
         None from the paper. Its public code draws the mean and the standard deviation from different sites,
-        once a batch, and computes the statistics over augmented images.
+        once per batch, and computes the statistics over augmented images.
 
     Example:
         >>> transform = FedRDN({"A": [[0.0], [1.0]], "B": [[1.0], [2.0]]}, site="B")

@@ -1,4 +1,4 @@
-"""RandAugment: a few random operations of one magnitude, built of MONAI's transforms."""
+"""RandAugment: a few random operations of one magnitude, built from MONAI's transforms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["RandAugment", "RandAugmentD", "RandAugmentDict", "RandAugmentd"]
 
 LARGEST = 10.0  # the magnitude at which an operation is as strong as its table entry says
 
-# What an operation is told: its strength from -1 to 1, of which the sign is drawn, and the in-plane size.
+# Arguments of an operation: its strength from -1 to 1, whose sign is drawn, and the in-plane size.
 _GEOMETRIC: dict[str, Callable[[float, tuple[int, int]], dict[str, Any]]] = {
     "rotate": lambda m, size: {"rotate_params": m * math.pi / 6},
     "shear_x": lambda m, size: {"shear_params": (0.3 * m, 0.0)},
@@ -118,14 +118,14 @@ class RandAugment(RandomizableTransform):
     ``posterize``                     to 16 grey levels
     ================================  ==================================================================
 
-    What moves pixels fills with zeros, and moves a label map along in the dictionary version. With M = 0 or
-    N = 0 the image stays as it is.
+    Operations that move pixels fill the gaps with zeros; the dictionary version moves label maps as well.
+    With M = 0 or N = 0 the image stays as it is.
 
     Args:
         num_ops: N.
         magnitude: M, from 0 to 10.
-        operations: names from the table; by default all but the flips, which have no magnitude and mirror
-            anatomy that has a side.
+        operations: names from the table; by default all but the flips, which have no magnitude and would
+            mirror anatomy whose sides differ.
 
     Raises:
         ValueError: for arguments out of range and unknown operations (lists what there is); on a call, for
@@ -159,7 +159,7 @@ class RandAugment(RandomizableTransform):
         self._drawn: list[tuple[str, float, int]] = []
 
     def randomize(self, data: Any = None) -> None:
-        """Draw the operations, their directions and a seed for each: noise draws more numbers than one."""
+        """Draw the operations, their directions and a seed for each, since noise draws many numbers."""
         self._drawn = []
         for _ in range(self.num_ops):
             name = self.operations[int(self.R.randint(len(self.operations)))]
@@ -191,7 +191,7 @@ class RandAugment(RandomizableTransform):
         return convert_to_dst_type(out, dst=image, dtype=out.dtype)[0]
 
     def move_label(self, label: NdarrayOrTensor) -> NdarrayOrTensor:
-        """What the last call did to the places of pixels, done to a label map (C, H, W)."""
+        """Move the pixels of a label map (C, H, W) as the last call moved those of the image."""
         image = self._open(label)
         out = image.as_subclass(Tensor)
         for name, strength, _ in self._drawn:
@@ -226,8 +226,8 @@ class RandAugmentd(RandomizableTransform, MapTransform):
         num_ops: as for `RandAugment`.
         magnitude: as for `RandAugment`.
         operations: as for `RandAugment`.
-        label_keys: keys of label maps, which operations that move pixels move along, by nearest neighbours,
-            and which those of the intensities leave alone.
+        label_keys: keys of label maps; operations that move pixels are applied to them as well, with nearest
+            neighbours, and operations on intensities are not.
         allow_missing_keys: do not raise an error when a key is missing.
 
     Raises:
@@ -269,7 +269,7 @@ class RandAugmentd(RandomizableTransform, MapTransform):
         return self
 
     def randomize(self, data: Any = None) -> None:
-        """Draw what is done to all keys of the next call."""
+        """Draw the operations for all keys of the next call."""
         self.augment.randomize(data)
 
     def __call__(self, data: Mapping[Hashable, NdarrayOrTensor]) -> dict[Hashable, NdarrayOrTensor]:

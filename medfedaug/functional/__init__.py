@@ -1,6 +1,6 @@
 """The papers' equations as pure functions on tensors.
 
-Nothing here has state, reads a file or draws a random number: noise is an argument. Symbols follow the
+No function has state, reads a file or draws a random number: noise is an argument. Symbols follow the
 papers: B images in a batch, C channels, M sites, N samples, L histogram bins.
 
 Tensors in float16 or bfloat16 are computed in float32 and the result is returned in the dtype of the input,

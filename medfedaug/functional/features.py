@@ -1,4 +1,4 @@
-"""Features, and images, that are moved to other statistics (FedFA+ Eq. 4 and 8 to 10; FedFD; FedRobust)."""
+"""Features and images with other statistics (FedFA+ Eq. 4 and 8 to 10; FedFD; FedRobust)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfedaug.functional.passes import Affine, affine, safe_sqrt, working_preci
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
-    r"""How far a feature statistic may be moved, per channel (FedFA+ Eq. 4 and 8).
+    r"""The standard deviation with which a feature statistic is perturbed (FedFA+ Eq. 4 and 8).
 
     .. math:: \hat\Sigma = \sqrt{(\gamma + 1) \odot \Sigma^2}, \qquad
               \Sigma^2 = \frac{1}{B}\sum_b (s^{(b)} - \mathbb{E}_B[s])^2

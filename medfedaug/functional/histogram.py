@@ -1,4 +1,4 @@
-"""Histograms of features, and how far two are apart (FedFA+ Eq. 11 to 14)."""
+"""Histograms of features, and the distance between two (FedFA+ Eq. 11 to 14)."""
 
 from __future__ import annotations
 

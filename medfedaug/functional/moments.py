@@ -18,10 +18,10 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population variance of every channel of every image, as fast as a CPU can at inference.
+    """Mean and population variance of every channel of every image, made fast for inference on a CPU.
 
-    For what adds an eps of its own: the variance of a constant may come out as a rounding error, which
-    `feature_statistics` takes care of.
+    For callers that add an eps of their own: the variance of a constant channel may come out as a rounding
+    error, which `feature_statistics` sets to zero.
 
     Args:
         x: features, (B, C, *spatial) with at least one spatial dimension.
@@ -92,7 +92,7 @@ def across_site_variance(values: Tensor) -> Tensor:
     .. math:: \Sigma^2 = \frac{1}{M}\sum_{m=1}^{M} (v_m - \mathbb{E}_M[v])^2
 
     Args:
-        values: one row a site, (M, C).
+        values: one row per site, (M, C).
 
     Returns:
         Population variance, (C,), in squared units of `values`. One site gives zeros.

@@ -1,6 +1,6 @@
-"""The passes over features that the equations share, as fast as a CPU and a GPU make them.
+"""The passes over features that the equations share, made fast on CPU and GPU.
 
-The two passes over features come twice: as plain operations, which compilers fuse, and as functions whose
+There are two implementations of each pass: plain operations, which compilers fuse, and functions whose
 derivatives are written by hand, which need half the passes and memory of what autograd makes of the former.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def working_precision(x: Tensor) -> Tensor:
-    """Half precision as float32, and anything else as it is.
+    """Convert half precision to float32, and leave other floating point types as they are.
 
     Raises:
         TypeError: when `x` is not floating point.
@@ -43,8 +43,8 @@ def per_channel(values: Tensor, ndim: int) -> Tensor:
     return values.reshape(list(values.shape) + [1] * (ndim - 2))
 
 
-# On a CPU, features of more than so many bytes an image are taken one image at a time: the second pass then
-# finds the image in the cache, and no array as large as all of them is made.
+# On a CPU, features of more bytes per image than this are processed one image at a time: the second pass then
+# finds the image in the cache, and no array as large as the whole batch is needed.
 _LARGE = 10**5
 
 

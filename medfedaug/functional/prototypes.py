@@ -1,4 +1,4 @@
-"""What brings features and those of their class together (FRAug, FPL, FedSR)."""
+"""Distances and clusters that bring the features of a class together (FRAug, FPL, FedSR)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     .. math:: \mathbb{E}[k(x, x')] + \mathbb{E}[k(y, y')] - 2\mathbb{E}[k(x, y)], \qquad
               k(a, b) = \exp\left(-\frac{\lVert a - b\rVert^2}{2 s^2}\right)
 
-    The means are over all pairs, an element with itself among them, so that the value is never negative and
-    a sample of one is allowed: prototypes come one a class. (MONAI's `MMDMetric` is the unbiased estimate
-    with a linear kernel; it needs two of each, and no mapping of finite width makes it Gaussian.)
+    The means are over all pairs, including those of an element with itself, so that the value is never
+    negative and a sample may have one element, as where there is one prototype per class. (MONAI's
+    `MMDMetric` is the unbiased estimate with a linear kernel; it needs two of each, and no mapping of finite
+    width makes it Gaussian.)
 
     Args:
         x: one sample, (N, D).
@@ -55,8 +56,8 @@ def ramp_up(step: int, length: int) -> float:
     Laine and Aila, "Temporal ensembling for semi-supervised learning", 2017, to which FRAug refers.
 
     Args:
-        step: how many steps have been made.
-        length: after how many it reaches 1; 0 for a weight of 1 throughout.
+        step: number of steps made so far.
+        length: number of steps after which the value is 1; 0 for 1 from the start.
 
     Example:
         >>> [round(ramp_up(step, 100), 3) for step in (0, 50, 100, 150)]
@@ -80,7 +81,7 @@ def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor
         other_std: :math:`\sigma'`, (N, D), positive.
 
     Returns:
-        A divergence each, (N,).
+        The divergence of each pair, (N,).
 
     Raises:
         ValueError: when the shapes do not fit.
@@ -98,30 +99,30 @@ def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor
 
 
 def directions(x: Tensor) -> Tensor:
-    """Rows of length one; a row of zeros stays, with a gradient that is no infinity."""
+    """Rows scaled to length one; a row of zeros stays, with a finite gradient."""
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     return x / torch.where(length > 0, length, torch.ones_like(length))
 
 
 def first_neighbours(x: Tensor) -> Tensor:
-    r"""Clusters of those that are linked by nearest neighbours: the first partition of FINCH.
+    r"""Clusters of vectors that are linked by nearest neighbours: the first partition of FINCH.
 
     Sarfraz et al., CVPR 2019, Eq. 1 (FPL Eq. 4): with :math:`v_i` the other element that is most similar to
     i by the cosine, the clusters are the connected components of
 
     .. math:: A(i, j) = 1 \text{ if } j = v_i \text{ or } i = v_j \text{ or } v_i = v_j
 
-    Two that share a neighbour are connected through it, so that the edges :math:`(i, v_i)` are enough. Every
-    cluster has two elements or more, and one element alone is a cluster.
+    Two elements that share a neighbour are connected through it, so that the edges :math:`(i, v_i)` are
+    enough. Every cluster has at least two elements, unless there is only one element.
 
     Args:
-        x: one vector a row, (N, D).
+        x: one vector per row, (N, D).
 
     Returns:
-        The number of each one's cluster, (N,), from 0 in the order in which they appear.
+        The number of each vector's cluster, (N,), counted from 0 in the order in which clusters appear.
 
     Raises:
-        ValueError: when there is no vector, or the shape is another.
+        ValueError: when there is no vector, or `x` is not (N, D).
 
     Example:
         >>> first_neighbours(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
@@ -149,15 +150,16 @@ def prototype_contrast(
     Args:
         z: features, (B, D).
         labels: their classes, (B,); each must have a prototype.
-        prototypes: one or more a class, (J, D).
+        prototypes: one or more per class, (J, D).
         classes: the prototypes' classes, (J,).
         temperature: :math:`\tau`.
 
     Returns:
-        A loss each, (B,); 0 where there is no prototype of another class.
+        The loss of each feature, (B,); 0 where there is no prototype of another class.
 
     Deviations:
-        As Eq. 7 is set, its temperature could be read to multiply; it divides here, as in the public code.
+        As printed, Eq. 7 could be read as multiplying by the temperature; here it divides, as in the public
+        code.
 
     Example:
         >>> prototypes, classes = torch.eye(2), torch.tensor([0, 1])

@@ -16,7 +16,7 @@ def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
     .. math:: A(u, v) = \lvert F(u, v)\rvert, \qquad
               F(u, v) = \sum_{h, w} x(h, w)\, e^{-2\pi i(hu/H + wv/W)}
 
-    of each channel. The transform of real numbers is symmetric: half of it says everything.
+    of each channel. The transform of real numbers is symmetric, so that half of it is enough.
 
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
@@ -48,7 +48,7 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
         amplitude: :math:`\bar A` as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
-        band: replace the amplitudes of low frequencies alone, to ⌊band · min(H, W)⌋ periods an image in
+        band: replace the amplitudes of low frequencies alone, up to ⌊band · min(H, W)⌋ periods per image in
             each direction; 0 for the mean of each channel, None for all frequencies.
 
     Returns:
@@ -58,8 +58,8 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
         ValueError: when the amplitudes are those of images of another size (names both).
 
     Deviations:
-        A frequency that an image does not have has no phase. It stays without; a phase of zero would give a
-        slice without content one bright pixel. Computed in float64, in which absent and faint differ.
+        A frequency whose amplitude is zero in an image has no phase, and stays zero: with a phase of zero, a
+        slice without content would get one bright pixel. Computed in float64, which tells zero from small.
 
     Example:
         >>> x = torch.tensor([[[1.0, 2.0, 3.0]]])
@@ -96,7 +96,7 @@ def _over_slices(values: Tensor, spectrum: Tensor) -> Tensor:
 
 
 def _within_band(height: int, width: int, band: float | None, device: torch.device) -> Tensor:
-    """Which frequencies are replaced, (H, W // 2 + 1)."""
+    """A mask of the frequencies that are replaced, (H, W // 2 + 1)."""
     rows = torch.fft.fftfreq(height, 1.0 / height, device=device).abs().round()
     columns = torch.fft.rfftfreq(width, 1.0 / width, device=device).round()
     reach = math.inf if band is None else math.floor(band * min(height, width))
