@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,52 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], ato
             atol=atol,
             msg=lambda text, key=key: f"{key}: {text}",
         )
+
+
+@dataclass
+class Round:
+    """What a round of a hand-written federation left.
+
+    Args:
+        model: the entries of the global model that are averaged.
+        local: by site, all entries of its model after training; of those that took part.
+    """
+
+    model: State
+    local: dict[str, State]
+
+
+def federated_averaging(
+    run: Federation,
+    train: Callable[[str, int, nn.Module], Any],
+    keeps: Callable[[str], bool] = lambda key: False,
+) -> list[Round]:
+    """FedAvg written out: w ← Σ (nₖ/n) wₖ over the sites of each round, from the global model in each.
+
+    Args:
+        run: whose sites and rounds are repeated.
+        train: changes the network of a site in a round; float64.
+        keeps: whether an entry stays at its site, which goes on with it when it trains the next time.
+    """
+    start = run.network()
+    kept: dict[str, State] = {}
+    model, rounds = {key: value for key, value in entries(start).items() if not keeps(key)}, []
+    for round_ in range(1, run.config.rounds + 1):
+        local = {}
+        for site in run.took_part(round_):
+            network = copied(start, {**kept.get(site, {}), **model})
+            train(site, round_, network)
+            local[site] = entries(network)
+            kept[site] = {key: value for key, value in local[site].items() if keeps(key)}
+        uniform = run.config.weighting == "uniform"
+        weights = [1 if uniform else run.server.sites[site] for site in local]
+        model = mean([{key: state[key] for key in model} for state in local.values()], weights)
+        rounds.append(Round(model, local))
+    return rounds
+
+
+def assert_models(run: Federation, rounds: Sequence[Round], atol: float = 1e-6) -> None:
+    """Every round's global model is the hand-written one."""
+    assert len(rounds) == len(run.models) - 1
+    for found, expected in zip(run.models[1:], rounds, strict=True):
+        assert_same(found, expected.model, atol)

@@ -68,13 +68,23 @@ def test_some_sites_may_be_chosen_and_a_wrong_one_is_named(three_sites, tiny_con
         leave_one_site_out(three_sites, tmp_path / "out", tiny_config(), **OPTIONS)
 
 
-@pytest.mark.parametrize("methods", ["fedfd_a", "fedfd,silobn"])
+@pytest.mark.parametrize(
+    ("methods", "settings"),
+    [
+        ("fedfd_a", None),
+        ("fedfd,silobn", None),
+        ("fedbn", {"fedbn": {"unseen": "average"}}),
+        ("silobn", {"silobn": {"unseen": "own"}}),
+    ],
+)
 def test_a_finished_run_is_evaluated_with_the_exchange_beside_its_model(
-    three_sites, tiny_config, tmp_path, methods
+    three_sites, tiny_config, tmp_path, methods, settings
 ):
-    config = tiny_config(methods, rounds=2, holdout=("B",))
+    config = tiny_config(methods, rounds=2, holdout=("B",), settings=settings)
     results = simulate(three_sites, tmp_path / "out", config, **OPTIONS)
     model = tmp_path / "out" / "global_model.pt"
-    assert (tmp_path / "out" / "global_exchange.pt").exists()
+    exchanged = (tmp_path / "out" / "global_exchange.pt").exists()
+    assert exchanged == (methods != "silobn")  # statistics of the site's own images travel nowhere
     found = evaluate_model(model, three_sites / "B", device="cpu")
     assert found["sites"]["B"] == results["test"]["unseen"]["B"]
+    assert found["sites"]["B"]["dice"] is not None

@@ -26,10 +26,14 @@ SITES = ["site_A", "site_B", "site_C"]
 
 @pytest.fixture(scope="module")
 def simulated(phantom_dir, tmp_path_factory):
-    """One run of everything at once: statistics, FFA, local norm layers, an unseen site."""
+    """One run of everything: statistics, FFA, local norm layers, whose average an unseen site has."""
     config = RunConfig.from_dict(
         {
-            "methods": [{"name": name} for name in ("fedrdn", "fedfa", "fedbn")],
+            "methods": [
+                {"name": "fedrdn"},
+                {"name": "fedfa"},
+                {"name": "fedbn", "args": {"unseen": "average"}},
+            ],
             "network_args": {"features": [4, 8, 8, 8, 8, 4]},
             "rounds": 3,
             "batch_size": 4,
@@ -52,6 +56,7 @@ def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simula
         assert not different
     results, other = json.loads((output / "results.json").read_text()), server.results()
     assert results["test"] == json.loads(json.dumps(other["test"]))
+    assert 0 <= results["test"]["unseen"]["site_C"]["dice"] <= 1
     assert results["selected_round"] == other["selected_round"]
     for a, b in zip(results["rounds"], other["rounds"], strict=True):
         assert a["bytes"] == b["bytes"]

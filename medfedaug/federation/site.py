@@ -183,6 +183,7 @@ class SiteTrainer(ClientAlgo):
             training_batches=lambda: self._batches(self._training_samples()),
             case_images=lambda: self.folder.images("training", self.config.intensity, self.config.image_size),
             case_batches=lambda: map(self._images, self._case_samples()),
+            pass_own_images=self._pass_own_images,
             kept=composition.kept_keys,
             task=self.task,
             momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
@@ -403,7 +404,6 @@ class SiteTrainer(ClientAlgo):
             return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
         if split == "test":
             self._fine_tune(round_ + 1)
-        transform = self._transform(training=False)
         if split == "validation":
             if self._validation is None:
                 self._validation = [
@@ -413,8 +413,15 @@ class SiteTrainer(ClientAlgo):
             cases: Any = self._validation
         else:
             cases = self.task.evaluation_cases(self.folder, split)
-        scores = self.task.evaluate(self.network, cases, transform, self.device, self.config.batch_size)
-        return ExchangeObject(metrics=scores)
+        return ExchangeObject(metrics=self._evaluate(cases))
+
+    def _evaluate(self, cases: Iterable[tuple[str, Tensor, Tensor]]) -> dict[str, Any]:
+        transform, size = self.evaluation_transform(), self.config.batch_size
+        return self.task.evaluate(self.network, cases, transform, self.device, size)
+
+    def _pass_own_images(self) -> None:
+        split = "training" if self.folder.cases["training"] else "test"
+        self._evaluate(self.task.evaluation_cases(self.folder, split))
 
     def _fine_tune(self, round_: int) -> None:
         """Train the model that is to be tested further, where a method asks for it, as if in a round more."""

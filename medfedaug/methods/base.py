@@ -95,6 +95,9 @@ class SiteContext:
         case_batches: for each training case, the batches of `training_images` that are its own; a case
             without training samples has none.
         training_batches: the same with the targets.
+        pass_own_images: runs the network over the images that the site has to go by, as it does when they are
+            scored: the training images, or at a site without any the test images. For what hooks on the
+            network see of them; targets play no part.
         kept: the state-dict entries that stay at the site.
         task: loss and form of the targets.
         momentum: of the main optimiser, 0 for one that has none.
@@ -110,6 +113,7 @@ class SiteContext:
     case_images: Callable[[], Iterable[Tensor]] = _nothing
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
+    pass_own_images: Callable[[], None] = _nothing
     kept: frozenset[str] = frozenset()
     task: Task | None = None
     momentum: float = 0.0
@@ -410,8 +414,9 @@ class SitePart:
     def stand_ins(self) -> Payload:
         """State-dict entries for a site that keeps some to itself and has none: an unseen one.
 
-        What a method knows of `Method.kept_at_site` entries from its own exchange. Where all of them can be
-        had, the model is complete, and the site is scored.
+        What a method knows of `Method.kept_at_site` entries from its own exchange, or makes of the images of
+        the site. The network holds the global model's shared entries. Where all of them can be had, the model
+        is complete, and the site is scored.
         """
         return {}
 

@@ -54,8 +54,8 @@ class FedFD(Method):
         high: upper end; beyond [0, 1] the statistics are extrapolated.
         distance: ``"sum"`` of the squared differences over the channels (Eq. 3 as printed), or ``"mean"``.
         head: dotted name of the module whose input the features are; by default the network's last layer.
-        affine: average the batch norms' weight and bias in the exchange as well. With `FedBN` an unseen site
-            has none otherwise, and cannot be scored.
+        affine: average the batch norms' weight and bias in the exchange as well. With `FedBN`, which keeps
+            them, an unseen site can then be scored; ``fedbn.unseen="average"`` does the same.
 
     Raises:
         ConfigError: for arguments out of range.

@@ -6,27 +6,39 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import Method
+from medfedaug.methods.unseen import KeepsNorms
 
 __all__ = ["SiloBN"]
 
 
-class SiloBN(Method):
+class SiloBN(KeepsNorms):
     """Average everything but the running statistics of norm layers (Andreux et al., DART 2020).
 
     Scale and shift of the layers are shared; mean, variance and the count of batches are neither sent nor
     received. Which entries these are is decided by module type: the buffers of batch norms, and of instance
     norms that keep statistics.
 
-    The global model alone is not complete. A site that did not train has no statistics of its own, and is
-    reported without a score unless another method knows some (`medfedaug.methods.FedFD`).
+    The global model alone is not complete. A site that did not train has no statistics of its own; what it is
+    scored with, ``unseen`` says, or another method that knows some (`medfedaug.methods.FedFD`). Sites that
+    train go on with their own whatever it says, to the same bits.
+
+    Args:
+        unseen: ``"none"``: an unseen site is reported without a score unless another method knows statistics,
+            and no statistics leave their site. ``"average"``: it is scored with the average of the sites'
+            statistics, weighted as the models are: the model that FedAvg would make of the same sites.
+            ``"own"``: with statistics of its own images (without labels), its training images or, where it
+            has none, those that it is tested with; nothing is exchanged.
+
+    Exchange, every round, with ``"average"``: the statistics up, their average down, so that they do leave
+    the site.
 
     Raises:
-        ConfigError: for a network without running statistics.
+        ConfigError: for another ``unseen``, and for a network without running statistics.
 
     Deviations:
-        The paper adapts an unseen site by statistics of its own images; that needs many of them, and is not
-        done here.
+        The paper adapts to an unseen site by statistics of its images, which is ``"own"``; the default asks
+        for no images to adapt to. FedFD-A, which compares with SiloBN on unseen sites (Tables 1, 5, 7, 8),
+        speaks of statistics averaged over the sites, which is ``"average"``.
     """
 
     name = "silobn"

@@ -1,9 +1,9 @@
-"""FedAvg, and the harness itself: what every other reference is a change of."""
+"""FedAvg: the federation that every other reference is a change of."""
 
 from __future__ import annotations
 
 import pytest
-from reference import assert_same, copied, descend, entries, mean
+from reference import assert_models, assert_same, copied, descend, entries, federated_averaging, mean
 
 UNEVEN = [("A", "B", "C"), ("A", "C"), ("A", "B", "C")]
 
@@ -23,6 +23,16 @@ def test_the_global_model_is_the_mean_of_what_descent_makes_of_it(federate, netw
         weights = [samples[site] if weighting == "samples" else 1 for site in local]
         model = copied(model, mean(list(local.values()), weights))
         assert_same(run.models[round_], entries(model))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_loop_that_the_other_methods_share(federate, momentum):
+    run = federate("fedavg", plan=UNEVEN, momentum=momentum, optimizer="sgd")
+
+    def train(site, round_, network):
+        descend(network, run.batches[site, round_], 0.05, momentum=momentum)
+
+    assert_models(run, federated_averaging(run, train))
 
 
 def test_integer_buffers_are_no_part_of_the_mean(federate):

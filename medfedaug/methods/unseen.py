@@ -1,0 +1,130 @@
+"""What a site uses in the place of layers that each site keeps, where it has none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.average import AverageServer
+from medfedaug.methods.base import (
+    Method,
+    Payload,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+)
+
+__all__ = ["KeepsNorms"]
+
+_UNSEEN = ("none", "average", "own")
+_STATISTICS = ("running_mean", "running_var")
+
+
+class KeepsNorms(Method):
+    """A method that keeps entries of norm layers at the site, and what a site without any is scored with.
+
+    Args:
+        unseen: ``"none"``, such a site gets no score; ``"average"``, the average of the sites' entries,
+            weighted as the models are; ``"own"``, running statistics of the images that the site has, and
+            the average of the other entries.
+
+    Raises:
+        ConfigError: for another word.
+    """
+
+    def __init__(self, unseen: str = "none") -> None:
+        if unseen not in _UNSEEN:
+            raise ConfigError(f"{self.name}: unseen is one of {', '.join(_UNSEEN)}, not {unseen!r}")
+        self.unseen = unseen
+
+    def averaged(self, network: nn.Module) -> list[str]:
+        """The entries that leave the site although no site that trains uses another's."""
+        if self.unseen == "none":
+            return []
+        state = network.state_dict()
+        return sorted(
+            key
+            for key in self.kept_at_site(network)
+            if state[key].is_floating_point()
+            and not (self.unseen == "own" and key.rpartition(".")[2] in _STATISTICS)
+        )
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        """The entries up, and what stands in for them."""
+        return SitePart() if self.unseen == "none" else _StandIns(self, context)
+
+    def every_round(self, context: ServerContext) -> ServerExchange | None:
+        """The average of the entries."""
+        state = context.network.state_dict()
+        shapes = {key: tuple(state[key].shape) for key in self.averaged(context.network)}
+        variances = frozenset(key for key in shapes if key.rpartition(".")[2] == "running_var")
+        return AverageServer(shapes, variances) if shapes else None
+
+
+class _StandIns(SitePart, SiteExchange):
+    def __init__(self, method: KeepsNorms, context: SiteContext) -> None:
+        self.method, self.context = method, context
+        self.keys = method.averaged(context.network)
+        self.every_round = self if self.keys else None
+        self.received: Payload = {}
+
+    def collect(self) -> Payload:
+        state = self.context.network.state_dict()
+        return {key: state[key] for key in self.keys}
+
+    def apply(self, payload: Payload) -> None:
+        self.received = payload
+
+    def stand_ins(self) -> Payload:
+        if self.method.unseen != "own":
+            return self.received
+        network = self.context.network
+        network.load_state_dict(self.received, strict=False)
+        norms = {
+            name: norm
+            for name, norm in network.named_modules()
+            if isinstance(norm, _NormBase) and norm.running_mean is not None
+        }
+        _take_statistics(norms.values(), self.context.pass_own_images)
+        state = network.state_dict()
+        return {
+            **self.received,
+            **{f"{name}.{entry}": state[f"{name}.{entry}"] for name in norms for entry in _STATISTICS},
+        }
+
+
+def _take_statistics(norms: Iterable[_NormBase], run: Callable[[], None]) -> None:
+    """Set running statistics to the averages over the batches of ``run``, weighted by their images.
+
+    Within it the layers normalise with the statistics of the batch, so that later ones see what they will
+    see with the result; a batch of a single value a channel, which has none, is normalised with the average
+    so far and adds nothing.
+    """
+    seen: dict[nn.Module, int] = {}
+
+    def observe(norm: _NormBase, args: tuple[Any, ...]) -> None:
+        x: Tensor = args[0]
+        norm.training = x.numel() // x.shape[1] > 1
+        if norm.training:
+            seen[norm] = seen.get(norm, 0) + len(x)
+            norm.momentum = len(x) / seen[norm]
+
+    momenta = [(norm, norm.momentum) for norm in norms]
+    handles = [norm.register_forward_pre_hook(observe) for norm, _ in momenta]
+    try:
+        for norm, _ in momenta:
+            norm.reset_running_stats()
+        with torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for norm, momentum in momenta:
+            norm.momentum, norm.training = momentum, False

@@ -1,0 +1,145 @@
+"""FedBN and SiloBN: what stays at the sites, and what an unseen one is scored with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from reference import assert_models, assert_same, copied, descend, federated_averaging, mean
+from torch.nn.functional import avg_pool2d
+
+from medfedaug.data.sites import open_site
+
+UNEVEN = [("A", "B"), ("A",), ("A", "B")]
+SIZES = {"A": 5, "B": 10, "C": 10}
+STATISTICS = ("running_mean", "running_var")
+
+
+def kept(method):
+    """Which entries of `reference_convolutional` stay: its norm layers are the second of each stage."""
+
+    def keeps(key):
+        in_norm = key.startswith("encoder.") and key.split(".")[2] == "1"
+        return in_norm and (method == "fedbn" or key.endswith(STATISTICS))
+
+    return keeps
+
+
+def by_hand(run, method):
+    def train(site, round_, network):
+        descend(network, run.batches[site, round_], 0.05)
+
+    return federated_averaging(run, train, kept(method))
+
+
+def federation(federate, method, unseen="none", with_method="", **changes):
+    return federate(
+        f"{method}{with_method}",
+        plan=UNEVEN,
+        sizes=SIZES,
+        network="reference_convolutional",
+        local_epochs=2,
+        settings={method: {"unseen": unseen}},
+        **{"holdout": ("C",), **changes},
+    )
+
+
+def trainers_state(run, site):
+    state = run.sites[site].trainer.network.state_dict()
+    return {key: value for key, value in state.items() if value.is_floating_point()}
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn"])
+@pytest.mark.parametrize("unseen", ["none", "average", "own"])
+def test_sites_go_on_with_their_own_and_average_the_rest(federate, method, unseen):
+    run = federation(federate, method, unseen)
+    rounds = by_hand(run, method)
+    assert_models(run, rounds)
+    selected = run.server.selected_round
+    last = max(r for r in range(1, selected + 1) if "B" in run.took_part(r))
+    expected = {**rounds[last - 1].local["B"], **rounds[selected - 1].model}
+    assert_same(trainers_state(run, "B"), expected)  # what B was tested with
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn"])
+def test_without_a_word_nothing_more_leaves_and_an_unseen_site_has_no_score(federate, method):
+    run = federation(federate, method)
+    assert set(run.server.rounds[0]["bytes"]) == {"model"}
+    assert run.tested["C"].metrics["accuracy"] is None
+    assert "keeps" in run.tested["C"].metrics["note"]
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn"])
+def test_an_unseen_site_is_scored_with_the_average_of_what_the_sites_keep(federate, method):
+    run = federation(federate, method, "average")
+    rounds, selected = by_hand(run, method), run.server.selected_round
+    local = rounds[selected - 1].local
+    average = mean(list(local.values()), [run.server.sites[site] for site in local])
+    assert_same(trainers_state(run, "C"), average)
+    check_scores(run, copied(run.network(), average))
+    # Beside the model travels what FedAvg would send with it.
+    sent = {key.split("/", 1)[1] for key in run.replies[1]["A"].payload}
+    assert sent == {key for key in average if kept(method)(key)}
+
+
+def own_images(run):
+    """The training images of C in their order, float64."""
+    site = open_site(run.root / "C")
+    return torch.stack([pixels_of(case) for case in site.cases["training"]])
+
+
+def pixels_of(case):
+    pixels = np.asarray(Image.open(case.image)).transpose(2, 0, 1)
+    return torch.from_numpy(pixels.copy()).double() / 255
+
+
+def statistics_by_hand(network, images, size=6):
+    """Means over the batches of their mean and unbiased variance, each layer seeing normalised inputs."""
+    found = {}
+    for x in images.split(size):
+        for i, (convolution, norm, _, _) in enumerate(network.encoder):
+            x = convolution(x)
+            mean_, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+            count = x.numel() / x.shape[1]
+            for entry, value in zip(STATISTICS, (mean_, var * count / (count - 1)), strict=True):
+                key = f"encoder.{i}.1.{entry}"
+                found[key] = found.get(key, 0.0) + value * len(x)
+            x = (x - mean_[:, None, None]) / (var[:, None, None] + norm.eps).sqrt()
+            x = avg_pool2d(torch.tanh(x * norm.weight[:, None, None] + norm.bias[:, None, None]), 2)
+    return {key: value / len(images) for key, value in found.items()}
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn"])
+def test_an_unseen_site_is_scored_with_statistics_of_its_own_images(federate, method):
+    run = federation(federate, method, "own", batch_size=8)  # 12 images: the second batch is smaller
+    rounds, selected = by_hand(run, method), run.server.selected_round
+    local = rounds[selected - 1].local
+    average = mean(list(local.values()), [run.server.sites[site] for site in local])
+    network = copied(run.network(), average)
+    with torch.no_grad():
+        own = statistics_by_hand(network, own_images(run), 8)
+    expected = {**average, **own}
+    assert_same(trainers_state(run, "C"), expected)
+    check_scores(run, copied(network, expected))
+    sent = {key.rsplit(".", 1)[1] for key in run.replies[1]["A"].payload}
+    assert sent == ({"weight", "bias"} if method == "fedbn" else set())
+
+
+def check_scores(run, network):
+    site = open_site(run.root / "C")
+    classes = run.config.classes
+    for case in site.cases["test"]:
+        with torch.no_grad():
+            found = network.eval()(pixels_of(case)[None]).argmax()
+        assert run.tested["C"].metrics["cases"][case.name] == float(classes[int(found)] == case.label)
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn"])
+@pytest.mark.parametrize("unseen", ["average", "own"])
+def test_beside_fedfd_a_too(federate, method, unseen):
+    run = federation(federate, method, unseen, ",fedfd_a")
+    assert 0 <= run.tested["C"].metrics["accuracy"] <= 1
+    plain = federation(federate, method, "none", ",fedfd_a")
+    for found, expected in zip(run.models, plain.models, strict=True):  # it changes nothing for who trains
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
