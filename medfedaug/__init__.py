@@ -6,7 +6,7 @@ The sub-packages, by what a user looks for:
 * `medfedaug.models`: layers and their insertion into MONAI networks (FFA).
 * `medfedaug.functional`: the papers' equations as pure functions on tensors.
 * `medfedaug.statistics`: channel statistics of a site, in one streaming pass.
-* `medfedaug.methods`: one file a method, site half and server half side by side.
+* `medfedaug.methods`: one file per method, site half and server half side by side.
 * `medfedaug.federation`: the site's trainer, the server's aggregation, the in-process runner.
 * `medfedaug.nvflare_jobs`: the same federation as an NVFlare job.
 """

@@ -1,4 +1,4 @@
-"""One file a method, its site half and its server half side by side."""
+"""The methods, one file each, with the site half and the server half side by side."""
 
 from medfedaug.methods.base import Aggregator, Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.fedavg import FedAvg

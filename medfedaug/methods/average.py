@@ -1,4 +1,4 @@
-"""An exchange that most methods need: tensors up, their average down."""
+"""An exchange that many methods need: each site sends tensors, and receives their average."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ class AverageServer(ServerExchange):
         self.mean = WeightedMean()
 
     def check(self, payload: Payload) -> None:
-        """No negative variance."""
+        """Refuse a negative variance."""
         for key in sorted(self.variances):
             if bool((payload[key] < 0).any()):
                 raise ValueError(f"{key} is negative, and a variance cannot be")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add a site's."""
+        """Add the tensors of one site."""
         self.mean.add(payload, weight)
 
     def result(self) -> Payload:
-        """The average."""
         mean, self.mean = self.mean.result(), WeightedMean()
         return mean

@@ -1,4 +1,4 @@
-"""What methods with prototypes need: a network's features, and their sums by class."""
+"""The features of a network and their sums by class, for methods with prototypes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class ClassFeatures:
         )
 
     def take(self) -> Tensor | None:
-        """The features of the last pass, (B, D), once."""
+        """The features of the last pass, (B, D); ``None`` when they were taken before."""
         features, self._last = self._last, None
         return features
 
     def start_round(self) -> None:
-        """No features of the round before."""
+        """Forget the features of the previous round."""
         self._epoch.clear()
 
     def keep(self, features: Tensor, targets: Tensor) -> None:
-        """A step's, until there are others of as many images as the site has."""
+        """Keep the features of a step, and drop the oldest beyond as many images as the site has."""
         if self.passes == "evaluation":
             return
         self._epoch.append((features.detach(), targets))
@@ -55,12 +55,12 @@ class ClassFeatures:
             self._epoch.popleft()
 
     def sums(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """By class, the sum of a batch's features, (K, D), and how many there are, (K,)."""
+        """The sums of a batch's features by class, (K, D), and the numbers of images, (K,)."""
         classes = self.task.probabilities(targets).to(features)
         return classes.T @ features, classes.sum(dim=0)
 
     def of_all_images(self) -> tuple[Tensor, Tensor]:
-        """The same for all training images, float64."""
+        """The sums and numbers of all training images, in float64."""
         if self.passes == "evaluation":
             return self._evaluated()
         features, targets = (torch.cat(parts) for parts in zip(*self._epoch, strict=True))

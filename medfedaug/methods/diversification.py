@@ -1,4 +1,4 @@
-"""What FedFD adds to the loss, whether it diversifies batch norms' statistics or a transformer's prompts."""
+"""The loss terms of FedFD, for diversified statistics of batch norms and diversified prompts alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
 
 
 def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
-    """The range of u for a way of mixing.
+    """The range of u for a kind of mixing.
 
     Raises:
         ConfigError: naming the method.
@@ -33,7 +33,7 @@ def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float
 
 
 class Weights:
-    """λ₁ and λ₂ of FedFD Eq. 5, how the distance adds up, and the module whose input the features are."""
+    """λ₁ and λ₂ of FedFD Eq. 5, how the distance is reduced, and the module whose input is the features."""
 
     def __init__(self, name: str, lambda1: float, lambda2: float, distance: str, head: str | None) -> None:
         if not 0 <= lambda1 <= 1 or lambda2 < 0:
@@ -62,10 +62,10 @@ class DiversifiedSite(SitePart):
 
     @abstractmethod
     def diversified(self) -> AbstractContextManager[Any]:
-        """Within, the network computes diversified features."""
+        """A context in which the network computes diversified features."""
 
     def loss(self, step: Step) -> Tensor | None:
-        """What turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
+        """The term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
         features, self._features = self._features, None
         weights = self.weights
         if not self.ready or not (weights.lambda1 or weights.lambda2):
@@ -83,5 +83,5 @@ class DiversifiedSite(SitePart):
 
 
 def feature_distance(features: Tensor, diversified: Tensor) -> Tensor:
-    """CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and, of maps, over voxels."""
+    """CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and, for feature maps, voxels."""
     return (features - diversified).square().sum(dim=1).mean()

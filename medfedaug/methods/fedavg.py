@@ -1,4 +1,4 @@
-"""FedAvg: what remains when no other method contributes anything."""
+"""FedAvg: the weighted mean of the sites' models."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ class FedAvgM(Method):
         self.momentum, self.server_lr = momentum, server_lr
 
     def aggregator(self, context: ServerContext) -> Aggregator:
-        """The velocity."""
         return FedAvgMServer(self, context)
 
 
@@ -79,9 +78,7 @@ class FedAvgMServer(Aggregator):
         return {"velocity": float(torch.stack([v.norm() for v in self.velocity.values()]).norm())}
 
     def state(self) -> Payload:
-        """The velocity."""
         return self.velocity
 
     def restore(self, state: Payload) -> None:
-        """Take the velocity in again."""
         self.velocity = {key: value.clone() for key, value in state.items()}

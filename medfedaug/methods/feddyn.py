@@ -50,11 +50,9 @@ class FedDyn(Method):
         self.alpha = alpha
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The regulariser of one site."""
         return _FedDynSite(self.alpha, context)
 
     def aggregator(self, context: ServerContext) -> Aggregator:
-        """The correction of the mean."""
         return FedDynServer(self.alpha, context)
 
 
@@ -89,7 +87,7 @@ class _FedDynSite(SitePart):
 
 
 class FedDynServer(Aggregator):
-    """The server's half: h."""
+    """The server's half, which keeps h."""
 
     def __init__(self, alpha: float, context: ServerContext) -> None:
         self.alpha, self.weights = alpha, context.weights
@@ -116,5 +114,4 @@ class FedDynServer(Aggregator):
         return self.correction
 
     def restore(self, state: Payload) -> None:
-        """Take h in again."""
         self.correction = {key: value.clone() for key, value in state.items()}

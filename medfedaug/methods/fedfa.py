@@ -105,15 +105,12 @@ class FedFA(Method):
         }
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the layers."""
         return insert_ffa(network, stages=self.stages, **self.layer_args)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The layers' statistics up, γ down."""
         return FedFASite(context, self.noise)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """Variance over the sites, modulated."""
         channels = {stage: layer.num_channels for stage, layer in ffa_layers(context.network).items()}
         return FedFAServer(channels, modulate=self.variance != "direct")
 
@@ -127,12 +124,11 @@ class FedFASite(SitePart, SiteExchange):
         self.every_round = self
 
     def start_round(self) -> None:
-        """Reset what the layers accumulate, where they are to be reset."""
         for layer in self.layers.values():
             layer.start_round()
 
     def collect(self) -> Payload:
-        """μ̄ₖ and σ̄ₖ of each layer, with noise where it was asked for."""
+        """μ̄ₖ and σ̄ₖ of each layer, plus the noise of ``FedFA.noise``."""
         payload: Payload = {}
         for stage, layer in self.layers.items():
             mean, std = layer.statistics()
@@ -188,7 +184,7 @@ class FedFASite(SitePart, SiteExchange):
         return found
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """Eq. 5 with the noisy means in the place of every batch's: sites with and without noise agree.
+        """Eq. 5 with the noisy means in the place of those of every batch.
 
         After t active batches a layer's average is αᵗ of its start and 1 − αᵗ of the features' mean; t
         follows from the run's seed and the number of samples, which the server knows.
@@ -203,7 +199,7 @@ class FedFASite(SitePart, SiteExchange):
         return payload
 
     def metrics(self) -> dict[str, float]:
-        """The share of sampled deviations that were negative, since the site began."""
+        """The share of sampled standard deviations that were negative, since the site began."""
         negative = sum(int(layer.negative_std_count) for layer in self.layers.values())
         sampled = sum(int(layer.sampled_std_count) for layer in self.layers.values())
         return {"negative_std": negative / max(sampled, 1)}
@@ -214,7 +210,7 @@ class FedFASite(SitePart, SiteExchange):
             layer.set_gamma(payload[f"{stage}/gamma_mean"], payload[f"{stage}/gamma_std"])
 
     def state(self) -> Payload:
-        """What the layers accumulate, and their counts; γ comes anew in every round."""
+        """The layers' running statistics and counts; γ is received anew in every round."""
         return {
             f"{stage}/{name}": getattr(layer, name).clone()
             for stage, layer in self.layers.items()
@@ -222,7 +218,6 @@ class FedFASite(SitePart, SiteExchange):
         }
 
     def restore(self, state: Payload) -> None:
-        """Put it back into the layers."""
         for key, value in state.items():
             stage, name = key.rsplit("/", 1)
             getattr(self.layers[stage], name).copy_(value)

@@ -1,4 +1,4 @@
-"""FedFAʰ: the features' histograms of all sites, brought together."""
+"""FedFAʰ: alignment of the sites' feature histograms."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FedFAh(Method):
         bins: L, the number of bins.
         tau: τ of Eq. 12.
         stage: number, counted from 1, or name of the stage whose output is aligned; the last by default.
-        samples: ``"images"``: one sample an image, the mean over space; ``"pixels"``: one sample a pixel.
+        samples: ``"images"``: one sample per image, the mean over space; ``"pixels"``: one per pixel.
 
     Raises:
         ConfigError: for arguments out of range, or a network whose stages are not known.
@@ -86,11 +86,9 @@ class FedFAh(Method):
         self.weight, self.bins, self.tau, self.stage, self.samples = weight, bins, tau, stage, samples
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The histogram up, the average down, and the loss between them."""
         return FedFAhSite(self, context, self._stage(context.network))
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The average of the sites' histograms."""
         return FedFAhServer(self._stage(context.network).channels, self.bins)
 
     def _stage(self, network: nn.Module) -> Stage:
@@ -180,7 +178,7 @@ class FedFAhSite(SitePart, SiteExchange):
         self._features = None
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """The histogram of each case in a public range: in one taken from the images, one could move all."""
+        """The histogram of each case in a public range, which no case can move."""
         return Contributions({"histogram": HISTOGRAM}, self._by_case(*bounds(FEATURE_MEAN)), True)
 
     @torch.no_grad()
@@ -197,13 +195,12 @@ class FedFAhSite(SitePart, SiteExchange):
             yield {"histogram": total / count}  # NaN for a case without images
 
     def _fits(self) -> bool:
-        # A pixel a sample is more than anyone wants to keep.
+        # With one sample per pixel there are too many to keep.
         return (
             self.method.samples == "images" and self.context.num_samples() * self.channels * 4 <= _KEPT_BYTES
         )
 
     def apply(self, payload: Payload) -> None:
-        """Take in the federation's histogram."""
         self.target = payload["histogram"].to(next(self.context.network.parameters()).device)
 
     def state(self) -> Payload:
@@ -214,7 +211,6 @@ class FedFAhSite(SitePart, SiteExchange):
         return {"low": self.low, "high": self.high, **taken}
 
     def restore(self, state: Payload) -> None:
-        """Take the range in again."""
         device = next(self.context.network.parameters()).device
         self.low, self.high = state["low"].to(device), state["high"].to(device)
         self.range_of = int(state["round"]) if "round" in state else None
@@ -231,18 +227,17 @@ class FedFAhServer(ServerExchange):
         self.sites, self.total = 0, zeros(self.shapes)["histogram"]
 
     def check(self, payload: Payload) -> None:
-        """A histogram has no negative count, and each channel's add up to one."""
+        """Refuse negative counts, and counts of a channel that do not add up to one."""
         histogram = payload["histogram"]
         if bool((histogram < 0).any()) or bool(((histogram.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("not histograms: counts are negative or do not add up to one")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add a site's."""
+        """Add the histogram of one site."""
         self.sites += 1
         self.total += payload["histogram"].double()
 
     def result(self) -> Payload:
-        """The average."""
         average = (self.total / self.sites).to(torch.float32)
         self.entropy = float(-(average * average.clamp_min(1e-12).log()).sum(dim=1).mean())
         self._restart()

@@ -1,4 +1,4 @@
-"""FedFD-A: FedFD, and adapters that follow each image's statistics as far as it takes."""
+"""FedFD-A: FedFD with adapters that choose, for each image, how far to follow its own statistics."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ class FedFDA(FedFD):
         The adapters are trained with the network in evaluation mode, the condition that they are for: dropout
         and the batch norms of fully connected layers, which get no adapter, are as at test time. The paper
         speaks of the local adapter's loss alone. MixNorm, BIN and DSON of Table 3 are not offered: the first
-        needs several passes an image, the others other networks. All sites are scored with the federation's
-        statistics, also those that `SiloBN` and `FedBN` leave some of their own: the adapters know no others.
+        needs several passes per image, the others other networks. All sites are scored with the federation's
+        statistics, also those to which `SiloBN` and `FedBN` leave statistics of their own, since the adapters
+        are trained with the former.
     """
 
     name = "fedfd_a"
@@ -111,7 +112,7 @@ class FedFDA(FedFD):
         self.inference = strategies[inference]
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the adapters, or set what takes their place."""
+        """Insert the adapters, or set the interpolation that replaces them."""
         if isinstance(self.inference, LearnedAlpha):
             return insert_instance_adapters(network)
         adapt_batch_norm(network)
@@ -120,11 +121,9 @@ class FedFDA(FedFD):
         return network
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """FedFD's part, and the adapters'."""
         return FedFDASite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The averages of statistics and adapters."""
         server = super().every_round(context)
         assert isinstance(server, AverageServer)
         server.shapes = {
@@ -145,7 +144,7 @@ class FedFDASite(FedFDSite):
         self.losses: list[float] = []
 
     def start_round(self) -> None:
-        """A fresh optimiser for the adapters."""
+        """Make a new optimiser for the adapters."""
         self.losses = []
         if self.adapters:
             self.optimiser = torch.optim.SGD(
@@ -172,12 +171,10 @@ class FedFDASite(FedFDSite):
         return {"adapter_loss": sum(self.losses) / len(self.losses)} if self.losses else {}
 
     def collect(self) -> Payload:
-        """Statistics and adapters."""
         return {**super().collect(), **{key: value.detach() for key, value in self.adapters.items()}}
 
     @torch.no_grad()
     def apply(self, payload: Payload) -> None:
-        """Take in the federation's."""
         for key, parameter in self.adapters.items():
             parameter.copy_(payload[key])
         super().apply({key: value for key, value in payload.items() if key not in self.adapters})

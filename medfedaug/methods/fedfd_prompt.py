@@ -49,7 +49,7 @@ class FedFDPrompt(Method):
 
     Deviations:
         The paper takes the prompts of DoPrompt, one domain's each, without its adapter, and gives neither
-        their number nor how u is drawn: here one u an element. Features are the class token before the head.
+        their number nor how u is drawn: here one u per element. Features are the class token before the head.
     """
 
     name = "fedfd_prompt"
@@ -71,15 +71,12 @@ class FedFDPrompt(Method):
         self.count = count
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the prompts."""
         return insert_prompts(network, self.count)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Prompts up and down, and the loss."""
         return FedFDPromptSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The average of the sites' prompts."""
         return AverageServer({"tokens": tuple(find_prompts(context.network).tokens.shape)})
 
 
@@ -92,23 +89,20 @@ class FedFDPromptSite(DiversifiedSite, SiteExchange):
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
-        """Prompts between the site's and the federation's."""
+        """Prompts are interpolated between the site's and the federation's."""
         return mixing_prompts(self.network, *self.range)
 
     def collect(self) -> Payload:
-        """The site's prompts."""
         return {"tokens": self.prompts.tokens.detach()}
 
     def apply(self, payload: Payload) -> None:
-        """The federation's."""
         self.prompts.global_tokens = payload["tokens"].to(self.prompts.tokens)
         self.ready = True
 
     def state(self) -> Payload:
-        """The site's prompts, which no state dict holds."""
+        """The site's prompts, which are not in the network's state dict."""
         return self.collect()
 
     @torch.no_grad()
     def restore(self, state: Payload) -> None:
-        """Take them in again."""
         self.prompts.tokens.copy_(state["tokens"])

@@ -47,7 +47,7 @@ class FedHarmo(Method):
 
     Args:
         perturbation: α; 0 for amplitude normalisation alone.
-        band: replace the amplitudes of low frequencies alone, to ⌊band · min(H, W)⌋ periods an image, and
+        band: replace the amplitudes of low frequencies alone, to ⌊band · min(H, W)⌋ periods per image, and
             send no others; 0 for the mean of each channel, None for all frequencies.
 
     Exchange, once: ``amplitude`` (C, H, W // 2 + 1) up, which is Āₖ; Ā down.
@@ -76,11 +76,9 @@ class FedHarmo(Method):
         self.perturbation, self.band = perturbation, band
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The site's amplitudes up, the average down, the transform, and two gradients a step."""
         return FedHarmoSite(self, context)
 
     def before_training(self, context: ServerContext) -> ServerExchange:
-        """The average of the amplitudes."""
         return FedHarmoServer(context.in_channels)
 
 
@@ -113,7 +111,6 @@ class FedHarmoSite(SitePart, SiteExchange):
         return {"amplitude": (total / measuring.count).float()}
 
     def apply(self, payload: Payload) -> None:
-        """Take in Ā."""
         self.amplitude = payload["amplitude"]
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
@@ -125,13 +122,13 @@ class FedHarmoSite(SitePart, SiteExchange):
         return [NormalizeAmplituded(keys=Keys.IMAGE, amplitude=self.amplitude, band=self.method.band)]
 
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
-        """Those at θ + δ."""
+        """Replace the gradients by those at θ + δ."""
         if self.method.perturbation:
             gradients_nearby(step, again, self.method.perturbation)
 
 
 class _Amplitudes(Transform):
-    """Adds up the amplitudes of the images that pass, by size."""
+    """A transform that adds up the amplitudes of the images that pass it, by size."""
 
     def __init__(self, band: float | None) -> None:
         self.band = band
@@ -147,7 +144,7 @@ class _Amplitudes(Transform):
 
 
 class FedHarmoServer(ServerExchange):
-    """The server's half: the mean over the sites, which is final once it was sent."""
+    """The server's half: the mean over the sites, which does not change once it was sent."""
 
     needed_at_inference = True
 
@@ -158,7 +155,7 @@ class FedHarmoServer(ServerExchange):
         self.mean: Payload = {}
 
     def check(self, payload: Payload) -> None:
-        """Amplitudes, and those of images of the size that the others have."""
+        """Refuse values that are no amplitudes, or of images of another size than at other sites."""
         found, expected = payload["amplitude"], self.mean.get("amplitude", self.total)
         if bool((found < 0).any()):
             raise ValueError("an amplitude is negative")
@@ -169,7 +166,7 @@ class FedHarmoServer(ServerExchange):
             )
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add a site's, whatever it weighs otherwise."""
+        """Add the amplitudes of one site; all sites have the same weight."""
         if self.mean:
             return
         amplitude = payload["amplitude"].double()
@@ -177,7 +174,6 @@ class FedHarmoServer(ServerExchange):
         self.sites += 1
 
     def result(self) -> Payload:
-        """Ā."""
         if not self.mean and self.total is not None:
             self.mean = {"amplitude": (self.total / self.sites).float()}
         return self.mean
@@ -188,9 +184,8 @@ class FedHarmoServer(ServerExchange):
         return {} if mean is None else {"amplitude": math.sqrt(float(mean.double().square().mean()))}
 
     def state(self) -> Payload:
-        """Ā, with which those who join later are compared."""
+        """Ā, with which the amplitudes of sites that join later are compared."""
         return self.mean
 
     def restore(self, state: Payload) -> None:
-        """Take Ā in again."""
         self.mean = dict(state)

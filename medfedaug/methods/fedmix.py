@@ -42,7 +42,7 @@ class FedMix(Method):
 
     Args:
         mixing: λ.
-        group: M, images in a mean.
+        group: M, the number of images in a mean.
 
     Exchange, once: ``images`` (G, C, H, W) and ``labels`` up, the latter as probabilities of the classes,
     (G, K), or (G, K, H, W) for segmentation; those of every site down.
@@ -68,11 +68,9 @@ class FedMix(Method):
         self.mixing, self.group = mixing, group
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Means up, all sites' means down, and the loss."""
         return FedMixSite(self, context)
 
     def before_training(self, context: ServerContext) -> ServerExchange:
-        """Gather all sites' means."""
         return FedMixServer(context)
 
 
@@ -89,7 +87,7 @@ class FedMixSite(SitePart, SiteExchange):
 
     @torch.no_grad()
     def collect(self) -> Payload:
-        """Means of groups drawn at random: neighbouring slices of one patient would be a picture of him."""
+        """Means of groups drawn at random: that of a patient's neighbouring slices would show the patient."""
         count, size = self.context.num_samples(), self.method.group
         if count < size:
             raise DataError(
@@ -117,7 +115,6 @@ class FedMixSite(SitePart, SiteExchange):
         }
 
     def apply(self, payload: Payload) -> None:
-        """Take in the means of all sites."""
         device = next(self.context.network.parameters()).device
         sites = sorted(key.removeprefix("images/") for key in payload if key.startswith("images/"))
         self.means = [
@@ -127,7 +124,7 @@ class FedMixSite(SitePart, SiteExchange):
         ]
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """(1 − λ)x with both labels."""
+        """Replace a batch x by (1 − λ)x, with both labels."""
         share = self.method.mixing
         self._image = None
         if not share or not self.means:
@@ -140,7 +137,7 @@ class FedMixSite(SitePart, SiteExchange):
         return self._inputs, [*own, (share, label.expand(len(inputs), *label.shape))]
 
     def loss(self, step: Step) -> Tensor | None:
-        """λ ∂ℓ/∂x · x̄, summed over the batch, of whose mean ℓ is."""
+        """λ ∂ℓ/∂x · x̄, summed over the batch, where ℓ is the mean over the batch."""
         if self._image is None:
             return None
         loss = torch.stack([w * self.task.loss(step.outputs, labels) for w, labels in self._targets]).sum()
@@ -149,7 +146,7 @@ class FedMixSite(SitePart, SiteExchange):
 
 
 class FedMixServer(GatheredServer):
-    """The server's half: all sites' means."""
+    """The server's half: the list of all sites' means."""
 
     def __init__(self, context: ServerContext) -> None:
         assert context.task is not None
@@ -162,7 +159,7 @@ class FedMixServer(GatheredServer):
         )
 
     def check(self, payload: Payload) -> None:
-        """As many labels as images, of the same size, and probabilities all of them."""
+        """Refuse labels that do not fit the images or are no probabilities."""
         images, labels = payload["images"], payload["labels"]
         if len(images) != len(labels) or (labels.ndim > 2 and images.shape[2:] != labels.shape[2:]):
             raise ValueError(f"images {tuple(images.shape)} and labels {tuple(labels.shape)} do not fit")
@@ -175,7 +172,7 @@ def _largest(images: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _fit(image: Tensor, size: Sequence[int]) -> Tensor:
-    """Pad or crop (C, *spatial) about its centre; what has no spatial extent is left alone."""
+    """Pad or crop (C, *spatial) about its centre; a vector stays as it is."""
     if image.ndim == 1 or tuple(image.shape[1:]) == tuple(size):
         return image
     return convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
@@ -189,7 +186,7 @@ def _sum(total: Tensor, image: Tensor) -> Tensor:
 
 
 def _background(label: Tensor) -> Tensor:
-    """Probabilities again, where padding took some of them away."""
+    """Make the probabilities add up to one where padding filled them with zeros, which is background."""
     if label.ndim == 1:
         return label
     label = label.clone()

@@ -1,4 +1,4 @@
-"""FedNova: updates normalised by how far each site has gone."""
+"""FedNova: updates normalised by the number of local steps of each site."""
 
 from __future__ import annotations
 
@@ -50,15 +50,12 @@ class FedNova(Method):
     name = "fednova"
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """How far the site has gone."""
         return FedNovaSite(context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The sites' aᵢ."""
         return LocalLengths()
 
     def aggregator(self, context: ServerContext) -> Aggregator:
-        """The normalised mean."""
         return FedNovaAggregator(context)
 
 
@@ -70,11 +67,9 @@ class FedNovaSite(SitePart, SiteExchange):
         self.momentum, self.steps = context.momentum, 0
 
     def start_round(self) -> None:
-        """Begin to count."""
         self.steps = 0
 
     def before_step(self, step: Step) -> None:
-        """One step more."""
         self.steps += 1
 
     def collect(self) -> Payload:
@@ -84,7 +79,7 @@ class FedNovaSite(SitePart, SiteExchange):
         return {"length": torch.tensor([length])}
 
     def apply(self, payload: Payload) -> None:
-        """Nothing comes back."""
+        """The server sends nothing."""
 
 
 class LocalLengths(ServerExchange):
@@ -93,7 +88,7 @@ class LocalLengths(ServerExchange):
     shapes = {"length": (1,)}  # noqa: RUF012
 
     def check(self, payload: Payload) -> None:
-        """A weight is divided by it."""
+        """Refuse an impossible number of steps, since a weight is divided by it."""
         if not 1 <= float(payload["length"]) <= _MOST_STEPS:
             raise ValueError(f"a number of steps, got {float(payload['length'])}")
 
@@ -101,7 +96,7 @@ class LocalLengths(ServerExchange):
         """Nothing is added up: `FedNovaAggregator` sees aᵢ beside the site's model."""
 
     def result(self) -> Payload:
-        """Nothing: the step is in the model."""
+        """Nothing is sent: the step is in the model."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""FedProto: the classes' mean features of all sites, brought together."""
+"""FedProto: alignment of the sites' mean features of each class."""
 
 from __future__ import annotations
 
@@ -66,11 +66,9 @@ class FedProto(Method):
         self.weight, self.passes, self.head = weight, passes, head
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Prototypes up and down, and the loss."""
         return FedProtoSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The average of the prototypes."""
         assert context.task is not None
         width = linear_head(context.network, self.head, self.name).in_features
         return FedProtoServer(context.task.num_classes, width)
@@ -88,11 +86,10 @@ class FedProtoSite(SitePart, SiteExchange):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def start_round(self) -> None:
-        """No features of the round before."""
         self.features.start_round()
 
     def after_step(self, step: Step) -> None:
-        """Keep the features."""
+        """Keep the features of the step for the prototypes."""
         if self._last is not None:
             self.features.keep(*self._last)
 
@@ -113,7 +110,6 @@ class FedProtoSite(SitePart, SiteExchange):
         return {"sums": sums.float(), "counts": counts.float()}
 
     def apply(self, payload: Payload) -> None:
-        """Take in the federation's prototypes."""
         device = next(self.context.network.parameters()).device
         self.means, self.known = payload["means"].to(device), payload["counts"].to(device) > 0
 
@@ -128,13 +124,13 @@ class FedProtoServer(ServerExchange):
         self.seen = 0
 
     def check(self, payload: Payload) -> None:
-        """Counts are counts, and a class without images has no features."""
+        """Refuse negative counts, and features of a class without images."""
         counts = payload["counts"]
         if bool((counts < 0).any()) or bool((payload["sums"][counts == 0] != 0).any()):
             raise ValueError("counts that are negative, or features of a class without images")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add a site's, which weighs as much as it has images of a class."""
+        """Add the sums of one site, so that it has the weight of its number of images in each class."""
         for key, total in self.total.items():
             total += payload[key].double()
 
@@ -146,5 +142,5 @@ class FedProtoServer(ServerExchange):
         return {"means": (sums / counts.clamp_min(1)[:, None]).float(), "counts": counts.float()}
 
     def summary(self) -> dict[str, Any]:
-        """How many classes have a prototype."""
+        """The number of classes that have a prototype."""
         return {"classes": self.seen}

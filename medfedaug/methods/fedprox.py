@@ -22,7 +22,7 @@ class FedProx(Method):
 
     Deviations:
         None. The norm is squared, over all trainable parameters that are averaged, and the term is there in
-        every step. (Public code bases leave out the square, or apply the term once a round.)
+        every step. (Public code bases leave out the square, or apply the term once per round.)
     """
 
     name = "fedprox"
@@ -33,7 +33,6 @@ class FedProx(Method):
         self.mu = mu
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The proximal term of one site."""
         return _FedProxSite(self.mu, shared_parameters(context, self.name))
 
 

@@ -1,4 +1,4 @@
-"""FedRDN: every site normalises with every site's statistics."""
+"""FedRDN: each training image is normalised with the statistics of a random site."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FedRDN(Method):
         Eq. 5 prints a sum where the mean over images is meant. An image is a whole volume for the
         statistics, also where the network sees its slices: a site's number of slices then does not weigh
         its patients. The draw is per image and call, both halves of the pair from the same site; the
-        public code draws mean and deviation from different sites, once a batch.
+        public code draws mean and deviation from different sites, once per batch.
     """
 
     name = "fedrdn"
@@ -58,11 +58,9 @@ class FedRDN(Method):
         self.average = average
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The site's statistics up, all sites' pairs down, and the transforms that use them."""
         return FedRDNSite(context, self.average)
 
     def before_training(self, context: ServerContext) -> ServerExchange:
-        """Gather all sites' pairs."""
         return FedRDNServer(context.in_channels)
 
 
@@ -76,7 +74,7 @@ class FedRDNSite(SitePart, SiteExchange):
         self.before_training = self
 
     def collect(self) -> Payload:
-        """μₖ and σₖ, (C,) each, and over how many images."""
+        """μₖ and σₖ, (C,) each, and the number of images."""
         own = self.context.statistics()
         return {"mean": own.mean, "std": own.std, "count": torch.tensor([float(own.count)])}
 
@@ -90,12 +88,11 @@ class FedRDNSite(SitePart, SiteExchange):
             yield {"mean": own.mean, "std": own.std}
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """The noisy pair, which from here on is the site's own for every use, and the number of images."""
+        """The noisy pair, which the site uses as its own from now on, and the number of images."""
         self.sent = ChannelStatistics(means["mean"], means["std"], cases)
         return {**means, "count": torch.tensor([float(cases)])}
 
     def apply(self, payload: Payload) -> None:
-        """Take in the pairs of all sites."""
         sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
         self.pairs = {
             site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])
@@ -103,7 +100,7 @@ class FedRDNSite(SitePart, SiteExchange):
         }
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
-        """A pair of a random site in training, the site's own in evaluation; or the average in both."""
+        """A random pair in training and the site's own in evaluation, or the average in both."""
         if self.average and self.pairs:
             return [FedRDNd(keys=Keys.IMAGE, statistics=self.pairs, average=True)]
         if training:
@@ -113,17 +110,17 @@ class FedRDNSite(SitePart, SiteExchange):
 
 
 class FedRDNServer(GatheredServer):
-    """The server's half: the list of pairs, 2C+1 numbers a site."""
+    """The server's half: the list of pairs, 2C + 1 numbers per site."""
 
     def __init__(self, in_channels: int) -> None:
         super().__init__({"mean": (in_channels,), "std": (in_channels,), "count": (1,)})
 
     def check(self, payload: Payload) -> None:
-        """Nothing that could not divide an image."""
+        """Refuse statistics with which an image could not be normalised."""
         _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
-        """The pairs by site."""
+        """The pair of each site, by its name."""
         return {
             site: _statistics(pair["mean"], pair["std"], pair["count"])
             for site, pair in sorted(self.sites.items())

@@ -13,7 +13,7 @@ from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
 
 __all__ = ["FedRobust", "FedRobustSite"]
 
-_LARGEST = 4096  # values an image, with a matrix of 64 MB
+_LARGEST = 4096  # values per image, with a matrix of 64 MB
 
 
 class FedRobust(Method):
@@ -38,7 +38,7 @@ class FedRobust(Method):
         penalty: λ.
         shift_penalty: λ'; λ where ``None``.
         learning_rate: η, the ascent's. Λ − I settles at ∇ℓ/2λ, in about 1/2ηλ steps.
-        over: what Λ is a matrix over. ``"channels"``: the channels of a voxel, the same for every voxel, so
+        over: the values that Λ maps. ``"channels"``: the channels of a voxel, the same for every voxel, so
             that Λ is (C, C) and δ is (C,): brightness, contrast and the mixing of colours or sequences.
             ``"pixels"``: all values of an image, as the paper has it; for classification, images of one size
             and of up to 4096 values.
@@ -53,7 +53,7 @@ class FedRobust(Method):
         of other methods in it, and every pass of the network in training sees the shifted images. Beside
         FedSAM the ascent is along the gradient at the weights nearby, as the descent is. Where others compare
         with it (public code of FedRBN, Hong et al., AAAI 2023), Λ is over all pixels, begins with 0 in place
-        of I, and makes several steps of 1/2λ a batch.
+        of I, and makes several steps of 1/2λ per batch.
     """
 
     name = "fedrobust"
@@ -78,12 +78,11 @@ class FedRobust(Method):
         self.learning_rate, self.over = learning_rate, over
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The shift and its ascent."""
         return FedRobustSite(self, context)
 
 
 class FedRobustSite(SitePart):
-    """The site's half; there is no other."""
+    """The site's half, which is all of the method."""
 
     def __init__(self, method: FedRobust, context: SiteContext) -> None:
         if method.over == "pixels" and context.task is not None and context.task.dense:
@@ -125,7 +124,7 @@ class FedRobustSite(SitePart):
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
-        """One step of the ascent; the optimiser then makes the descent's, of the same pass."""
+        """One step of the ascent; the optimiser then makes the step of the descent, from the same pass."""
         assert self.affine is not None
         matrix, shift = self.affine
         if matrix.grad is None or shift.grad is None:  # a loss that no image enters
@@ -136,7 +135,7 @@ class FedRobustSite(SitePart):
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """How far the shift is from none: ‖Λ − I‖ and ‖δ‖."""
+        """The size of the shift: ‖Λ − I‖ and ‖δ‖."""
         if self.affine is None:
             return {}
         matrix, shift = self.affine
@@ -150,7 +149,6 @@ class FedRobustSite(SitePart):
         return {"matrix": matrix.detach(), "shift": shift.detach()}
 
     def restore(self, state: Payload) -> None:
-        """Take it in again."""
         self._set(state["matrix"], state["shift"])
 
 

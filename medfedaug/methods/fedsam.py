@@ -41,7 +41,6 @@ class FedSAM(Method):
         self.rho = rho
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Two gradients a step."""
         return _FedSAMSite(self.rho)
 
 
@@ -54,7 +53,7 @@ class _FedSAMSite(SitePart):
 
 
 def gradients_nearby(step: Step, again: Callable[[], None], radius: float) -> None:
-    """The gradients at w + ε, ε of the length ``radius`` along those at w, where the weights are left."""
+    """Replace the gradients at w by those at w + ε, with ε of length ``radius`` along the former."""
     moved = [(p, p.detach().clone(), p.grad) for p in step.network.parameters() if p.grad is not None]
     norm = torch.stack([gradient.norm() for _, _, gradient in moved]).norm()
     scale = radius / norm.clamp_min(torch.finfo(norm.dtype).tiny)

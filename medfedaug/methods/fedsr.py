@@ -1,4 +1,4 @@
-"""FedSR: representations that are drawn at random and say little, so that they hold on other sites."""
+"""FedSR: random representations that hold little information, so that they generalise to other sites."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be
 
 
 class Representation(nn.Module):
-    """What FedSR adds to a network: the deviation of z given an image, and z's distribution given a class.
+    """What FedSR adds to a network: the deviation of z given an image, and r(z|y) of each class.
 
     Args:
         width: D, the size of z.
@@ -106,18 +106,18 @@ class FedSR(Method):
         self._representation: Representation | None = None
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Draw the first weights of σ's layer, which follow from the run's seed and are everybody's."""
+        """Draw the first weights of σ's layer from the run's seed, the same at all sites."""
         head = linear_head(network, self.head, self.name)
         self._representation = Representation(head.in_features, head.out_features)
         return network
 
     def representation(self) -> Representation:
-        """σ's layer and r(z|y) as they are at the beginning."""
+        """σ's layer and r(z|y) with their initial values."""
         assert self._representation is not None, "prepare_network comes first"
         return copy.deepcopy(self._representation)
 
     def shared(self, representation: Representation) -> Payload:
-        """What of it is averaged."""
+        """The entries of a representation that are averaged."""
         return {
             key: value.detach()
             for key, value in representation.state_dict().items()
@@ -125,11 +125,9 @@ class FedSR(Method):
         }
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The draw, the terms and the part of the model that the network does not hold."""
         return FedSRSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The averages."""
         return AverageServer(
             {key: tuple(value.shape) for key, value in self.shared(self.representation()).items()}
         )
@@ -158,7 +156,7 @@ class FedSRSite(SitePart, SiteExchange):
         return (z,)
 
     def start_round(self) -> None:
-        """A fresh optimiser."""
+        """Make a new optimiser."""
         parameters = self.representation.parameters()
         self._optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
         self._losses = []
@@ -174,7 +172,7 @@ class FedSRSite(SitePart, SiteExchange):
         return self.method.l2 * norm + self.method.cmi * divergence
 
     def after_step(self, step: Step) -> None:
-        """One step of σ's layer and r(z|y), of the pass that the network has stepped with."""
+        """One step of σ's layer and r(z|y), with the gradients of the pass that was the network's step."""
         assert self._optimiser is not None
         self._optimiser.step()
         self._drawn = None
@@ -185,18 +183,15 @@ class FedSRSite(SitePart, SiteExchange):
         return {name: sum(pair[i] for pair in self._losses) / count for i, name in enumerate(("l2r", "cmi"))}
 
     def collect(self) -> Payload:
-        """What is averaged."""
         return self.method.shared(self.representation)
 
     def apply(self, payload: Payload) -> None:
-        """Take in the averages."""
         self.representation.load_state_dict(payload, strict=False)
 
     def state(self) -> Payload:
-        """r(z|y), where it stays at the site."""
+        """r(z|y), if it stays at the site."""
         shared = self.method.shared(self.representation)
         return {key: value for key, value in self.representation.state_dict().items() if key not in shared}
 
     def restore(self, state: Payload) -> None:
-        """Take it in again."""
         self.representation.load_state_dict(state, strict=False)

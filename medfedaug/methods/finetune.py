@@ -34,7 +34,6 @@ class FineTune(Method):
         self.epochs = epochs
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The number of epochs is all."""
         part = SitePart()
         part.epochs_before_test = self.epochs
         return part

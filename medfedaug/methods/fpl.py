@@ -88,11 +88,9 @@ class FPL(Method):
         self.distance, self.passes, self.head = distance, passes, head
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Prototypes up, clusters down, and the loss."""
         return FPLSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The clusters."""
         assert context.task is not None
         width = linear_head(context.network, self.head, self.name).in_features
         return FPLServer(context.task.num_classes, width)
@@ -111,7 +109,6 @@ class FPLSite(SitePart, SiteExchange):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def start_round(self) -> None:
-        """No features of the round before."""
         self.features.start_round()
 
     def loss(self, step: Step) -> Tensor | None:
@@ -130,12 +127,12 @@ class FPLSite(SitePart, SiteExchange):
         return terms.sum() / len(features)
 
     def after_step(self, step: Step) -> None:
-        """Keep the features."""
+        """Keep the features of the step for the prototypes."""
         assert self._last is not None
         self.features.keep(*self._last)
 
     def collect(self) -> Payload:
-        """The mean features of each class over all training images; zeros for one that the site lacks."""
+        """The mean features of each class over all training images; zeros for classes that the site lacks."""
         sums, counts = self.features.of_all_images()
         return {"means": (sums / counts.clamp_min(1)[:, None]).float(), "known": (counts > 0).float()}
 
@@ -148,7 +145,7 @@ class FPLSite(SitePart, SiteExchange):
 
 
 class FPLServer(ServerExchange):
-    """The server's half. It keeps a round's prototypes until all are there: clusters are of all of them.
+    """The server's half, which keeps the prototypes of a round until all are there to be clustered.
 
     Args:
         classes: K.
@@ -161,13 +158,13 @@ class FPLServer(ServerExchange):
         self.found: dict[str, int] = {}
 
     def check(self, payload: Payload) -> None:
-        """A class is there or not, and one that is not has no features."""
+        """Refuse counts other than 0 and 1, and features of a class that the site lacks."""
         known = payload["known"]
         if bool(((known != 0) & (known != 1)).any()) or bool((payload["means"][known == 0] != 0).any()):
             raise ValueError("known is other than 0 or 1, or a class without images has features")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Keep a site's; all weigh the same."""
+        """Keep the prototypes of one site; all sites have the same weight."""
         self.sites[site] = payload
 
     def result(self) -> Payload:
@@ -190,5 +187,5 @@ class FPLServer(ServerExchange):
         return {"clusters": torch.stack(clusters).float(), "classes": torch.tensor(classes).float()}
 
     def summary(self) -> dict[str, Any]:
-        """How many classes have prototypes, and how many cluster prototypes there are."""
+        """The number of classes that have prototypes, and the number of cluster prototypes."""
         return dict(self.found)

@@ -1,4 +1,4 @@
-"""FRAug: synthetic embeddings, from a generator that all sites share and a network that each keeps."""
+"""FRAug: synthetic embeddings from a generator that the sites share and a network that each site keeps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Generator(nn.Module):
         self.layers = _perceptron(noise + classes, hidden, embedding)
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        """(N, noise) and classes (N,) to residuals (N, embedding)."""
+        """Residuals, (N, embedding), of noise (N, noise) and classes (N,)."""
         return self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
 
 
@@ -98,7 +98,7 @@ class FRAug(Method):
         Sizes, rates, α, β and the kernel are in an appendix that is not part of the article; the values here
         are our own, and so is the Gaussian kernel (`F.gaussian_mmd`). Eq. 4 as printed pulls the prototype
         of a class that is not in the batch towards zero: here it stays; its first value is the mean of the
-        first batch that has the class, and classes not yet seen contribute nothing. One z' is drawn a class
+        first batch that has the class, and classes not yet seen contribute nothing. One z' is drawn per class
         and step. g and m learn from the embeddings of the step before the classifier moved, with its new
         head: another pass through the network would only move them by that step. The public code draws z
         uniformly. An unseen site has no batch norms, and is reported without a score.
@@ -150,13 +150,13 @@ class FRAug(Method):
         return head
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Draw the generator's first weights, which follow from the run's seed and are everybody's."""
+        """Draw the generator's first weights from the run's seed, the same at all sites."""
         head = self.classifier(network)
         self._generator = Generator(self.noise, head.out_features, self.hidden, head.in_features)
         return network
 
     def generator(self) -> Generator:
-        """The generator as it is at the beginning."""
+        """The generator with its initial weights."""
         assert self._generator is not None, "prepare_network comes first"
         return copy.deepcopy(self._generator)
 
@@ -165,11 +165,9 @@ class FRAug(Method):
         return state_entries(network, (_BatchNorm,))
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Everything but the averaging."""
         return FRAugSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The average of the generators."""
         return AverageServer(
             {key: tuple(value.shape) for key, value in self.generator().state_dict().items()}
         )
@@ -200,7 +198,7 @@ class FRAugSite(SitePart, SiteExchange):
         self._embeddings = F.working_precision(args[0].detach()) if module.training else None
 
     def start_round(self) -> None:
-        """Fresh optimisers, made with the first step."""
+        """Forget the optimisers; the first step makes new ones."""
         self._optimisers, self._losses = [], []
 
     def _begin(self) -> None:
@@ -268,7 +266,7 @@ class FRAugSite(SitePart, SiteExchange):
             if kind == "embeddings":
                 distance, entropy = F.gaussian_mmd(synthetic, reference, width), entropies.mean()
                 generating = nn.functional.cross_entropy(logits, y) - self.method.alpha * distance
-            else:  # one synthetic embedding a prototype: the sums of Eq. 6 run over the classes
+            else:  # one synthetic embedding per prototype: the sums of Eq. 6 run over the classes
                 pairs = zip(synthetic.split(1), reference.split(1), strict=True)
                 distance = torch.stack([F.gaussian_mmd(a, b, width) for a, b in pairs]).sum()
                 entropy = entropies.sum()
@@ -277,7 +275,7 @@ class FRAugSite(SitePart, SiteExchange):
         return generating, transforming
 
     def _synthesise(self, real: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """û and û_c (Eq. 3), each with what it was made from and its class."""
+        """û and û_c (Eq. 3), each with the embeddings that it was made from and its class."""
         classes = self.seen.nonzero().flatten()
         weight = self.method.lambda_syn
         if self.method.smoothing:
@@ -306,22 +304,19 @@ class FRAugSite(SitePart, SiteExchange):
         return {name: sum(pair[i] for pair in self._losses) / count for i, name in enumerate(names)}
 
     def collect(self) -> Payload:
-        """The generator."""
         return {key: value.detach() for key, value in self.generator.state_dict().items()}
 
     def apply(self, payload: Payload) -> None:
-        """The federation's generator."""
         self.generator.load_state_dict(payload)
 
     def state(self) -> Payload:
-        """RTNet, prototypes and the count of steps."""
+        """RTNet, the prototypes and the number of steps."""
         kept = {"means": self.means, "seen": self.seen, "steps": torch.tensor(self.steps)}
         if self.transformation is not None:
             kept.update({f"rtnet/{key}": value for key, value in self.transformation.state_dict().items()})
         return kept
 
     def restore(self, state: Payload) -> None:
-        """Take them in again."""
         self.means.copy_(state["means"])
         self.seen.copy_(state["seen"])
         self.steps = int(state["steps"])

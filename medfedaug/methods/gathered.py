@@ -1,4 +1,4 @@
-"""An exchange that some methods need: tensors up, the list of all sites' tensors down."""
+"""An exchange that some methods need: each site sends tensors, and receives those of all sites."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ class GatheredServer(ServerExchange):
         self.sites: dict[str, Payload] = {}
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Keep a site's; those of one that joins later are added."""
+        """Keep the tensors of one site, which may also join later."""
         self.sites[site] = payload
 
     def result(self) -> Payload:
-        """All sites'."""
         return {
             f"{key}/{site}": value for site in sorted(self.sites) for key, value in self.sites[site].items()
         }
 
     def state(self) -> Payload:
-        """All of them: a site that joins after a restart is added."""
+        """The tensors of all sites, to which those of a site that joins after a restart are added."""
         return self.result()
 
     def restore(self, state: Payload) -> None:
-        """Take them in again."""
         for path, value in state.items():
             key, site = path.split("/", 1)
             self.sites.setdefault(site, {})[key] = value

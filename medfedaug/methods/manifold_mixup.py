@@ -42,11 +42,9 @@ class ManifoldMixUp(Method):
         self.alpha, self.stages = alpha, stages
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the layers."""
         return insert_layers(network, FeatureMixLayer, self.stages)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Place, partners and their labels."""
         return _ManifoldMixUpSite(self.alpha, list(stage_layers(context.network, FeatureMixLayer).values()))
 
 

@@ -35,5 +35,4 @@ class MixStyle(Method):
         self.prob, self.alpha, self.stages = prob, alpha, stages
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the layers."""
         return insert_layers(network, MixStyleLayer, self.stages, prob=self.prob, alpha=self.alpha)

@@ -17,7 +17,7 @@ def draw_lambda(alpha: float) -> float:
 
 
 def mixed_targets(targets: Targets, weight: float, order: Tensor) -> Targets:
-    """The targets of images of which each has a share 1 − ``weight`` of another, in the given order."""
+    """The targets of images that are mixed with a share 1 − ``weight`` of those in another order."""
     if weight == 1:
         return targets
     others = [((1 - weight) * w, labels[order.to(labels.device)]) for w, labels in targets]
@@ -38,8 +38,8 @@ class MixUp(Method):
 
     Deviations:
         The paper mixes one-hot labels, which for cross-entropy is the same; the weighted loss is also defined
-        for label maps and Dice. One λ a batch, as in the paper's listing; `monai.transforms.MixUp` draws one
-        for each image, whose losses then have to be weighted one by one.
+        for label maps and Dice. One λ per batch, as in the paper's listing; `monai.transforms.MixUp` draws
+        one for each image, whose losses then have to be weighted one by one.
     """
 
     name = "mixup"
@@ -51,7 +51,6 @@ class MixUp(Method):
         self.alpha = alpha
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Mixed batches."""
         return _MixUpSite(self.alpha)
 
 

@@ -43,11 +43,9 @@ class MoEx(Method):
         self.prob, self.weight, self.moments, self.stage = prob, weight, moments, stage
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the layer."""
         return insert_layers(network, MomentExchangeLayer, [self.stage], moments=self.moments)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Partners and their labels."""
         (layer,) = stage_layers(context.network, MomentExchangeLayer).values()
         return _MoExSite(self, layer)
 

@@ -1,4 +1,4 @@
-"""Conventional normalisation: what FedRDN is compared with."""
+"""Conventional normalisation, with which FedRDN is compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Norm(Method):
     normalises_input = True
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The site's own pair."""
         return _NormSite(context)
 
 

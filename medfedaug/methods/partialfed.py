@@ -1,4 +1,4 @@
-"""PartialFed: sites load a part of the global model and go on with their own rest."""
+"""PartialFed: sites load a part of the global model and keep their own weights in the rest."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class PartialFed(Method):
         return kept
 
     def _first_stages(self, network: nn.Module) -> frozenset[str]:
-        """The entries up to where the last of the first stages ends."""
+        """The entries up to the end of the last of the first stages."""
         known = known_stages(network)
         if known is None:
             raise ConfigError(
@@ -110,7 +110,7 @@ def _modules_until(network: nn.Module, stage: Stage) -> list[nn.Module]:
 
 
 def _entries_of(network: nn.Module, modules: list[nn.Module]) -> frozenset[str]:
-    """What is the modules' own, and not of a module within."""
+    """The entries of the modules themselves, without those of modules inside them."""
     wanted = set(modules)
     return frozenset(
         f"{prefix}.{key}" if prefix else key

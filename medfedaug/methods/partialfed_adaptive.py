@@ -65,7 +65,6 @@ class PartialFedAdaptive(Method):
         self.epochs, self.learning_rate, self.temperature = epochs, learning_rate, temperature
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The logits, and the weights that they choose between."""
         return PartialFedAdaptiveSite(self, context)
 
 
@@ -88,11 +87,11 @@ class PartialFedAdaptiveSite(SitePart):
         self._global: Payload = {}
 
     def loaded(self) -> list[str]:
-        """The modules that are loaded, as the logits are now."""
+        """The modules that are loaded according to the logits."""
         return [name for name, logit in zip(self.layers, self.logits.tolist(), strict=True) if logit >= 0]
 
     def personalise(self) -> None:
-        """Put the site's own weights in the place of those that it does not load."""
+        """Replace the weights that the site does not load by its own."""
         if not self._own:
             return
         state = self.context.network.state_dict()
@@ -100,7 +99,7 @@ class PartialFedAdaptiveSite(SitePart):
         self._put_own()
 
     def start_round(self) -> None:
-        """Learn what to load, and load it."""
+        """Learn which layers to load, and load them."""
         if not self._own or not self.method.epochs:
             return
         network, method = self.context.network, self.method
@@ -125,7 +124,7 @@ class PartialFedAdaptiveSite(SitePart):
         self._put_own()
 
     def end_round(self) -> None:
-        """Keep what the site's training made of the weights."""
+        """Keep the trained weights as the site's own."""
         state = self.context.network.state_dict()
         self._own = {key: state[key].clone() for keys in self.layers.values() for key in keys}
 
@@ -138,7 +137,6 @@ class PartialFedAdaptiveSite(SitePart):
         return {_LOGITS: self.logits, **{_OWN + key: value for key, value in self._own.items()}}
 
     def restore(self, state: Payload) -> None:
-        """Take in what `state` gave."""
         device = next(iter(self.context.network.state_dict().values())).device
         self.logits = state[_LOGITS].cpu()
         self._own = {

@@ -1,4 +1,4 @@
-"""Pooled: all images in one place, which federated learning is there to do without."""
+"""Pooled: training with all images in one place."""
 
 from __future__ import annotations
 

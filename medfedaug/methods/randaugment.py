@@ -46,7 +46,6 @@ class RandAugment(Method):
         return RandAugmentd(Keys.IMAGE, self.num_ops, self.magnitude, self.operations, label_keys=label_keys)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The transform."""
         assert context.task is not None
         return _RandAugmentSite(self, context.task.dense)
 

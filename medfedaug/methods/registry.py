@@ -1,4 +1,4 @@
-"""From a method's name to the method, and from several methods to one federation."""
+"""The methods by name, and the checks that several go together."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _ALIASES: dict[str, list[dict[str, Any]]] = {
 
 
 def method_names() -> list[str]:
-    """The names that `parse_methods` takes."""
+    """The names that `parse_methods` accepts."""
     return [*_METHODS, *_ALIASES]
 
 
@@ -105,7 +105,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
 
 
 def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
-    """The methods of a specification, checked to go together; those that run the network again come last.
+    """Make the methods of a specification, and check that they go together.
 
     Raises:
         ConfigError: for unknown names or arguments, a method named twice, and two that exclude each other.
@@ -146,7 +146,7 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
 
 
 def _has(method: Method, hook: str) -> bool:
-    """Whether a method has something of its own at an extension point."""
+    """Whether a method overrides an extension point."""
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 

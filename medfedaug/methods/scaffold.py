@@ -52,11 +52,9 @@ class Scaffold(Method):
     name = "scaffold"
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The site's control variate."""
         return ScaffoldSite(context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The federation's control variate."""
         return ScaffoldServer(context)
 
 
@@ -73,12 +71,11 @@ class ScaffoldSite(SitePart, SiteExchange):
         return {key: torch.zeros_like(p, requires_grad=False) for key, p in self.parameters.items()}
 
     def start_round(self) -> None:
-        """Begin the mean of the gradients."""
         self.total, self.steps = self._zeros(), 0
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
-        """g − cᵢ + c in the place of the gradient g."""
+        """Replace the gradient g by g − cᵢ + c."""
         self.steps += 1
         for key, parameter in self.parameters.items():
             if parameter.grad is None:
@@ -87,7 +84,7 @@ class ScaffoldSite(SitePart, SiteExchange):
             parameter.grad += self.common[key] - self.own[key]
 
     def end_round(self) -> None:
-        """cᵢ⁺, the mean gradient of the round, in the place of cᵢ."""
+        """Replace cᵢ by cᵢ⁺, the mean gradient of the round."""
         before, self.own = self.own, {key: total / self.steps for key, total in self.total.items()}
         self.change = {key: self.own[key] - before[key] for key in before}
 
@@ -96,20 +93,17 @@ class ScaffoldSite(SitePart, SiteExchange):
         return self.change
 
     def apply(self, payload: Payload) -> None:
-        """Take in c."""
         self.common = {key: value.to(self.parameters[key]) for key, value in payload.items()}
 
     def state(self) -> Payload:
-        """cᵢ."""
         return self.own
 
     def restore(self, state: Payload) -> None:
-        """Take cᵢ in again."""
         self.own = {key: value.to(self.parameters[key], copy=True) for key, value in state.items()}
 
 
 class ScaffoldServer(ServerExchange):
-    """The server's half: Σᵢ wᵢcᵢ over all sites, to which a round adds what changed."""
+    """The server's half, which keeps Σᵢ wᵢcᵢ over all sites and adds the changes of each round."""
 
     def __init__(self, context: ServerContext) -> None:
         self.weights = context.weights
@@ -117,7 +111,7 @@ class ScaffoldServer(ServerExchange):
         self.total = zeros(self.shapes)
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add a site's change."""
+        """Add the change of one site."""
         weight = self.weights()[site]
         for key, value in payload.items():
             self.total[key].add_(value.double(), alpha=weight)
@@ -133,9 +127,7 @@ class ScaffoldServer(ServerExchange):
         return {"control": float(torch.stack(norms).norm())}
 
     def state(self) -> Payload:
-        """The sum."""
         return self.total
 
     def restore(self, state: Payload) -> None:
-        """Take the sum in again."""
         self.total = {key: value.clone() for key, value in state.items()}

@@ -25,5 +25,4 @@ class Single(Method):
     name = "single"
 
     def kept_at_site(self, network: nn.Module) -> frozenset[str]:
-        """Everything."""
         return frozenset(network.state_dict())
