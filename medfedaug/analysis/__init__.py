@@ -1,4 +1,4 @@
-"""Finished runs: read, compared, drawn and reported on one page; and the features of networks."""
+"""Reading, comparing, plotting and reporting finished runs, and the analysis of features."""
 
 from medfedaug.analysis.alpha import alpha_by_layer, interpolation_weights
 from medfedaug.analysis.features import alignment, feature_picture, site_features, uniformity

@@ -1,4 +1,4 @@
-"""How far FedFD-A's adapters follow an image, layer by layer."""
+"""α of FedFD-A's adapters, layer by layer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def interpolation_weights(network: nn.Module, batches: Iterable[Tensor]) -> dict
 
 
 def alpha_by_layer(weights: Mapping[str, Mapping[str, Tensor]], *, width: float = 9.0) -> Figure:
-    """α over the layers, one panel a site (FedFD-A Fig. 6): median, quartiles and range of the images.
+    """α over the layers, one panel per site (FedFD-A Fig. 6): median, quartiles and range over the images.
 
     0 is the federation's statistics, 1 the image's own.
 

@@ -1,4 +1,4 @@
-"""Features of a network: how well classes cluster, how evenly they spread, and how they look site by site."""
+"""Features of a network: measures of how they cluster and spread, and pictures of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
 
 
 def alignment(features: Tensor, labels: Tensor, alpha: float = 2.0) -> float:
-    r"""How close features of one class are to each other; lower is closer (FedFA+ section 5.4.1).
+    r"""The mean distance between features of one class; lower is closer (FedFA+ section 5.4.1).
 
     .. math:: \mathrm{mean}_{i < j,\; y_i = y_j} \|\hat z_i - \hat z_j\|_2^\alpha, \qquad
               \hat z = z / \|z\|_2
@@ -100,7 +100,7 @@ def _unit_features(features: Tensor) -> Tensor:
 
 
 def _squared_distances(unit: Tensor) -> Iterator[Tensor]:
-    """Squared distances of all pairs i < j, block by block, each a vector."""
+    """Squared distances of all pairs i < j, as one vector per block."""
     rows = max(1, _BLOCK_ENTRIES // max(1, len(unit)))
     for start in range(0, len(unit) - 1, rows):
         block, rest = unit[start : start + rows], unit[start:]
@@ -178,7 +178,7 @@ def feature_picture(
     seed: int = 0,
     width: float = 6.0,
 ) -> Figure:
-    """Features in the plane: a colour for each site and, with labels, a marker for each class.
+    """A scatter plot of features in two dimensions, with a colour for each site and a marker for each class.
 
     Args:
         features: (N, D), N at least 3; those of several sites one after the other.

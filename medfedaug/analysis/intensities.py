@@ -1,4 +1,4 @@
-"""`intensity_histograms`: how a site's images look to a network, before and after FedRDN."""
+"""`intensity_histograms`: the intensities that a network sees, before and after FedRDN."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def intensity_histograms(
     """Histograms of the sites' intensities: as stored, and as FedRDN makes them at test and in training.
 
     At test a site's images are normalised with its own pair (FedRDN Eq. 8), in training with the pair of a
-    random site (Eq. 7): drawn is the mixture over all pairs, in equal parts. A spike of single values, as of
-    saturated pixels, is cut where it would press everything else to the ground.
+    random site (Eq. 7): the histogram is the mixture over all pairs, in equal parts. A peak of single values,
+    such as saturated pixels, is cut off if it would make everything else invisible.
 
     Args:
         samples: intensities by site, (N, C) each, as `sample_intensities` takes them.

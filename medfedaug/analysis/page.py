@@ -1,4 +1,4 @@
-"""Elements of a page that needs nothing else, neither files nor a network."""
+"""Elements of an HTML page that needs no other files and no network connection."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WIDE, _NARROW = 9.0, 4.0  # inches; a phone shows the narrow figure at about it
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
-    """Append an element; the tree escapes its text and attributes."""
+    """Append an element, whose text and attributes are escaped."""
     child = ET.SubElement(parent, tag, attributes)
     child.text = text
     return child
@@ -60,7 +60,7 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
 def table(
     parent: ET.Element, header: Sequence[str], body: Iterable[Sequence[str]], *, words: bool = False
 ) -> None:
-    """Append a table that scrolls by itself where it is wider than the page.
+    """Append a table, which can be scrolled if it is wider than the page.
 
     Args:
         parent: what it is appended to.
@@ -89,12 +89,12 @@ def figure(
     small: bool = False,
     photo: bool = False,
 ) -> None:
-    """Draw for a wide and for a narrow window; the browser shows the one that fits.
+    """Append a figure in a version for wide and one for narrow windows; the browser shows the one that fits.
 
     Args:
         parent: what the figure is appended to.
         draw: makes the figure of a given width, inches.
-        alt: what it shows, for who cannot see it.
+        alt: what the figure shows, for readers who cannot see it.
         caption: below the figure.
         small: no wider than a page of text.
         photo: made of pixels, and dark in every theme.
@@ -110,7 +110,7 @@ def figure(
 
 
 def details(parent: ET.Element, summary: str, texts: Iterable[str]) -> None:
-    """Texts that open at a touch, to be copied."""
+    """Append texts that can be unfolded, to be copied."""
     folded = add(parent, "details")
     add(folded, "summary", summary)
     for text in texts:

@@ -1,4 +1,4 @@
-"""Figures of runs. Matplotlib's object interface throughout: nothing global is read or changed."""
+"""Figures of runs, drawn with Matplotlib's object interface, so that no global state is changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
 
 
 def learning_curves(runs: Sequence[Run], *, width: float = 9.0) -> Figure:
-    """Validation score by round: one panel a training site and one for their mean, one line a method.
+    """Validation score by round: one panel per training site and one for their mean, one line per method.
 
-    Of more than a dozen sites the mean is drawn alone.
+    With more than a dozen sites, only the mean is drawn.
 
     Several seeds of a method are drawn as their mean in a band from the lowest to the highest. A dot marks
     the round whose model was tested.
@@ -60,7 +60,7 @@ def learning_curves(runs: Sequence[Run], *, width: float = 9.0) -> Figure:
 
 
 def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
-    """Range over the channels of γ, by round, one panel a layer.
+    """Range of γ over the channels, by round, one panel per layer.
 
     γ scales the noise on a channel's statistics by how much the sites disagree on that channel (FedFA+,
     Eq. 7). A band without height is one γ for all channels: no information crosses the sites. Where the run
@@ -144,7 +144,7 @@ def tidy(panel: Axes) -> None:
 
 
 def _styles() -> Iterator[_Style]:
-    """Colours first, then the same colours dashed: as many as there are methods."""
+    """One line style per method: the colours with solid lines first, then with dashed ones."""
     index = 0
     while True:
         yield PALETTE[index % len(PALETTE)], _DASHES[index // len(PALETTE) % len(_DASHES)]
@@ -158,7 +158,7 @@ def _by_round(run: Run, values: Sequence[float | None]) -> dict[int, float]:
 
 
 def _line_with_band(panel: Axes, curves: Sequence[dict[Any, float]], style: _Style) -> dict[Any, float]:
-    """Draw the mean of the curves, and their range where there are several; returns the mean."""
+    """Draw the mean of the curves, and their range if there are several; return the mean."""
     places = sorted({x for curve in curves for x in curve})
     values = [[curve[x] for curve in curves if x in curve] for x in places]
     mean = [sum(v) / len(v) for v in values]
@@ -172,7 +172,7 @@ def _line_with_band(panel: Axes, curves: Sequence[dict[Any, float]], style: _Sty
 
 
 def colours_by_name(names: Iterable[str]) -> dict[str, Any]:
-    """A colour for each name, in alphabetical order; from a colour map where the palette has too few."""
+    """A colour for each name, in alphabetical order, from a colour map if the palette has too few."""
     distinct = sorted(set(names))
     if len(distinct) <= len(PALETTE):
         return dict(zip(distinct, PALETTE, strict=False))
@@ -181,7 +181,7 @@ def colours_by_name(names: Iterable[str]) -> dict[str, Any]:
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """The unit in which a number of bytes is readable, and its size."""
+    """A suitable unit for a number of bytes, and its size."""
     for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if largest >= size:
             return size, name

@@ -1,4 +1,4 @@
-"""Paired comparisons, over seeds and over patients: scipy would be a large dependency for four numbers."""
+"""Paired comparisons over seeds and over patients, without SciPy, a large dependency for four functions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def t_quantile(confidence: float, df: int) -> float:
 
 
 def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
-    r"""The smallest true difference that a paired t-test would find: the resolution of an experiment.
+    r"""The resolution of an experiment: the smallest true difference that a paired t-test would find.
 
     .. math:: d = \lambda s / \sqrt n, \qquad P(|T'_{n-1}(\lambda)| > t_{1 - \alpha / 2, n-1}) = 1 - \beta
 
@@ -170,7 +170,7 @@ def bootstrap_interval(
     """Bias-corrected and accelerated bootstrap interval of a mean (BCa; Efron, JASA 1987).
 
     Args:
-        values: independent values, for example one paired difference a patient.
+        values: independent values, for example one paired difference per patient.
         confidence: of the interval.
         seed: of the 10,000 resamples.
 
@@ -240,7 +240,7 @@ def paired_t_test(values: Sequence[float], baseline: Sequence[float]) -> PairedT
     """Test whether ``values`` differ from ``baseline`` pair by pair.
 
     Args:
-        values: scores, for example one a seed.
+        values: scores, for example one per seed.
         baseline: scores of the same seeds.
 
     Raises:
@@ -271,7 +271,7 @@ class PatientTest:
         low: lower end of its 95% bootstrap interval, over resampled patients.
         high: upper end.
         p: two-sided p-value of Wilcoxon's signed-rank test.
-        patients: how many.
+        patients: number of patients.
         better: patients whose score is higher than the baseline's.
         worse: patients whose score is lower.
         detectable: the smallest true difference that so many patients, with differences that lie as far apart
@@ -292,7 +292,7 @@ def compare_patients(values: Sequence[float], baseline: Sequence[float]) -> Pati
     """Compare two methods patient by patient.
 
     Args:
-        values: one score a patient.
+        values: one score per patient.
         baseline: scores of the same patients.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Sites whose images lie many to a file, and readers for the files in which benchmarks are published."""
+"""Sites with many images per file, and readers for the files in which benchmarks are published."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Archive:
     owners: Sequence[str] = ()
 
     def cases(self, path: Path, classes: Sequence[str], indices: Iterable[int] | None = None) -> list[Case]:
-        """Images of the file ``path`` as cases, named after file and place."""
+        """Images of the file ``path`` as cases, named after the file and the position."""
         chosen = range(len(self.labels)) if indices is None else indices
         return [Case(f"{path.name}/{i}", path, classes[int(self.labels[i])], int(i)) for i in chosen]
 
@@ -60,7 +60,7 @@ Reader = Callable[[Path], Archive]
 
 @dataclass(frozen=True)
 class ArchiveSite(SiteFolder):
-    """A site's images in files of many; `Case.index` is an image's place in its file.
+    """A site whose files hold many images each; `Case.index` is an image's position in its file.
 
     Args:
         reader: what reads such a file. It is read once and kept for the process.
@@ -73,7 +73,7 @@ class ArchiveSite(SiteFolder):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
-        """An archive does not say which images are whose; a benchmark does."""
+        """Not available: an archive does not say which images belong to a site."""
         raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     def check_files(self) -> int:
@@ -118,7 +118,7 @@ class ArchiveSite(SiteFolder):
 
 @lru_cache(maxsize=64)
 def read_archive(reader: Reader, path: Path) -> Archive:
-    """Read a file once; the process keeps it.
+    """Read a file once and keep it for the rest of the process.
 
     Raises:
         FileNotFoundError: when it is not there.
@@ -138,7 +138,7 @@ def read_archive(reader: Reader, path: Path) -> Archive:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, numbers, text and containers of them, and calls nothing else: a pickle is a program."""
+    """Reads arrays, numbers, text and containers, and refuses the rest, since a pickle can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core", "numpy.core")  # the same, before and after NumPy 2
@@ -185,7 +185,7 @@ def load_arrays(path: Path) -> Any:
 
 
 def read_cifar(path: Path) -> Archive:
-    """A batch of CIFAR-10, "python version": ``data`` (N, 3072), channel first, and ``labels``."""
+    """A batch of CIFAR-10 (Python version): ``data`` (N, 3072), channels first, and ``labels``."""
     batch = load_arrays(path)
     images = np.asarray(batch["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Archive(images, np.asarray(batch["labels"]))
@@ -215,13 +215,13 @@ def _idx(path: Path) -> np.ndarray:
 
 
 def read_mat(path: Path) -> Archive:
-    """MATLAB's ``X`` (H, W, 3, N) and ``y`` (N, 1), as of SVHN and SynthDigits; SVHN writes 10 for 0."""
+    """SVHN or SynthDigits in MATLAB's format: ``X`` (H, W, 3, N), ``y`` (N, 1); SVHN writes 10 for 0."""
     content = _matlab(path)
     return Archive(content["X"].transpose(3, 0, 1, 2), content["y"].ravel().astype(int) % 10)
 
 
 def read_emnist(path: Path) -> Archive:
-    """EMNIST in MATLAB's format: training and test part together, with their writers."""
+    """EMNIST in MATLAB's format: training and test images together, with their writers."""
     dataset = _matlab(path)["dataset"][0, 0]
     parts = [dataset[part][0, 0] for part in ("train", "test")]
     images, labels, writers = (

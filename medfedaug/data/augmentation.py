@@ -1,4 +1,4 @@
-"""Training images and what is done to them in each epoch: flips and turns, a batch at once."""
+"""The training images of each epoch, with flips and rotations of a whole batch at once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NEAREST = "nearest"
 
 
 class FlipRotate(Randomizable):
-    r"""Mirror left and right with probability 1/2, then turn about the centre by an angle of a uniform draw.
+    r"""Mirror left and right with probability 1/2, then rotate about the centre by a uniformly drawn angle.
 
-    As MONAI's `RandFlipd` and `RandRotated`, to rounding, with as many draws for each image and a single
-    interpolation for all images of one size: image by image, the calls cost more than the arithmetic, on a
-    GPU tens of times more. What a turn brings in from outside is zero.
+    The result is that of MONAI's `RandFlipd` and `RandRotated`, up to rounding, with as many draws for each
+    image and a single interpolation for all images of one size: image by image, the calls would cost more
+    than the arithmetic, on a GPU tens of times more. Voxels from outside the image are zero.
 
     Args:
         max_angle: in radians; 0 for flips alone.
@@ -51,13 +51,13 @@ class FlipRotate(Randomizable):
         self.flips, self.angles = torch.zeros(0, dtype=torch.bool), torch.zeros(0)
 
     def randomize(self, data: int) -> None:
-        """Draw for so many images."""
+        """Draw flips and angles for a number of images."""
         self.flips = torch.from_numpy(self.R.uniform(size=data) < 0.5)
         if self.max_angle:
             self.angles = torch.from_numpy(self.R.uniform(-self.max_angle, self.max_angle, size=data)).float()
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
-        """New samples; images of different size are worked on apart, with the same draws."""
+        """New samples; images of different sizes are processed separately, with the same draws."""
         self.randomize(len(samples))
         sizes: dict[tuple[int, ...], list[int]] = {}
         for i, sample in enumerate(samples):
@@ -83,7 +83,7 @@ class FlipRotate(Randomizable):
 
 
 def _rotation(angles: Tensor, size: Sequence[int]) -> Tensor:
-    """Where each pixel comes from when the image is turned, (B, H, W, 2) in `grid_sample`'s coordinates."""
+    """The origin of each pixel of the rotated image, (B, H, W, 2), in the coordinates of `grid_sample`."""
     height, width = size
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
     # These coordinates run from -1 to 1 in both directions, whatever the sides: hence their ratio.
@@ -97,10 +97,10 @@ class TrainingDataset(Dataset[Sample]):
 
     Args:
         samples: decoded.
-        before: of each sample, what comes before the augmentation.
+        before: transforms of each sample before the augmentation.
         augmentation: of all samples of a batch together; ``None`` for none.
-        after: of each sample, what comes after it.
-        seed: of everything random.
+        after: transforms of each sample after the augmentation.
+        seed: of all random draws.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TrainingDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of a batch: what a `DataLoader` asks for."""
+        """The samples of a batch, as a `DataLoader` asks for them."""
         samples = [self.before(self.samples[i]) for i in indices]
         if self.augmentation is not None:
             samples = self.augmentation(samples)
@@ -131,10 +131,10 @@ class TrainingDataset(Dataset[Sample]):
 
 
 class ConcatenatedDataset(ConcatDataset[Sample]):
-    """Training samples of several sites, each site's part of a batch at once."""
+    """The training samples of several sites; each site's part of a batch is made at once."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of a batch, in the order asked for."""
+        """The samples of a batch, in the order of the indices."""
         owners = [bisect_right(self.cumulative_sizes, i) for i in indices]
         found: dict[int, Sample] = {}
         for owner in sorted(set(owners)):

@@ -1,4 +1,4 @@
-"""The papers' data sets by name, read as their owners publish them.
+"""The papers' data sets by name, read in the form in which their owners publish them.
 
 >>> sorted(BENCHMARKS)[:3]
 ['cifar_10', 'digits', 'domainnet_10']
@@ -167,7 +167,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_root(root: str | Path, benchmark: str) -> Path:
-    """The folder of a data set's files: ``root``, or the folder of its name there."""
+    """The folder of a data set's files: ``root``, or the folder in it that has the data set's name."""
     root = Path(root)
     return root / benchmark if (root / benchmark).is_dir() else root
 
@@ -180,7 +180,7 @@ def open_benchmark(
     Args:
         name: a key of `BENCHMARKS`.
         root: the folder that holds the published files.
-        limit: at most so many cases of each split a site.
+        limit: at most this many cases per split and site.
         **options: those of the benchmark's function, and for every benchmark ``fraction``, the share of
             each site's training cases to use (evenly from the list), and ``unseen``, a site that does not
             train and is tested with all its cases, as in domain generalisation.
@@ -209,7 +209,7 @@ def open_benchmark(
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
-    """The benchmark of a name, once it is sure that it has these options.
+    """The benchmark of a name, after checking that it has these options.
 
     Raises:
         ConfigError: for a name, option or value that is not known.

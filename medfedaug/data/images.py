@@ -1,4 +1,4 @@
-"""Photographs in a folder a class, with published splits or a seeded one."""
+"""Photographs in one folder per class, with published splits or a seeded one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ImageFolder(SiteFolder):
         return classes, _seeded(name, path, classes)
 
     def check_files(self) -> int:
-        """Check that every listed image is there; images become RGB whatever they are.
+        """Check that every listed image exists.
 
         Returns:
             3.

@@ -1,4 +1,4 @@
-"""Benchmarks dealt out by class: CIFAR-10 and Tiny-ImageNet, every site with class proportions of its own."""
+"""CIFAR-10 and Tiny-ImageNet, distributed to sites with different class proportions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["cifar_10", "tiny_imagenet"]
 def cifar_10(
     root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
 ) -> list[SiteFolder]:
-    """CIFAR-10 (python version): the 50,000 training images dealt to sites, the test images in equal parts.
+    """CIFAR-10 (Python version): the training images are dealt to the sites, the test images in equal parts.
 
     Args:
         root: the folder.
@@ -56,7 +56,7 @@ def cifar_10(
 def tiny_imagenet(
     root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
 ) -> list[SiteFolder]:
-    """Tiny-ImageNet as `cifar_10`; its validation images test, since its test images have no labels."""
+    """Tiny-ImageNet, like `cifar_10`; its validation images are the test set, which has no labels."""
     root = base_folder(root, "tiny-imagenet-200")
     classes = tuple((root / "wnids.txt").read_text().split())
     train = [case for name in classes for case in class_cases(root / "train" / name / "images", name)]

@@ -15,15 +15,15 @@ __all__ = ["DecodedMemory", "decoded", "keep_decoded"]
 class DecodedMemory:
     """Tensors by file, up to a number of bytes.
 
-    What is there stays: a run reads its files in one order again and again, and whatever replaced the oldest
-    would be replaced itself before it is asked for.
+    What is kept stays: a run reads its files in the same order again and again, so that a tensor that
+    replaced the oldest one would be replaced itself before it is needed again.
 
     Args:
-        max_bytes: how much is kept; what does not fit is decoded at every call.
+        max_bytes: the most that is kept; what does not fit is decoded at every call.
 
     Attributes:
         decodings: how often something had to be decoded.
-        num_bytes: how much is kept.
+        num_bytes: the size of what is kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -31,7 +31,7 @@ class DecodedMemory:
         self._kept: dict[tuple[object, ...], Tensor] = {}
 
     def get(self, key: tuple[object, ...], load: Callable[[], Tensor]) -> Tensor:
-        """What is kept under ``key``, or else ``load()``."""
+        """The tensor kept under ``key``, otherwise ``load()``."""
         if key in self._kept:
             return self._kept[key]
         value = load()
@@ -49,7 +49,7 @@ _active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default
 
 @contextmanager
 def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
-    """Within it, every site in this process shares what was decoded.
+    """A context in which all sites of this process share decoded images.
 
     Args:
         max_bytes: how much is kept.
@@ -68,7 +68,7 @@ def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
 
 
 def decoded(kind: str, path: Path, load: Callable[[], Tensor]) -> Tensor:
-    """``load()``, or what it gave before, where decoded images are kept; nobody may change it.
+    """``load()``, or its earlier result where decoded images are kept; it must not be changed.
 
     Args:
         kind: what is made of the file: two kinds are kept apart.

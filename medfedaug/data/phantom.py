@@ -45,7 +45,7 @@ _SCALP, _SKULL, _MENINGES = 6.0, 6.0, 1.5  # thickness in mm, from the skin inwa
 
 @dataclass(frozen=True)
 class Scanner:
-    """How one site's scanner sees a head; every number but the field of view varies a little by patient.
+    """The scanner of one site; every number but the field of view varies a little between patients.
 
     Attributes:
         field_of_view: in-plane edge of the image, mm.
@@ -82,7 +82,7 @@ def make_phantom(
     shape: Sequence[int] = (96, 96, 12),
     seed: int = 0,
 ) -> list[Path]:
-    """Write a federation of phantom sites, one NIfTI volume and one lesion mask a patient.
+    """Write a federation of phantom sites, one NIfTI volume and one lesion mask per patient.
 
     A site is `<out_dir>/site_A/` with `images/`, `labels/` and `dataset.json` in MONAI's decathlon style
     (`training`, `validation`, `test`, split 60/20/20 by patient). `<out_dir>/phantom.json` holds the
@@ -92,7 +92,7 @@ def make_phantom(
     Args:
         out_dir: folder to write, new or empty; it appears only when complete.
         sites: number of sites.
-        patients: number of patients a site, at least 3 (one for each split).
+        patients: number of patients per site, at least 3 (one for each split).
         shape: voxels of a volume, (left-right, posterior-anterior, slices).
         seed: from 0 to 2**32 - 1.
 
@@ -195,7 +195,7 @@ def _write_site(
 def _waves(
     R: np.random.RandomState, axes: Sequence[np.ndarray], wavelength: float, number: int = 12
 ) -> np.ndarray:
-    """A smooth random function of place, about unit variance: anatomy that does not depend on the grid."""
+    """A smooth random function of position with about unit variance, which does not depend on the grid."""
     k = R.normal(size=(number, 3))
     k *= 2 * np.pi / wavelength * R.uniform(0.7, 1.4, (number, 1)) / np.linalg.norm(k, axis=1, keepdims=True)
     # A plane wave is separable, so three short vectors and one matrix product make the volume.
@@ -270,7 +270,7 @@ def _head(R: np.random.RandomState, axes: Sequence[np.ndarray]) -> tuple[np.ndar
 def _acquire(
     signal: np.ndarray, scanner: Scanner, spacing: np.ndarray, seed: int, site: int, R: np.random.RandomState
 ) -> np.ndarray:
-    """The stored image: the site's scanner with a few per cent of change from patient to patient."""
+    """The stored image, from the site's scanner with a variation of a few per cent between patients."""
     gamma, blur, noise, gain = R.uniform(0.95, 1.05, 4) * (
         scanner.gamma,
         scanner.blur,

@@ -1,4 +1,4 @@
-"""Images in the size that the network takes."""
+"""Resizing images to the size that the network takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["resize_in_plane"]
 
 
 def resize_in_plane(image: torch.Tensor, size: int | None, mode: str = "bilinear") -> torch.Tensor:
-    """A photograph, a slice or a volume with another in-plane size and its own dtype.
+    """Resize a photograph, a slice or a volume in plane; the dtype stays.
 
     Bilinear interpolation is anti-aliased as Pillow's is: shrinking averages, as a coarser scan would have.
 

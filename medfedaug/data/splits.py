@@ -1,4 +1,4 @@
-"""How cases are dealt out: to training, validation and test, and to sites."""
+"""Splits of cases into training, validation and test, and their distribution to sites."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fold_patients(
 
     Args:
         site: the site's name.
-        cases: one a patient.
+        cases: one per patient.
         folds: how many, at least 3.
         fold: which one, counted from 1.
         seed: of the shuffle.
@@ -102,7 +102,7 @@ def fold_patients(
 
 
 def deal_by_dirichlet(labels: np.ndarray, sites: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """Deal images to sites of one size, the classes of each in proportions of its own.
+    """Deal images to sites of equal size, each with its own class proportions.
 
     Every site draws its proportions q ~ Dirichlet(α, ..., α) and its images one by one: a class by q, then
     an image of that class without replacement. A class that is used up is left out from there on (Hsu et
@@ -154,7 +154,7 @@ def deal_by_dirichlet(labels: np.ndarray, sites: int, alpha: float, seed: int) -
 
 
 def _limits(share: np.ndarray, left: Sequence[Sequence[int]]) -> np.ndarray:
-    """Where the classes that still have images end on a line from 0 to 1."""
+    """The upper limits of the classes that still have images, on a line from 0 to 1."""
     there = np.array([bool(images) for images in left])
     weights = np.where(there, share, 0.0)
     if not weights.sum() > 0:  # what this site prefers is used up, or at the very end everything
