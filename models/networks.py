@@ -50,8 +50,8 @@ def build_network(
 ) -> nn.Module:
     """Build a network, with batch norm or with another norm in its place.
 
-    Segmentation: "basicunet" and "unet", MONAI's. The U-Net of the papers (7.78 million parameters) is
-    "basicunet" with `features=(32, 64, 128, 256, 512, 32)`.
+    Segmentation: "basicunet" and "unet", MONAI's. The U-Net of the papers is, nearly,
+    "basicunet" with `features=(32, 64, 128, 256, 512, 32)` and `act="relu"` (MONAI's default is a leaky one).
 
     Classification: "alexnet", "digits_cnn" and "lenet5" of the papers (`medfedaug.models.classifiers`),
     MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), "swin_t" (needs the package einops),
@@ -77,7 +77,10 @@ def build_network(
             without batch norm, or `pretrained` is given.
 
     Deviations:
-        The papers compare batch, layer and group norm (FedFA+ Table 8) and do not give the number of groups.
+        That U-Net has 7.78 million parameters (29.7 MB) and the papers' 7.76 (29.6 MB): MONAI's keeps 64
+        channels in the last transposed convolution, where theirs has 32, and its convolutions have a bias,
+        which the batch norm after them cancels. The papers compare batch, layer and group norm (FedFA+ Table
+        8) and do not give the number of groups.
 
     Example:
         >>> net = build_network("basicunet", in_channels=1, out_channels=3, norm="group")

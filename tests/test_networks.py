@@ -19,6 +19,9 @@ from monai.networks.nets import (
 )
 from torch import nn
 
+from medfedaug.config import RunConfig
+from medfedaug.experiments.presets import PRESETS
+from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa
 
 needs_einops = pytest.mark.skipif(importlib.util.find_spec("einops") is None, reason="needs einops")
@@ -100,10 +103,20 @@ def test_unets(name, spatial_dims):
     assert not any(isinstance(m, nn.modules.instancenorm._InstanceNorm) for m in net.modules())
 
 
+def test_presets_with_the_papers_unet_have_its_activation():
+    for name in ("prostate_mri", "prostate_mri_slices", "fedrdn_prostate_mri"):
+        config = RunConfig.from_dict(dict(PRESETS[name].config))
+        kinds = {type(module) for module in Composition(config).network.modules()}
+        assert nn.ReLU in kinds
+        assert nn.LeakyReLU not in kinds
+
+
 def test_the_papers_networks_have_the_papers_sizes():
     unet = build_network("basicunet", in_channels=1, out_channels=2, features=(32, 64, 128, 256, 512, 32))
-    # 29.6 MB of parameters.
-    assert parameters(unet) == 7_782_882
+    # The papers' has its last transposed convolution half as wide, and no biases before batch norm.
+    biases = 4 * (32 + 64 + 128 + 256) + 2 * 512
+    theirs = parameters(unet) - (32 * 64 * 4 + 32) - 32 * 32 * 9 - biases
+    assert round(theirs * 4 / 2**20, 1) == 29.6
     assert round(parameters(unet) * 4 / 2**20, 1) == 29.7
     alexnet = build_network("alexnet", in_channels=3, out_channels=10)
     assert round(parameters(alexnet) * 4 / 2**20, 1) == 49.5

@@ -68,7 +68,7 @@ _SCRATCH = (
     "shipped: expect lower numbers than the paper's."
 )
 
-_U_NET = {"network": "basicunet", "network_args": {"features": [32, 64, 128, 256, 512, 32]}}
+_U_NET = {"network": "basicunet", "network_args": {"features": [32, 64, 128, 256, 512, 32], "act": "relu"}}
 _FEDFA_PHOTOGRAPHS = {
     "network": "alexnet",
     "image_size": 256,

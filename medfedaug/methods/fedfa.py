@@ -74,7 +74,8 @@ class FedFA(Method):
         Eq. 6 is taken per channel over the sites. The public code takes one variance over sites and
         channels, so that γ = 1 whatever the sites send. Section 6.2 does not say to which statistics its
         noise is added, nor in which unit: here to those that travel, in the units of the features; histograms
-        are left alone. See `medfedaug.models.FFALayer` for the layer's.
+        are left alone, and a deviation that the noise makes negative is sent as 0, so that the noise on small
+        ones has a mean above 0. See `medfedaug.models.FFALayer` for the layer's.
     """
 
     name = "fedfa"
