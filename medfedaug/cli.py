@@ -671,8 +671,7 @@ def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> Non
         told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
         line("    " + " · ".join(told))
     for preset in presets if whole else ():
-        settings = {**preset.config, **{f"data {key}": value for key, value in preset.data.items()}}
-        line("    " + ", ".join(f"{key} {value}" for key, value in settings.items()))
+        line("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
         for reading in preset.readings:
             line(f"    - {reading}")
         line(f"    data from {BENCHMARKS[preset.benchmark].source}")

@@ -21,7 +21,7 @@ from test_benchmark_data import OFFICE, write_fedbn, write_lgg
 
 from medfedaug.config import RunConfig
 from medfedaug.data import images
-from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.memory import DecodedMemory, keep_decoded
 from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError, DataError
@@ -50,43 +50,6 @@ def planned(root: Path, methods="fedavg fedrdn", axes=(), preset=OFFICE_PRESET, 
     options = {"seeds": 2, "scale": 0.005, "threads": 1, **options}
     axes = [parse_axis(text) for text in (*TINY, *axes)]
     return plan(preset, root, parse_methods_list([methods]), axes=axes, **options)
-
-
-# --- Presets ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
-def test_every_preset_is_a_run_over_a_data_set_that_is_there(preset):
-    RunConfig.from_dict(dict(preset.config))
-    assert set(preset.data) <= set(BENCHMARKS[preset.benchmark].options)
-    assert preset.source
-    assert preset.readings or preset.name == "lgg_multisite"
-
-
-def test_presets_are_those_of_the_papers():
-    """FedFA+ Table 1: rounds, epochs, share of the sites, batch, rate."""
-    table = {
-        "office_caltech_10": (400, 1, 1.0, "alexnet", "sgd", 32, 1e-2),
-        "domainnet_10": (400, 1, 1.0, "alexnet", "sgd", 32, 1e-2),
-        "prostate_mri": (500, 1, 1.0, "basicunet", "adam", 16, 1e-4),
-        "cifar_10_dir0.3": (100, 10, 0.1, "resnet18", "sgd", 10, 1e-1),
-        "tiny_imagenet_dir0.6": (500, 5, 0.05, "resnet18", "sgd", 20, 1e-1),
-        "femnist": (1000, 5, 0.015, "resnet18", "sgd", 32, 5e-2),
-    }
-    names = (
-        *("rounds", "local_epochs", "participation", "network", "optimizer", "batch_size"),
-        "learning_rate",
-    )
-    for name, row in table.items():
-        config = RunConfig(**PRESETS[name].config)
-        assert tuple(getattr(config, key) for key in names) == row
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
-def test_every_preset_is_documented_as_it_is(preset):
-    page = (Path(__file__).parents[1] / "docs/papers.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |"))
-    assert f"| {preset.config['network']} | {preset.schedule} |" in row
 
 
 # --- Plans ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ lists them, says where the files come from, and checks what is returned.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +26,9 @@ _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _PACS = ("art_painting", "cartoon", "photo", "sketch")
 _VLCS = ("bird", "car", "chair", "dog", "person")
 
+# Shares of each class for training and validation; the rest is for the test.
+_SHARES = {"seeded": (0.6, 0.2), "domainbed": (0.8, 0.1)}
+
 # Listed in PACS's published splits under a name that its archive does not have.
 _PACS_ERRATA = frozenset({"sketch/dog/n02103406_4068-1.png"})
 
@@ -36,26 +40,31 @@ def office_caltech_10(root: Path) -> list[SiteFolder]:
     return [_site(root / name, name, published_split(*both)) for name, both in lists.items()]
 
 
-def domainnet_10(root: Path, fraction: float = 0.4) -> list[SiteFolder]:
+def domainnet_10(root: Path, fraction: float = 0.4, split: str = "published") -> list[SiteFolder]:
     """Six sites of ten classes with FedBN's lists.
-
-    Of each training list of n images the first ``int(0.8 · fraction · n)`` train and the last
-    ``int(0.2 · n)`` validate. The default gives the numbers of FedFA+ Table 2 and FedRDN Table 6 (672 and 420
-    of clipart's 2,103); 1.0 uses all.
 
     Args:
         root: the folder.
         fraction: of the images that could train, above 0 and at most 1.
+        split: ``"published"``: of each training list of n images the first ``int(0.8 · fraction · n)`` are
+            for training and the last ``int(0.2 · n)`` for validation. The default fraction gives the numbers
+            of FedFA+ Table 2 and FedRDN Table 6 (672 and 420 of clipart's 2,103). ``"domainbed"``: the first
+            ``fraction`` of the training list, which has 80 % of a site's images, is for training; every other
+            image of the test list is for validation, the rest for the test.
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
+    check_choice("split", split, ("published", "domainbed"))
     root = base_folder(root, "DomainNet")
     sites = []
     for name in _DOMAINNET:
         train, test = (_listed(root, name, part) for part in ("train", "test"))
-        training, held = train[: int(0.8 * fraction * len(train))], int(0.2 * len(train))
-        split = {"training": training, "validation": train[len(train) - held :], "test": test}
-        sites.append(_site(root / name, name, split))
+        if split == "domainbed":
+            training, validation, test = train[: int(fraction * len(train))], test[::2], test[1::2]
+        else:
+            held = int(0.2 * len(train))
+            training, validation = train[: int(0.8 * fraction * len(train))], train[len(train) - held :]
+        sites.append(_site(root / name, name, {"training": training, "validation": validation, "test": test}))
     return sites
 
 
@@ -64,14 +73,16 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
 
     Args:
         root: the folder.
-        split: ``"seeded"``: each class 60/20/20. ``"published"``: the authors' ``*_train_kfold.txt`` trains;
-            of ``*_crossval_kfold.txt`` every other image validates, the rest tests, since the authors'
-            protocol has no test images at a site that trains.
+        split: ``"seeded"``: each class is split 60/20/20. ``"domainbed"``: 80/10/10, with as many training
+            images as in DomainBed, which uses the other 20 % for validation and tests at other sites.
+            ``"published"``: the authors' ``*_train_kfold.txt`` is for training; every other image of
+            ``*_crossval_kfold.txt`` is for validation, the rest for the test, since the authors' protocol has
+            no test images at a site that trains.
     """
+    check_choice("split", split, (*_SHARES, "published"))
     folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
-    if split == "seeded":
-        return [_seeded(_existing(folder / name), name) for name in _PACS]
-    check_choice("split", split, ("seeded", "published"))
+    if split != "published":
+        return [_seeded(_existing(folder / name), name, split) for name in _PACS]
     lists = next((p.parent for p in sorted(root.rglob("photo_train_kfold.txt"))), folder)
     sites = []
     for name in _PACS:
@@ -81,40 +92,52 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
     return sites
 
 
-def vlcs(root: Path) -> list[SiteFolder]:
+def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
     """Four sites of five classes.
 
-    ``<site>/{train,crossval,test}/<0 to 4>/*`` train, validate and test; ``<site>/<class>/*``, as DomainBed
-    has it, is split 60/20/20 by class.
+    Args:
+        root: the folder, with ``<site>/{train,crossval,test}/<0 to 4>/*`` or ``<site>/<class>/*``.
+        split: ``"published"``: the folders ``train``, ``crossval`` and ``test`` are for training, validation
+            and test; where there are none, each class is split 60/20/20. ``"domainbed"``: all images of a
+            class, from whichever folder, are split 80/10/10 as for `pacs`.
     """
+    check_choice("split", split, ("published", "domainbed"))
     root = base_folder(root, "VLCS")
     folders = sorted(p for p in _existing(root).iterdir() if p.is_dir() and not p.name.startswith("."))
     sites: list[SiteFolder] = []
     for folder in folders:
         if not (folder / "train").is_dir():
-            sites.append(_seeded(folder, folder.name))
+            sites.append(_seeded(folder, folder.name, "domainbed" if split == "domainbed" else "seeded"))
             continue
-        split = {}
+        parts = {}
         for key, part in (("training", "train"), ("validation", "crossval"), ("test", "test")):
-            split[key] = [
+            parts[key] = [
                 Case(f"{part}/{label}/{case.image.name}", case.image, label)
                 for number, label in enumerate(_VLCS)
                 for case in class_cases(_existing(folder / part / str(number)), label)
             ]
-        sites.append(ImageFolder(folder.name, folder, _VLCS, {k: tuple(v) for k, v in split.items()}))
+        if split == "domainbed":
+            parts = dict(split_by_class(folder.name, [*chain(*parts.values())], _SHARES[split]))
+        sites.append(ImageFolder(folder.name, folder, _VLCS, {k: tuple(v) for k, v in parts.items()}))
     if not sites:
         raise FileNotFoundError(2, "no such folder", str(root / "CALTECH"))
     return sites
 
 
-def officehome(root: Path) -> list[SiteFolder]:
-    """Four sites of 65 classes, each split 60/20/20 by class: nothing is published."""
+def officehome(root: Path, split: str = "seeded") -> list[SiteFolder]:
+    """Four sites of 65 classes. No split is published.
+
+    Args:
+        root: the folder.
+        split: ``"seeded"``: each class is split 60/20/20; ``"domainbed"``: 80/10/10, as for `pacs`.
+    """
+    check_choice("split", split, tuple(_SHARES))
     root = base_folder(root, "OfficeHomeDataset_10072016", "office_home")
     real = base_folder(root, "Real World", "RealWorld", "Real_World")
     if real == root:
         raise FileNotFoundError(2, "no such folder", str(root / "Real World"))
     folders = [root / "Art", root / "Clipart", root / "Product", real]
-    return [_seeded(_existing(folder), folder.name.replace(" ", "_")) for folder in folders]
+    return [_seeded(_existing(folder), folder.name.replace(" ", "_"), split) for folder in folders]
 
 
 def _existing(folder: Path) -> Path:
@@ -123,13 +146,10 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _seeded(folder: Path, name: str) -> SiteFolder:
+def _seeded(folder: Path, name: str, split: str) -> SiteFolder:
     labels = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return _site(
-        folder,
-        name,
-        split_by_class(name, [case for label in labels for case in class_cases(folder / label, label)]),
-    )
+    cases = [case for label in labels for case in class_cases(folder / label, label)]
+    return _site(folder, name, split_by_class(name, cases, _SHARES[split]))
 
 
 def _site(folder: Path, name: str, split: Mapping[str, Sequence[Case]]) -> SiteFolder:

@@ -117,15 +117,20 @@ def _writers(
     ]
 
 
-def digits(root: Path) -> list[SiteFolder]:
+def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
     """MNIST, MNIST-M, SVHN, USPS and SynthDigits, those that are there, each a site.
 
     Each in its authors' files: of the training images every class is divided 80/20 into training and
     validation, the authors' test images test. Or as FedBN publishes them (``<site>/partitions``,
     ``<site>/test.pkl``): the parts 0 to 7 train, 8 and 9 validate.
+
+    Args:
+        root: the folder.
+        synthetic: whether SynthDigits is a site.
     """
     root = base_folder(root, "digit_dataset")
-    sites = [_fedbn_digits(root / name) or open_(root / name) for name, open_ in _COLLECTIONS.items()]
+    collections = {name: open_ for name, open_ in _COLLECTIONS.items() if synthetic or name != "SynthDigits"}
+    sites = [_fedbn_digits(root / name) or open_(root / name) for name, open_ in collections.items()]
     found = [site for site in sites if site is not None]
     if not found:
         raise FileNotFoundError(2, "no collection", str(root / "MNIST"))

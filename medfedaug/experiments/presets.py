@@ -1,4 +1,4 @@
-"""The papers' protocols by name: data, network, rounds, optimiser, and where the paper says so.
+"""The papers' protocols by name: data, network, rounds, optimiser, and where the paper describes them.
 
 >>> PRESETS["office_caltech_10"].config["rounds"], PRESETS["fedrdn_office_caltech_10"].config["rounds"]
 (400, 100)
@@ -12,25 +12,28 @@ from difflib import get_close_matches
 from typing import Any
 
 from medfedaug.errors import ConfigError
+from medfedaug.experiments import readings
 
 __all__ = ["PRESETS", "Preset", "find_preset"]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A protocol.
+    """A protocol of a paper.
 
     Args:
-        name: what ``medfedaug benchmark`` calls it.
+        name: the NAME of ``medfedaug benchmark NAME``.
         benchmark: the data set, a key of `medfedaug.data.benchmarks.BENCHMARKS`.
-        source: where the paper says so.
-        config: the fields of `medfedaug.config.RunConfig` that it decides; the others have their defaults.
+        source: where the paper describes it.
+        config: the fields of `medfedaug.config.RunConfig` that it sets; the others keep their defaults.
         data: options of the data set that differ from their defaults.
+        arguments: arguments of methods that differ from their defaults, by method.
         protocol: how it is tested, in a few words.
-        readings: what was read into the paper where it is silent or contradicts itself, and where this is not
-            the paper's.
+        readings: what was assumed where the paper says nothing or contradicts itself, and what differs from
+            it (`medfedaug.experiments.readings`).
         holdout: whether each site is left out in turn unless something else is asked for.
-        whole_site: whether a held-out site is tested with all its cases, and not with its test cases alone.
+        whole_site: whether a site that is left out is tested with all its cases, instead of its test cases
+            alone.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Preset:
     source: str
     config: Mapping[str, Any]
     data: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     protocol: str = "test cases of each site"
     readings: tuple[str, ...] = ()
     holdout: bool = False
@@ -50,23 +54,19 @@ class Preset:
         local = f"{steps} steps" if steps else f"{epochs} epoch{'s' * (epochs > 1)}"
         return f"{self.config['rounds']} x {local}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that differs from the defaults: of the run, of its data and of methods."""
+        return {
+            **self.config,
+            **{f"data {name}": value for name, value in self.data.items()},
+            **{
+                f"{method}.{name}": value
+                for method, arguments in self.arguments.items()
+                for name, value in arguments.items()
+            },
+        }
 
-_SELECTION = "The model is the one of the best mean validation score; the paper does not say which it tests."
-_UNIFORM = "Sites weigh alike in the mean (FedFA+ Eq. 1)."
-_FLIPS = (
-    "Training images are mirrored and turned by up to 30 degrees, as appendix E.2 of FedFA says and FedFA+ "
-    "does not; the public code of FedFA does neither for Office-Caltech 10 (--set augmentation=none)."
-)
-_SLICES = (
-    "The published order of slices puts slices of one patient into training and test: for comparison with "
-    "the paper only."
-)
-_PATIENTS = "Split by patient and scored by volume, and therefore not comparable with the paper's numbers."
-_INTENSITIES = "Volumes are clipped at their 99 % quantile, as in HarmoFL's code; the papers do not say."
-_SCRATCH = (
-    "The network starts from random weights, the paper's from weights pre-trained on ImageNet, which are not "
-    "shipped: expect lower numbers than the paper's."
-)
 
 _U_NET = {"network": "basicunet", "network_args": {"features": [32, 64, 128, 256, 512, 32], "act": "relu"}}
 _FEDFA_PHOTOGRAPHS = {
@@ -88,7 +88,16 @@ _FEDFA_PROSTATE = {
     "weight_decay": 1e-4,
     "weighting": "uniform",
 }
-_LABEL_SKEW = {"network": "resnet18", "optimizer": "sgd", "learning_rate": 1e-1, "weighting": "uniform"}
+# FedFA+ Section 5.1: "As [18], [104]-[106], we set α to 0.3 or 0.6, and train a ResNet-18". With the stem for
+# ImageNet the last two stages of an image of 32 pixels are single pixels, in which nothing varies.
+_SMALL_IMAGES = {"conv1_t_size": 3, "conv1_t_stride": 1, "no_max_pool": True}
+_LABEL_SKEW = {
+    "network": "resnet18",
+    "network_args": _SMALL_IMAGES,
+    "optimizer": "sgd",
+    "learning_rate": 1e-1,
+    "weighting": "uniform",
+}
 _CIFAR = {**_LABEL_SKEW, "rounds": 100, "local_epochs": 10, "batch_size": 10, "participation": 0.1}
 _TINY = {**_LABEL_SKEW, "rounds": 500, "local_epochs": 5, "batch_size": 20, "participation": 0.05}
 _FEDRDN_PHOTOGRAPHS = {
@@ -131,50 +140,19 @@ _FRAUG = {
     "optimizer": "sgd",
     "learning_rate": 1e-2,
     "augmentation": "flip",
+    "weighting": "uniform",  # Algorithm 1, lines 7 and 8: θ ← 1/K Σ θ^k, and the generator alike
 }
+# FRAug Section 4.1: "only 10% (1% for the Digits dataset) of the original data is available for each client".
+# Of a site's images 60 % can train here, of Digits' training images 80 %.
+_TENTH, _HUNDREDTH = 0.1 / 0.6, 0.01 / 0.8
 
-_FEDFA_READINGS = (_UNIFORM, _FLIPS, _SELECTION)
-_FEDFA_PROSTATE_READINGS = (
-    _UNIFORM,
-    "Weight decay 1e-4 is from appendix E.3 of FedFA; FedFA+ does not say.",
-    _INTENSITIES,
-    _SELECTION,
-)
-_SKEW_READINGS = (
-    _UNIFORM,
-    "No augmentation and no weight decay: FedFA+ names none for these data.",
-    "A tenth of each site's images validates; the paper has no validation images here.",
-    _SELECTION,
-)
-_FEDRDN_READINGS = (
-    "Sites weigh by their number of training images (FedRDN Eq. 1).",
-    '"Basic data augmentation techniques like random flipping" are read as the flips and turns of FedFA, on '
-    "whose protocol the paper builds.",
-    "Images have 256 x 256 pixels as in that protocol; the paper does not say.",
-    "The model is the one of the best mean validation score; the paper's public code selects on test images.",
-)
-_FEDRDN_PROSTATE_READINGS = (
-    "Sites weigh by their number of training samples (FedRDN Eq. 1).",
-    "The loss is Dice plus cross-entropy, the paper's Dice alone.",
-    "Basic augmentation is read as flips.",
-    _INTENSITIES,
-    "The model is the one of the best mean validation score; the paper's public code selects on test images.",
-)
-_FEDFD_A_READINGS = (
-    _SCRATCH,
-    "Images have 224 x 224 pixels and are mirrored; the paper refers to DomainBed, which also crops and "
-    "jitters colours.",
-    "What a site sends is the model after its 200 steps, the paper's the best of every 20 on its validation "
-    "images.",
-    "The held-out site is tested with all its images, as in DomainBed.",
-)
-_FRAUG_READINGS = (
-    "Rounds, epochs, batch, rate, image size and augmentation are left to the paper's appendix, which is not "
-    "in its text: 100 rounds of one epoch, batches of 32, SGD at 0.01.",
-    "The images that train are the paper's share, evenly from each site's list; validation and test are "
-    "whole.",
-    "Sites weigh by their number of training images.",
-)
+# FedRDN appendix A.2: "FedAvgM has a momentum hyper-parameter [...], which is set to 0.9 for two image
+# classification datasets and 0.01 for ProstateMRI"; "0.001 for FedProx and 1 for FedProto on all datasets";
+# FedMix: "The batch size is set to 5 and λ is set to 0.1". All but 0.01 are the methods' defaults.
+_FEDRDN_PROSTATE_ARGUMENTS = {"fedavgm": {"momentum": 0.01}}
+# FedFD-A Section 4.2: "the FedProx method [31], which entails L2 regularization with μ set to 0.1".
+_FEDFD_A_ARGUMENTS = {"fedprox": {"mu": 0.1}}
+
 _DOMAINS = "each site left out in turn, tested with all its images"
 _BY_SLICE = "slices in the published order"
 _BY_PATIENT = "patient volumes"
@@ -187,14 +165,14 @@ PRESETS: dict[str, Preset] = {
             "office_caltech_10",
             "FedFA+ Table 1 and Section 5.1; FedFA Table 9 and appendix E.2",
             _FEDFA_PHOTOGRAPHS,
-            readings=_FEDFA_READINGS,
+            readings=readings.FEDFA,
         ),
         Preset(
             "domainnet_10",
             "domainnet_10",
             "FedFA+ Table 1 and Section 5.1; FedFA Table 9 and appendix E.2",
             _FEDFA_PHOTOGRAPHS,
-            readings=_FEDFA_READINGS,
+            readings=readings.FEDFA,
         ),
         Preset(
             "prostate_mri",
@@ -202,7 +180,7 @@ PRESETS: dict[str, Preset] = {
             "FedFA+ Table 1 and Section 5.1; FedFA Table 9 and appendix E.3",
             _FEDFA_PROSTATE,
             protocol=_BY_PATIENT,
-            readings=(_PATIENTS, *_FEDFA_PROSTATE_READINGS),
+            readings=(readings.PATIENTS, *readings.FEDFA_PROSTATE),
         ),
         Preset(
             "prostate_mri_slices",
@@ -211,7 +189,7 @@ PRESETS: dict[str, Preset] = {
             _FEDFA_PROSTATE,
             {"split": "published"},
             protocol=_BY_SLICE,
-            readings=(_SLICES, *_FEDFA_PROSTATE_READINGS),
+            readings=(readings.SLICES, *readings.FEDFA_PROSTATE),
         ),
         Preset(
             "mini_prostate_mri",
@@ -219,7 +197,7 @@ PRESETS: dict[str, Preset] = {
             "FedFA+ Section 5.2.2",
             _FEDFA_PROSTATE,
             protocol=_BY_PATIENT,
-            readings=(_PATIENTS, *_FEDFA_PROSTATE_READINGS),
+            readings=(readings.PATIENTS, *readings.FEDFA_PROSTATE),
         ),
         Preset(
             "mini_prostate_mri_slices",
@@ -228,7 +206,7 @@ PRESETS: dict[str, Preset] = {
             _FEDFA_PROSTATE,
             {"split": "published"},
             protocol=_BY_SLICE,
-            readings=(_SLICES, *_FEDFA_PROSTATE_READINGS),
+            readings=(readings.SLICES, *readings.FEDFA_PROSTATE),
         ),
         *(
             Preset(
@@ -237,7 +215,7 @@ PRESETS: dict[str, Preset] = {
                 "FedFA+ Table 1 and Section 5.1",
                 _CIFAR,
                 {"clients": 100, "alpha": alpha},
-                readings=_SKEW_READINGS,
+                readings=readings.SKEW,
             )
             for alpha in (0.6, 0.3)
         ),
@@ -249,9 +227,9 @@ PRESETS: dict[str, Preset] = {
                 _TINY,
                 {"clients": 100, "alpha": alpha},
                 readings=(
-                    "Table 1 has 500 rounds and 0.05 of the sites in each, Section 5.1 100 rounds and 0.1: "
-                    "the table is followed.",
-                    *_SKEW_READINGS,
+                    "Table 1 has 500 rounds and 0.05 of the sites in each, Section 5.1 has 100 rounds and "
+                    "0.1. The table is followed.",
+                    *readings.SKEW,
                 ),
             )
             for alpha in (0.6, 0.3)
@@ -269,9 +247,11 @@ PRESETS: dict[str, Preset] = {
                 "participation": 0.015,
             },
             readings=(
-                _UNIFORM,
-                "Writers are LEAF's with ten images or more; the paper has FedScale's 3,400.",
-                _SELECTION,
+                readings.UNIFORM,
+                readings.STEM,
+                "The sites are LEAF's writers with ten images or more; the paper has FedScale's 3,400.",
+                readings.NO_AUGMENTATION,
+                readings.SELECTION,
             ),
         ),
         Preset(
@@ -290,9 +270,12 @@ PRESETS: dict[str, Preset] = {
             },
             {"writers": 100},
             readings=(
-                _UNIFORM,
-                "The 100 sites are writers; FedFA follows FedMix and says no more.",
-                _SELECTION,
+                readings.UNIFORM,
+                "Each of the 100 sites is one writer; FedFA refers to FedMix and says no more.",
+                "Table 9 has 100 sites, a tenth of them in each round, and batches of 64; Section 4.1 has "
+                "200 sites, 10 of them in each round, and batches of 10. The table is followed.",
+                "LeNet-5 has batch norm, ReLU and max pooling; the paper does not say.",
+                readings.SELECTION,
             ),
         ),
         Preset(
@@ -300,22 +283,23 @@ PRESETS: dict[str, Preset] = {
             "office_caltech_10",
             "FedRDN Section 4.1 and Table 6",
             _FEDRDN_PHOTOGRAPHS,
-            readings=_FEDRDN_READINGS,
+            readings=readings.FEDRDN,
         ),
         Preset(
             "fedrdn_domainnet_10",
             "domainnet_10",
             "FedRDN Section 4.1 and Table 6",
             _FEDRDN_PHOTOGRAPHS,
-            readings=_FEDRDN_READINGS,
+            readings=readings.FEDRDN,
         ),
         Preset(
             "fedrdn_prostate_mri",
             "prostate_mri",
             "FedRDN Section 4.1",
             _FEDRDN_PROSTATE,
+            arguments=_FEDRDN_PROSTATE_ARGUMENTS,
             protocol=_BY_PATIENT,
-            readings=(_PATIENTS, *_FEDRDN_PROSTATE_READINGS),
+            readings=(readings.PATIENTS, *readings.FEDRDN_PROSTATE),
         ),
         Preset(
             "fedrdn_prostate_mri_slices",
@@ -323,8 +307,9 @@ PRESETS: dict[str, Preset] = {
             "FedRDN Section 4.1 and Table 6",
             _FEDRDN_PROSTATE,
             {"split": "published"},
+            _FEDRDN_PROSTATE_ARGUMENTS,
             protocol=_BY_SLICE,
-            readings=(_SLICES, *_FEDRDN_PROSTATE_READINGS),
+            readings=(readings.SLICES, *readings.FEDRDN_PROSTATE),
         ),
         *(
             Preset(
@@ -332,8 +317,10 @@ PRESETS: dict[str, Preset] = {
                 benchmark,
                 "FedFD-A Section 4.1",
                 _FEDFD_A,
+                {"split": "domainbed"},
+                _FEDFD_A_ARGUMENTS,
                 protocol=_DOMAINS,
-                readings=_FEDFD_A_READINGS,
+                readings=readings.FEDFD_A,
                 holdout=True,
                 whole_site=True,
             )
@@ -344,41 +331,36 @@ PRESETS: dict[str, Preset] = {
             "domainnet_10",
             "FedFD-A appendix A.2",
             {**_FEDFD_A, "network": "alexnet", "image_size": 256},
-            {"fraction": 1.0},
+            {"fraction": 1.0, "split": "domainbed"},
+            _FEDFD_A_ARGUMENTS,
             protocol=_DOMAINS,
-            readings=(
-                "Images have 256 x 256 pixels and are mirrored; the paper does not say.",
-                *_FEDFD_A_READINGS[2:],
-            ),
+            readings=readings.FEDFD_A_DOMAINNET,
             holdout=True,
             whole_site=True,
         ),
         Preset(
             "fraug_officehome",
             "officehome",
-            "FRAug Sections 4.1 and 4.2",
+            "FRAug Sections 4.1 and 4.2, Algorithm 1",
             _FRAUG,
-            {"fraction": 0.1},
-            readings=(_SCRATCH, *_FRAUG_READINGS),
+            {"fraction": _TENTH},
+            readings=(readings.SCRATCH, *readings.FRAUG),
         ),
         Preset(
             "fraug_pacs",
             "pacs",
-            "FRAug Sections 4.1 and 4.2",
+            "FRAug Sections 4.1 and 4.2, Algorithm 1",
             _FRAUG,
-            {"fraction": 0.1},
-            readings=(_SCRATCH, *_FRAUG_READINGS),
+            {"fraction": _TENTH},
+            readings=(readings.SCRATCH, *readings.FRAUG),
         ),
         Preset(
             "fraug_digits",
             "digits",
-            "FRAug Sections 4.1 and 4.2",
+            "FRAug Sections 4.1 and 4.2, Algorithm 1",
             {**_FRAUG, "network": "digits_cnn", "image_size": 28, "augmentation": "none"},
-            {"fraction": 0.01},
-            readings=(
-                *_FRAUG_READINGS,
-                "All sites that are there take part; the paper has four, without SynthDigits.",
-            ),
+            {"fraction": _HUNDREDTH, "synthetic": False},
+            readings=readings.FRAUG,
         ),
         Preset(
             "lgg_multisite",

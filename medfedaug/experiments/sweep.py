@@ -321,12 +321,15 @@ def _planned(
     threads: int,
 ) -> PlannedRun:
     config, data = dict(preset.config), dict(preset.data)
-    settings: dict[str, dict[str, Any]] = {}
+    present = _names(parse_methods(methods))
+    settings = {name: dict(preset.arguments.get(name, {})) for name in present}
     told = []
     for name, value in chosen.items():
         method, _, argument = name.rpartition(".")
         if method:
-            settings.setdefault(method, {})[argument] = value
+            if value == preset.arguments.get(method, {}).get(argument):
+                continue
+            settings[method][argument] = value
         elif name in _SETTABLE:
             if value == config.get(name, getattr(RunConfig, name, None)):
                 continue
@@ -465,6 +468,13 @@ def _outcome(future: Future[str]) -> str:
         return "its process was ended from outside, as happens when memory runs out"
 
 
+def _is_of_other_data(results: Path, benchmark: str, run: PlannedRun) -> bool:
+    """Whether a finished run had other options of the data set: those of a preset before it changed."""
+    recorded = json.loads(results.read_text()).get("data_options")  # an earlier release recorded none
+    defaults = BENCHMARKS[benchmark].options
+    return recorded is not None and {**defaults, **recorded} != {**defaults, **run.data}
+
+
 def _run(
     run: PlannedRun,
     *,
@@ -477,6 +487,8 @@ def _run(
     """Make one run; the reason where it failed."""
     folder = out / run.folder
     finished = (folder / RESULTS).exists()
+    if finished and _is_of_other_data(folder / RESULTS, benchmark, run):
+        return f"{folder} holds a finished run on other data; choose another folder"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         log = None if finished else stack.enter_context(open(f"{folder}.log", "a", encoding="utf-8"))
