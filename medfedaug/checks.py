@@ -1,4 +1,4 @@
-"""Checks of what a person or a file gives, with one message for each kind of mistake."""
+"""Checks of values from users and files, with one message for each kind of mistake."""
 
 from __future__ import annotations
 

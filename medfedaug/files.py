@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON: written to be read by people, and read strictly."""
+"""Files that are written whole or not at all, and JSON that is parsed strictly."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """JSON in which a key may occur once only; Python's reader keeps the last and drops the others.
+    """Parse JSON in which no key occurs twice; Python's own reader would keep the last value only.
 
     Raises:
         ValueError: for text that is not JSON, is nested too deeply, or has a key twice in one object.
@@ -132,7 +132,7 @@ def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
 
 
 def check_version(content: Any, kind: str, version: int) -> dict[str, Any]:
-    """The entries of a file that has been read, once it is sure what they are.
+    """Check the kind and version of a file's content, and return the content.
 
     Raises:
         ValueError: for another kind or version.

@@ -21,7 +21,7 @@ _META = "medfedaug"
 
 
 def request_to_model(request: Request) -> FLModel:
-    """From the server's request to what NVFlare sends."""
+    """Convert the server's request to an `FLModel`."""
     meta = {
         "task": request.task,
         "round": request.round,
@@ -48,7 +48,7 @@ def request_from_model(model: FLModel) -> Request:
 
 
 def reply_to_model(reply: Reply) -> FLModel:
-    """From a site's reply to what NVFlare sends."""
+    """Convert a site's reply to an `FLModel`."""
     meta = {
         "task": reply.task,
         "round": reply.round,
@@ -91,7 +91,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _tensors(params: Any) -> dict[str, Any]:
-    """Arrays as tensors again: some of NVFlare's filters give NumPy's for what they were given as torch's."""
+    """Convert arrays back to tensors: some of NVFlare's filters turn tensors into NumPy arrays."""
     return {
         key: torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
         for key, value in _dict(params).items()

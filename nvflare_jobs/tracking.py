@@ -1,4 +1,4 @@
-"""What a site did in a round, as NVFlare's analytics: for TensorBoard or MLflow at the server."""
+"""The sites' metrics of each round as NVFlare analytics, for TensorBoard or MLflow at the server."""
 
 from __future__ import annotations
 

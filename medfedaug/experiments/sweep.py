@@ -84,7 +84,7 @@ class Axis:
 
 
 def parse_axis(text: str) -> Axis:
-    """``"fedfa.prob=0.1,0.5"`` as an axis of two values; a comma within brackets separates nothing.
+    """Parse an axis, such as ``"fedfa.prob=0.1,0.5"``; commas inside brackets do not separate values.
 
     Raises:
         ConfigError: when the text is not of this form.
@@ -103,7 +103,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def split_values(text: str) -> Iterator[str]:
-    """The parts between commas; a comma within brackets separates nothing."""
+    """The parts between commas; commas inside brackets do not separate."""
     depth, part = 0, ""
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -167,7 +167,7 @@ class PlannedRun:
 
     @property
     def folder(self) -> Path:
-        """Where it lies in the sweep's folder: ``<methods>/<variant>/seed-<k>``."""
+        """The run's folder inside the sweep's: ``<methods>/<variant>/seed-<k>``."""
         told = [text for text in (self.variant, self.reduced) if text]
         told += [f"without={self.held_out}"] if self.held_out else []
         told += [f"fold={self.fold}of{self.folds}"] if self.fold else []
@@ -185,7 +185,7 @@ class PlannedRun:
 
 
 def parse_methods_list(texts: Sequence[str]) -> list[str]:
-    """Combinations of methods, in lower case, each once.
+    """The combinations of methods, in lower case and without repetitions.
 
     Raises:
         ConfigError: for unknown methods.
@@ -232,7 +232,7 @@ def plan(
         holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrules a preset that does so.
         folds: 0, or how many folds by patient.
         scale: share of the preset's rounds.
-        limit: at most so many cases of each split a site.
+        limit: at most this many cases per split and site.
         threads: as in `RunConfig`.
 
     Raises:
@@ -275,7 +275,7 @@ def plan(
 
 
 def _check(runs: Sequence[PlannedRun], preset: Preset, sites: Sequence[SiteFolder]) -> None:
-    """Whether networks, methods and data options go together, before hours are spent on the first runs."""
+    """Check that networks, methods and data options go together, before the first run starts."""
     task, channels, classes = check_federation(sites)
     compositions: dict[str, RunConfig] = {}
     for run in runs:
@@ -384,10 +384,10 @@ def run_all(
     memory: int = 4 * 2**30,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[Path, str]:
-    """Make the runs that are not there yet; one that broke off is continued, a finished one left as it is.
+    """Make the missing runs; interrupted ones are continued, and finished ones stay as they are.
 
     A run that fails does not keep the others from being made. Beside each run lies ``seed-<k>.log`` with its
-    events, one JSON object a line.
+    events, one JSON object per line.
 
     Args:
         runs: of `plan`.
@@ -484,7 +484,7 @@ def _run(
     device: str,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> str:
-    """Make one run; the reason where it failed."""
+    """Make one run; return the reason if it failed."""
     folder = out / run.folder
     finished = (folder / RESULTS).exists()
     if finished and _is_of_other_data(folder / RESULTS, benchmark, run):

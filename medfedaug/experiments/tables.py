@@ -1,4 +1,4 @@
-"""The tables of a sweep: ours, ours beside the published numbers, and sites' models at other sites."""
+"""The tables of a sweep: our scores, published numbers beside them, and local models at other sites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_tables"]
 
 @dataclass(frozen=True)
 class Compared:
-    """Ours and the paper's.
+    """Our score and the paper's.
 
     Attributes:
         label: methods and settings.
@@ -42,7 +42,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class PublishedTable(TextTable):
-    """Our scores beside the published ones; one row a combination that a paper has too."""
+    """Our scores beside published ones, one row per combination that a paper has as well."""
 
     sites: tuple[str, ...]
     rows: tuple[Compared, ...]
@@ -56,7 +56,7 @@ class PublishedTable(TextTable):
 
     @property
     def body(self) -> list[list[str]]:
-        """Ours / the paper's."""
+        """Our scores and the paper's, separated by a slash."""
         lines = []
         for row in self.rows:
             cells = [_pair(*row.sites.get(site, (Score(()), None))) for site in self.sites]
@@ -115,7 +115,7 @@ class CrossSiteTable(TextTable):
 
     @property
     def body(self) -> list[list[str]]:
-        """Ours, and where there are any, the paper's behind a stroke."""
+        """Our scores, each followed by a slash and the paper's where there is one."""
         return [[row.label, row.source, *(self._cell(row, t) for t in self.targets)] for row in self.rows]
 
     def _cell(self, row: CrossSiteRow, target: str) -> str:
@@ -151,7 +151,7 @@ def _recorded(name: str, theirs: PrintedScore | None) -> dict[str, float | None]
 
 
 def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
-    """What a reader must know of a sweep: where the protocol comes from, and where it is not the paper's."""
+    """Notes on a sweep: where the protocol comes from, and where it differs from the paper's."""
     notes = []
     rounds = {run.config.rounds for run in runs}
     if rounds != {preset.config["rounds"]}:
@@ -233,7 +233,7 @@ def write_tables(
 
 
 def _as_planned(planned: PlannedRun, preset: Preset, run: Run) -> Run:
-    """The run, with what its plan says of its data, and all settings: an earlier release told less."""
+    """The run with the data and settings of its plan, which earlier releases did not record in full."""
     options = {**BENCHMARKS[preset.benchmark].options, **planned.data}
     return replace(
         run,
@@ -290,7 +290,7 @@ def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
 
 
 def _combination(methods: str) -> frozenset[str]:
-    """What a combination is made of, in any order; FedAvg, on which all build, only where it is alone."""
+    """The methods of a combination in any order; FedAvg counts only where it is alone."""
     try:
         parts = {str(sorted(spec.items())) for spec in parse_methods(methods)}
         plain = {str(sorted(spec.items())) for spec in parse_methods("fedavg")}

@@ -1,4 +1,4 @@
-"""What a site lets its methods send beside the model: a least number of cases, noise, and a budget for it.
+"""The limits of what a site's methods send beside the model: a minimum number of cases, noise, and a budget.
 
 The policy belongs to the site and is never part of a job. Everything that a method's exchange gives passes
 through the site's `PrivacyGuard`, and nothing else does: model weights, losses, scores and numbers of samples

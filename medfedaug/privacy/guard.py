@@ -1,4 +1,4 @@
-"""`PrivacyGuard`: it stands between a site's methods and everything that they send."""
+"""`PrivacyGuard`, which stands between a site's methods and everything that they send."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PrivacyGuard:
             require_opacus()
 
     def check(self, name: str, exchange: SiteExchange) -> None:
-        """Whether the policy ever lets this exchange happen; called before any work is done.
+        """Check that the policy allows this exchange at all; called before any work is done.
 
         Args:
             name: the method's.
@@ -101,7 +101,7 @@ class PrivacyGuard:
         return contributions
 
     def observe(self, name: str, exchange: SiteExchange) -> None:
-        """Make the noisy mean of an exchange and enter it in the ledger; without noise, nothing.
+        """Make the noisy mean of an exchange and enter it in the ledger; without noise, do nothing.
 
         Must be called while the network is as the server sent it. Trained on, it would depend on every
         case, and so would what each of them contributes.
@@ -163,7 +163,7 @@ class PrivacyGuard:
         return high - low
 
     def _inside(self, kind: str, value: Tensor) -> Tensor:
-        """The nearest value within the bounds of its kind, float64 and on the CPU; NaN is their middle."""
+        """The nearest value within the bounds of its kind, float64 and on the CPU; NaN becomes the middle."""
         value = value.detach().to("cpu", torch.float64)
         if kind == HISTOGRAM:
             return _onto_simplex(value)
@@ -191,7 +191,7 @@ class PrivacyGuard:
 
 
 def _onto_simplex(values: Tensor) -> Tensor:
-    """The nearest histograms, along the last axis; uniform where there is a value that is not finite."""
+    """The nearest histograms along the last axis; uniform ones where a value is not finite."""
     bins = values.shape[-1]
     finite = values.isfinite().all(dim=-1, keepdim=True)
     values = torch.where(finite, values, torch.ones_like(values) / bins)

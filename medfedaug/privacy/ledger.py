@@ -38,7 +38,7 @@ def epsilon_spent(releases: Iterable[tuple[float, int]], delta: float) -> float:
     """ε of Gaussian releases together, by Opacus' accountant of Rényi differential privacy.
 
     Args:
-        releases: noise multiplier, and how many releases had it. Each uses all cases (sampling rate 1).
+        releases: noise multipliers, each with its number of releases. Each uses all cases (sampling rate 1).
         delta: δ.
 
     Raises:
@@ -50,12 +50,12 @@ def epsilon_spent(releases: Iterable[tuple[float, int]], delta: float) -> float:
 
 
 def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """The noise multiplier with which so many releases spend ε together, and no more.
+    """The smallest noise multiplier with which a number of releases spend at most ε together.
 
     Args:
         epsilon: ε.
         delta: δ.
-        releases: FedRDN has one a job, FedFA and FedFAʰ have one a round each.
+        releases: their number: FedRDN has one per job, FedFA and FedFAʰ have one per round each.
 
     Raises:
         ConfigError: without Opacus, and for a budget that no noise keeps.
@@ -77,7 +77,7 @@ def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
 
 
 class PrivacyLedger:
-    """How many releases with which noise a site has made, over all of its jobs and restarts.
+    """The number and noise of the releases that a site has made, over all of its jobs and restarts.
 
     Args:
         path: a JSON file, written whole; jobs that run at the same time take turns by a lock beside it.
@@ -89,7 +89,7 @@ class PrivacyLedger:
         self._memory: Releases = []
 
     def releases(self) -> Releases:
-        """Noise multiplier and number of releases that had it.
+        """The noise multipliers so far, each with its number of releases.
 
         Raises:
             ConfigError: for a file that is not a ledger; what was spent is then unknown, and nothing may be.

@@ -21,18 +21,17 @@ class PrivacyPolicy:
     """A site's own rules for what its methods send; JSON in the site's settings.
 
     Args:
-        min_images: statistics and histograms leave the site only if it has at least so many training cases
+        min_images: statistics and histograms leave the site only if it has at least this many training cases
             (volumes or photographs, not slices).
         noise_multiplier: z, the standard deviation of the Gaussian noise on each release in units of what
             one patient can change (L2); 0 for no noise.
         delta: δ, the probability for which ε does not hold; far below one over the number of patients.
-        max_epsilon: what the site spends at most, over all jobs that share its ledger; must be given where
-            there is noise.
+        max_epsilon: the most that the site spends, over all jobs that share its ledger; required with noise.
         clip: public bounds by kind, ``{"intensity_mean": [0, 255]}``: what each case contributes is clipped
             to them. Public: chosen without a look at the site's own images. Needed for the kinds that a
             job's methods exchange: ``intensity_mean``, ``intensity_std`` (FedRDN, in the images' units),
             ``feature_mean``, ``feature_std`` (FedFA; FedFAʰ takes ``feature_mean`` as its range).
-        cases_per_patient: as many cases as one patient may have at most; the noise grows with it.
+        cases_per_patient: the largest number of cases of one patient; the noise grows with it.
 
     Raises:
         ConfigError: for values that make no sense.

@@ -1,6 +1,6 @@
 """Numbers that the papers print, to be shown beside ours.
 
-One CSV file a data set, beside this module, and one line a row of a paper's table:
+One CSV file per data set, beside this module, with one line per row of a paper's table:
 
 ============== =========================================================================================
 ``protocol``   the preset that the row is compared with
@@ -81,7 +81,7 @@ class Published:
 
 
 def published_rows(preset: Preset) -> tuple[Published, ...]:
-    """The rows that are compared with a preset; none for one that no paper has numbers for."""
+    """The published rows for a preset; an empty list if there are none."""
     return tuple(row for row in _of_benchmark(preset.benchmark) if row.protocol == preset.name)
 
 
