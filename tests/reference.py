@@ -26,6 +26,12 @@ from medfedaug.models.classifiers import StagedClassifier
 State = dict[str, Tensor]
 Batches = list[tuple[Tensor, Tensor]]
 
+UNEVEN = [("A", "B", "C"), ("A", "C"), ("A", "B", "C")]
+"""Who trains in which round: B misses the second."""
+
+FINE_TUNING = 0
+"""Stands for a round in `Federation.batches`, where the one that it would count as has batches already."""
+
 
 def linear(in_channels: int = 3, out_channels: int = 2, **_: Any) -> nn.Module:
     """One fully connected layer, for images of 8 x 8 pixels."""
@@ -63,13 +69,16 @@ class Recorder(Method):
 class _RecorderSite(SitePart):
     def __init__(self, context: SiteContext, batches: dict[tuple[str, int], Batches]) -> None:
         self.context, self.batches = context, batches
+        self.current: Batches = []
 
     def start_round(self) -> None:
-        self.batches[self.context.name, self.context.round()] = []
+        self.current = []
+        # What comes after a later round is fine-tuning before the test.
+        key = (self.context.name, self.context.round())
+        self.batches[(key[0], FINE_TUNING) if key in self.batches else key] = self.current
 
     def mix(self, inputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
-        found = self.batches[self.context.name, self.context.round()]
-        found.append((inputs.detach().double().contiguous(), targets[0][1].clone()))
+        self.current.append((inputs.detach().double().contiguous(), targets[0][1].clone()))
         return inputs, targets
 
 

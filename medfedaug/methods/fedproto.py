@@ -49,9 +49,10 @@ class FedProto(Method):
         averaging with prototypes, as the papers compare it. Eq. 6 divides the weighted mean of the sites'
         prototypes once more by the number of sites that have the class, which would draw every prototype
         towards zero: here it is the mean. The paper's models predict the class of the nearest prototype;
-        here the network's last layer classifies, as with every other method. Eq. 3 does not say with which statistics of batch norm; those of training are the default, as in the paper's public
-        code, since the next round compares features of training with them: after a few steps running
-        statistics are far from a batch's, and with ``"evaluation"`` the losses of small runs with batch norm
+        here the network's last layer classifies, as with every other method. Eq. 3 does not say with which
+        statistics of batch norm; those of training are the default, as in the paper's public code, since the
+        next round compares features of training with them: after a few steps running statistics are far from
+        a batch's, and with ``"evaluation"`` the losses of small runs with batch norm
         grew without bound. The public code has the squared distance, an image's features in place of the
         batch's mean.
     """

@@ -1,0 +1,44 @@
+"""Fine-tuning: descent from the selected model, before the test and never sent."""
+
+from __future__ import annotations
+
+import pytest
+from reference import (
+    FINE_TUNING,
+    UNEVEN,
+    assert_models,
+    assert_same,
+    copied,
+    descend,
+    entries,
+    federated_averaging,
+)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_sites_are_tested_with_the_selected_model_trained_further(federate, epochs):
+    run = federate(
+        "finetune",
+        plan=UNEVEN,
+        settings={"finetune": {"epochs": epochs}},
+        network="reference_convolutional",
+        sizes={"A": 5, "B": 10, "C": 15, "D": 5},
+        holdout=("D",),
+    )
+
+    def train(site, round_, network):
+        descend(network, run.batches[site, round_], 0.05)
+
+    rounds = federated_averaging(run, train)
+    assert_models(run, rounds)
+    selected = rounds[run.server.selected_round - 1].model
+    for site in "ABCD":
+        network = copied(run.network(), selected)
+        if site != "D":
+            later = run.server.selected_round + 1
+            batches = run.batches.get((site, FINE_TUNING)) or run.batches[site, later]
+            assert len(batches) == epochs * run.server.sites[site] // 6
+            descend(network, batches, 0.05)
+        state = run.sites[site].trainer.network.state_dict()
+        found = {key: value for key, value in state.items() if value.is_floating_point()}
+        assert_same(found, entries(network))
