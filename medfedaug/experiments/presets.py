@@ -28,6 +28,7 @@ class Preset:
         config: the fields of `medfedaug.config.RunConfig` that it sets; the others keep their defaults.
         data: options of the data set that differ from their defaults.
         arguments: arguments of methods that differ from their defaults, by method.
+        holdout_arguments: the same, for runs that leave a site out.
         protocol: how it is tested, in a few words.
         readings: what was assumed where the paper says nothing or contradicts itself, and what differs from
             it (`medfedaug.experiments.readings`).
@@ -42,6 +43,7 @@ class Preset:
     config: Mapping[str, Any]
     data: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    holdout_arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _UNSEEN)
     protocol: str = "test cases of each site"
     readings: tuple[str, ...] = ()
     holdout: bool = False
@@ -60,12 +62,23 @@ class Preset:
         return {
             **self.config,
             **{f"data {name}": value for name, value in self.data.items()},
-            **{
-                f"{method}.{name}": value
-                for method, arguments in self.arguments.items()
-                for name, value in arguments.items()
-            },
+            **_flat(self.arguments),
+            **{f"{name} (site left out)": value for name, value in _flat(self.holdout_arguments).items()},
         }
+
+    def arguments_of(self, method: str, *, held_out: bool) -> dict[str, Any]:
+        """The arguments of a method in a run, where a site is left out or not."""
+        more = self.holdout_arguments.get(method, {}) if held_out else {}
+        return {**self.arguments.get(method, {}), **more}
+
+
+def _flat(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{method}.{name}": value for method, own in arguments.items() for name, value in own.items()}
+
+
+# FedFD-A Section 4.1: "parameters are aggregated for the global model with the same process of FedAvg". That
+# model is tested at the site that was left out; FedFA+, which tests FedBN there too, does not say which is.
+_UNSEEN = {"fedbn": {"unseen": "average"}, "silobn": {"unseen": "average"}}
 
 
 _U_NET = {"network": "basicunet", "network_args": {"features": [32, 64, 128, 256, 512, 32], "act": "relu"}}

@@ -44,9 +44,15 @@ _DOMAINBED = (
     "here half of them do so, and the other half test the sites that train."
 )
 
-FEDFA = (UNIFORM, _FLIPS, SELECTION)
+LEFT_OUT = (
+    "A site that is left out is scored with the average of the layers that FedBN's and SiloBN's sites keep "
+    "(unseen=average), as FedFD-A does; the other papers do not say with which."
+)
+
+FEDFA = (UNIFORM, _FLIPS, LEFT_OUT, SELECTION)
 FEDFA_PROSTATE = (
     UNIFORM,
+    LEFT_OUT,
     _U_NET,
     "The weight decay of 1e-4 is from appendix E.3 of FedFA; FedFA+ does not say.",
     _INTENSITIES,
@@ -82,6 +88,7 @@ _FEDFD_A = (
     "A site sends its model after 200 steps; in the paper it sends the best of every 20 steps on its "
     "validation images.",
     "The held-out site is tested with all its images.",
+    LEFT_OUT,
 )
 FEDFD_A = (
     SCRATCH,

@@ -322,12 +322,12 @@ def _planned(
 ) -> PlannedRun:
     config, data = dict(preset.config), dict(preset.data)
     present = _names(parse_methods(methods))
-    settings = {name: dict(preset.arguments.get(name, {})) for name in present}
+    settings = {name: preset.arguments_of(name, held_out=bool(site)) for name in present}
     told = []
     for name, value in chosen.items():
         method, _, argument = name.rpartition(".")
         if method:
-            if value == preset.arguments.get(method, {}).get(argument):
+            if value == preset.arguments_of(method, held_out=bool(site)).get(argument):
                 continue
             settings[method][argument] = value
         elif name in _SETTABLE:
