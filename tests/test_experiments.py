@@ -98,12 +98,12 @@ def test_scale_holdout_and_network_are_told_in_the_folder(office):
     assert (config.rounds, config.holdout, config.limit) == (40, ("caltech",), 3)
     assert runs[1].folder.parts[1].endswith("image_size=32,network=lenet5,scale=0.1,limit=3,without=caltech")
     prostate = PRESETS["prostate_mri"]
-    features = prostate.config["network_args"]["features"]
+    own = prostate.config["network_args"]
     norm = parse_axis('network_args={"norm":"group"}')
     with pytest.raises(DataError, match="not there, and prostate_mri needs it"):
         plan(prostate, office, ["fedavg"], axes=[norm])
     run = plan(replace(prostate, benchmark="office_caltech_10", data={}), office, ["fedavg"], axes=[norm])[0]
-    assert run.config.network_args == {"features": features, "norm": "group"}
+    assert run.config.network_args == {**own, "norm": "group"}
     assert run.folder.parts[1] == "network_args=norm-group"
 
 

@@ -31,8 +31,8 @@ _FLIPS = (
     "not say so, and the public code of FedFA does neither for Office-Caltech 10 (--set augmentation=none)."
 )
 _U_NET = (
-    "The U-Net is MONAI's BasicUNet with the paper's widths and with LeakyReLU: 7.78 million parameters, "
-    "where the paper's 29.6 MB are 7.76 million."
+    "The U-Net is MONAI's BasicUNet with the paper's widths and ReLU. It has 7.78 million parameters, the "
+    "paper's has 7.76: its last transposed convolution is wider, and convolutions have a bias."
 )
 _INTENSITIES = "Volumes are clipped at their 99 % quantile, as in HarmoFL's code; the papers do not say."
 _SELECTION_FEDRDN = (
