@@ -1,0 +1,119 @@
+"""Classification of photographs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from monai.networks.utils import one_hot
+from monai.transforms import CastToTyped, Lambdad, ScaleIntensityRanged, Transform
+from monai.utils import CommonKeys as Keys
+from torch import Tensor, nn
+
+from medfedaug.config import RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.resizing import resize_in_plane
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.tasks.base import EvaluationCase, Pipeline, Sample, Task, stack
+
+__all__ = ["ClassificationTask"]
+
+
+class ClassificationTask(Task):
+    """Classification of photographs: cross-entropy, top-1 accuracy.
+
+    Args:
+        classes: the federation's classes; a site may lack some.
+        scale: whether pixels are divided by 255; otherwise they stay 0 to 255 for a method to normalise.
+        image_size: pixels in both directions to which images are resized; not needed if all have one size.
+    """
+
+    metric = "accuracy"
+    dense = False
+    left_to_right = 1
+
+    def __init__(self, classes: Sequence[str], scale: bool, image_size: int | None = None) -> None:
+        self.classes, self.scale, self.image_size = tuple(classes), scale, image_size
+        self.num_classes = len(self.classes)
+        self.criterion = nn.CrossEntropyLoss()
+
+    @classmethod
+    def from_config(cls, config: RunConfig, intensity: str) -> ClassificationTask:
+        """The classification of a run."""
+        return cls(config.classes, intensity == "scale", config.image_size)
+
+    def check_site(self, site: SiteFolder) -> None:
+        """Check that the site has no class that the federation does not know."""
+        if site.task != "classification":
+            raise DataError("has no images in a folder a class", site=site.name, path=site.path)
+        unknown = sorted(set(site.classes) - set(self.classes))
+        if unknown:
+            raise DataError(
+                f"the class {unknown[0]!r} is not among the federation's: {', '.join(self.classes)}",
+                site=site.name,
+                path=site.path,
+            )
+
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """One sample per training image: uint8 (C, H, W), which takes a quarter of the memory of floats; label ()."""
+        for _, image, label in self.evaluation_cases(site, "training"):
+            yield [{Keys.IMAGE: image, Keys.LABEL: label}]
+
+    def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
+        """The images of a split: name, image as uint8 (C, H, W), label ()."""
+        for case in site.cases[split]:
+            # Resized here already, and not at each of the many times that `transforms` are applied to it.
+            image = resize_in_plane(site.load_image(case), self.image_size)
+            yield case.name, image, torch.tensor(self.classes.index(str(case.label)))
+
+    def transforms(self) -> Sequence[Transform]:
+        """Resizing, if there is an image size, and conversion to floating point."""
+        resize = [Lambdad(keys=Keys.IMAGE, func=partial(resize_in_plane, size=self.image_size))]
+        resize = resize if self.image_size else []
+        if self.scale:
+            return [*resize, ScaleIntensityRanged(keys=Keys.IMAGE, a_min=0, a_max=255, b_min=0.0, b_max=1.0)]
+        return [*resize, CastToTyped(keys=Keys.IMAGE, dtype=torch.float32)]
+
+    def collate(self, samples: list[Sample]) -> Sample:
+        """Stack images, which must have one size."""
+        sizes = {tuple(sample[Keys.IMAGE].shape[1:]) for sample in samples}
+        if len(sizes) > 1:
+            first, second = sorted(sizes)[:2]
+            raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
+        return stack(samples)
+
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """(B,) as one-hot (B, K)."""
+        return one_hot(targets[:, None], len(self.classes))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of logits (B, K) and classes (B,) or probabilities (B, K)."""
+        return self.criterion(outputs, targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        network: nn.Module,
+        cases: Iterable[EvaluationCase],
+        transform: Pipeline,
+        device: torch.device,
+        batch_size: int = 16,
+    ) -> dict[str, Any]:
+        """Top-1 accuracy; the score of a case is 1 or 0."""
+        network.eval()
+        scores: dict[str, float | None] = {}
+        remaining = iter(cases)
+        while chunk := list(islice(remaining, batch_size)):
+            batch = self.collate(
+                [
+                    {Keys.IMAGE: transform({Keys.IMAGE: image})[Keys.IMAGE], Keys.LABEL: y}
+                    for _, image, y in chunk
+                ]
+            )
+            inputs = batch[Keys.IMAGE].to(device, memory_format=torch.channels_last)
+            right = network(inputs).argmax(dim=1).cpu() == batch[Keys.LABEL]
+            scores.update({name: float(hit) for (name, _, _), hit in zip(chunk, right.tolist(), strict=True)})
+        return self._scored(scores)

@@ -1,0 +1,175 @@
+"""Segmentation of volumes, slice by slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from monai.data.utils import pad_list_data_collate
+from monai.inferers import SliceInferer
+from monai.losses import DiceCELoss
+from monai.metrics import DiceMetric
+from monai.networks.utils import one_hot
+from monai.transforms import DivisiblePad, DivisiblePadd
+from monai.utils import CommonKeys as Keys
+from torch import Tensor, nn
+
+from medfedaug.config import RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.resizing import resize_in_plane
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError
+from medfedaug.tasks.base import EvaluationCase, Pipeline, Sample, Task, plain_tensor, stack
+
+__all__ = ["SegmentationTask"]
+
+
+class SegmentationTask(Task):
+    """Slice-wise segmentation of volumes: trained on slices, scored on patients.
+
+    Training takes the slices with foreground, along the last axis of a volume, as the papers do; evaluation
+    takes all slices. The loss is MONAI's Dice (foreground classes, over the batch) plus cross-entropy; the
+    metric is Dice without background, per patient volume. A patient without any foreground has no Dice and
+    does not enter the mean.
+
+    Args:
+        num_classes: classes, background included.
+        intensity: as in `medfedaug.config.RunConfig`.
+        divisor: in-plane sizes are padded to multiples of it, as a U-Net with four poolings needs.
+        image_size: pixels in both directions to which slices are resized for the network; its logits are
+            resized back to the volume's grid, on which they are scored. ``None`` leaves slices as they are.
+    """
+
+    metric = "dice"
+    dense = True
+    left_to_right = 0  # volumes are indexed (x, y, z)
+
+    def __init__(
+        self, num_classes: int, intensity: str = "raw", divisor: int = 16, image_size: int | None = None
+    ) -> None:
+        self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
+        self.image_size = image_size
+        self.criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+        self.soft_criterion = DiceCELoss(include_background=False, softmax=True, batch=True)
+
+    @classmethod
+    def from_config(cls, config: RunConfig, intensity: str) -> SegmentationTask:
+        """The segmentation of a run."""
+        return cls(config.num_classes, intensity, image_size=config.image_size)
+
+    def check_site(self, site: SiteFolder) -> None:
+        """Check that the site has as many classes as the federation."""
+        if not isinstance(site, VolumeFolder):
+            raise DataError("has no volumes with label maps", site=site.name, path=site.path)
+        if len(site.classes) != self.num_classes:
+            raise DataError(
+                f"{len(site.classes)} classes, the federation expects {self.num_classes}",
+                site=site.name,
+                path=site.path / site.listing,
+            )
+
+    def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
+        """The training slices with foreground of each volume: image (C, H, W) and label (1, H, W).
+
+        Raises:
+            DataError: naming the site, when no volume has any.
+        """
+        assert isinstance(site, VolumeFolder)
+        found = False
+        for case in site.cases["training"]:
+            image, label = site.load_case(case, self.intensity)
+            indices = label.flatten(0, 2).any(dim=0).nonzero().flatten().tolist()
+            found = found or bool(indices)
+            # Cloned, or one slice would keep its whole volume in memory.
+            slices = [(image[..., i].clone(), label[..., i].clone()) for i in indices]
+            yield [
+                {
+                    Keys.IMAGE: resize_in_plane(x, self.image_size),
+                    Keys.LABEL: resize_in_plane(y, self.image_size, "nearest-exact"),
+                }
+                for x, y in slices
+            ]
+        if not found:
+            raise DataError(
+                "no training slice has any foreground",
+                site=site.name,
+                path=site.path,
+                hint="Check the label maps.",
+            )
+
+    def evaluation_cases(self, site: SiteFolder, split: str) -> Iterator[EvaluationCase]:
+        """The volumes of a split: name, image (C, H, W, D) and label (1, H, W, D), one at a time."""
+        assert isinstance(site, VolumeFolder)
+        for case in site.cases[split]:
+            yield (case.name, *site.load_case(case, self.intensity))
+
+    def collate(self, samples: list[Sample]) -> Sample:
+        """Pad to a common size that the network takes, and stack."""
+        pad = DivisiblePadd(keys=(Keys.IMAGE, Keys.LABEL), k=self.divisor, allow_missing_keys=True)
+        sizes = {tuple(sample[Keys.IMAGE].shape[1:]) for sample in samples}
+        if all(n % self.divisor == 0 for size in sizes for n in size):
+            if len(sizes) == 1:
+                return stack(samples)
+            return _plain_batch(pad_list_data_collate(samples))
+        return _plain_batch(pad_list_data_collate([pad(sample) for sample in samples]))
+
+    def probabilities(self, targets: Tensor) -> Tensor:
+        """(B, 1, H, W) as one-hot (B, K, H, W)."""
+        return one_hot(targets, self.num_classes)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Dice plus cross-entropy of logits (B, K, H, W) and labels (B, 1, H, W) or probabilities."""
+        soft = targets.shape[1] == self.num_classes
+        return self.soft_criterion(outputs, targets) if soft else self.criterion(outputs, targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        network: nn.Module,
+        cases: Iterable[EvaluationCase],
+        transform: Pipeline,
+        device: torch.device,
+        batch_size: int = 16,
+    ) -> dict[str, Any]:
+        """Dice per patient volume.
+
+        Returns:
+            ``{"dice": mean or None, "cases": {name: dice or None}}``; ``None`` where there is no foreground.
+        """
+        network.eval()
+        scores: dict[str, float | None] = {}
+        for name, image, label in cases:
+            predicted = self.predict(network, transform({Keys.IMAGE: image})[Keys.IMAGE], device, batch_size)
+            metric = DiceMetric(include_background=False, reduction="mean")
+            metric(
+                y_pred=one_hot(predicted[None], self.num_classes),
+                y=one_hot(label[None].to(device), self.num_classes),
+            )
+            value = float(metric.aggregate())  # type: ignore[arg-type]
+            # MONAI reports 0 when nothing could be scored; the count of scored classes tells the two apart.
+            scores[name] = value if bool(label.any()) else None
+        return self._scored(scores)
+
+    @torch.no_grad()
+    def predict(
+        self, network: nn.Module, image: Tensor, device: torch.device, batch_size: int = 16
+    ) -> Tensor:
+        """The label map (1, H, W, D) of a volume (C, H, W, D), slice by slice."""
+        plain = plain_tensor(image).to(device)
+        height, width = plain.shape[1:3]
+        plain = resize_in_plane(plain, self.image_size)
+        rows, columns = plain.shape[1:3]
+        padded = plain_tensor(DivisiblePad(k=(self.divisor, self.divisor, 1), method="end")(plain))
+        infer = SliceInferer(roi_size=tuple(padded.shape[1:3]), spatial_dim=2, sw_batch_size=batch_size)
+        found = infer(padded[None], network)
+        assert isinstance(found, Tensor)
+        logits = found[0, :, :rows, :columns]
+        if self.image_size:
+            slices = nn.functional.interpolate(logits.permute(3, 0, 1, 2), (height, width), mode="bilinear")
+            logits = slices.permute(1, 2, 3, 0)
+        return logits.max(dim=0, keepdim=True).indices  # on a CPU in a tenth of the time of `argmax`
+
+
+def _plain_batch(batch: Any) -> Sample:
+    return {key: plain_tensor(batch[key]) for key in (Keys.IMAGE, Keys.LABEL) if key in batch}
