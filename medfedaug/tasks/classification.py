@@ -58,7 +58,7 @@ class ClassificationTask(Task):
             )
 
     def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
-        """One sample per training image: uint8 (C, H, W), which takes a quarter of the memory of floats; label ()."""
+        """One sample per training image: uint8 (C, H, W), a quarter of the memory of floats; label ()."""
         for _, image, label in self.evaluation_cases(site, "training"):
             yield [{Keys.IMAGE: image, Keys.LABEL: label}]
 
