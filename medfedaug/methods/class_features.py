@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import SiteContext
+from medfedaug.methods.base import SiteContext, SiteExchange, SitePart, Step
 from medfedaug.models import find_head
 
-__all__ = ["PASSES", "ClassFeatures", "linear_head"]
+__all__ = ["PASSES", "ClassFeatures", "PrototypeSite", "linear_head"]
 
 
 PASSES = ("training", "evaluation")
@@ -78,6 +78,35 @@ class ClassFeatures:
             part = self.sums(features.double(), targets)
             sums, counts = sums.to(part[0]) + part[0], counts.to(part[1]) + part[1]
         return sums, counts
+
+
+class PrototypeSite(SitePart, SiteExchange):
+    """The site's half of a method whose prototypes are made of the features of its steps.
+
+    Args:
+        context: the site's.
+        head: see `ClassFeatures`.
+        passes: see `ClassFeatures`.
+    """
+
+    def __init__(self, context: SiteContext, head: str | None, passes: str) -> None:
+        self.context, self.every_round = context, self
+        self.features = ClassFeatures(context, head, passes)
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def start_round(self) -> None:
+        self.features.start_round()
+
+    def take_features(self, step: Step) -> Tensor | None:
+        """The features of a step's main pass, (B, D), which are kept for the prototypes after the step."""
+        features = self.features.take()
+        self._last = (features.detach(), step.targets) if features is not None else None
+        return features
+
+    def after_step(self, step: Step) -> None:
+        """Keep the features of the step for the prototypes."""
+        if self._last is not None:
+            self.features.keep(*self._last)
 
 
 def linear_head(network: nn.Module, head: str | None, method: str) -> nn.Linear:

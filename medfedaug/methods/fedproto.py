@@ -14,12 +14,11 @@ from medfedaug.methods.base import (
     ServerContext,
     ServerExchange,
     SiteContext,
-    SiteExchange,
     SitePart,
     Step,
     zeros,
 )
-from medfedaug.methods.class_features import PASSES, ClassFeatures, linear_head
+from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
 
 __all__ = ["FedProto", "FedProtoServer", "FedProtoSite"]
 
@@ -77,29 +76,18 @@ class FedProto(Method):
         return FedProtoServer(context.task.num_classes, width)
 
 
-class FedProtoSite(SitePart, SiteExchange):
+class FedProtoSite(PrototypeSite):
     """The site's half."""
 
     def __init__(self, method: FedProto, context: SiteContext) -> None:
-        self.method, self.context = method, context
-        self.every_round = self
+        super().__init__(context, method.head, method.passes)
+        self.method = method
         self.means: Tensor | None = None
         self.known: Tensor | None = None
-        self.features = ClassFeatures(context, method.head, method.passes)
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def start_round(self) -> None:
-        self.features.start_round()
-
-    def after_step(self, step: Step) -> None:
-        """Keep the features of the step for the prototypes."""
-        if self._last is not None:
-            self.features.keep(*self._last)
 
     def loss(self, step: Step) -> Tensor | None:
         """λ times the distance of the batch's prototypes from the federation's."""
-        features = self.features.take()
-        self._last = (features.detach(), step.targets) if features is not None else None
+        features = self.take_features(step)
         if self.means is None or self.known is None or features is None:
             return None
         sums, counts = self.features.sums(features, step.targets)

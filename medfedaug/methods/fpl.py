@@ -15,11 +15,10 @@ from medfedaug.methods.base import (
     ServerContext,
     ServerExchange,
     SiteContext,
-    SiteExchange,
     SitePart,
     Step,
 )
-from medfedaug.methods.class_features import PASSES, ClassFeatures, linear_head
+from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
 
 __all__ = ["FPL", "FPLServer", "FPLSite"]
 
@@ -96,26 +95,20 @@ class FPL(Method):
         return FPLServer(context.task.num_classes, width)
 
 
-class FPLSite(SitePart, SiteExchange):
+class FPLSite(PrototypeSite):
     """The site's half."""
 
     def __init__(self, method: FPL, context: SiteContext) -> None:
         assert context.task is not None
-        self.method, self.context, self.num_classes = method, context, context.task.num_classes
-        self.every_round = self
-        self.features = ClassFeatures(context, method.head, method.passes)
+        super().__init__(context, method.head, method.passes)
+        self.method, self.num_classes = method, context.task.num_classes
         self.clusters: Tensor | None = None
         self.classes: Tensor | None = None
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def start_round(self) -> None:
-        self.features.start_round()
 
     def loss(self, step: Step) -> Tensor | None:
         """L_CPCL and L_UPCR, once there are prototypes."""
-        features = self.features.take()
+        features = self.take_features(step)
         assert features is not None
-        self._last = (features.detach(), step.targets)
         if self.clusters is None or self.classes is None:
             return None
         known = torch.isin(step.targets, self.classes)
@@ -125,11 +118,6 @@ class FPLSite(SitePart, SiteExchange):
         distance = squares.sum(dim=1) if self.method.distance == "sum" else squares.mean(dim=1)
         terms = self.method.contrastive * contrast + self.method.consistency * distance
         return terms.sum() / len(features)
-
-    def after_step(self, step: Step) -> None:
-        """Keep the features of the step for the prototypes."""
-        assert self._last is not None
-        self.features.keep(*self._last)
 
     def collect(self) -> Payload:
         """The mean features of each class over all training images; zeros for classes that the site lacks."""
