@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from medfedaug._version import __version__
 from medfedaug.data.sites import SiteFolder, open_site
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.site import resolve_data_folder
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.nvflare_jobs.kit import (
@@ -186,8 +187,10 @@ def _device(name: str) -> Check:
 
 def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
     try:
-        site = open_site(resolve_data_folder(name, folder), name=name or None)
-        channels = site.check_files()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", MedFedAugWarning)
+            site = open_site(resolve_data_folder(name, folder), name=name or None)
+            channels = site.check_files()
     except MedFedAugError as error:
         yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
         return
@@ -197,6 +200,9 @@ def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
         True,
         f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
     )
+    for warning in told:
+        if issubclass(warning.category, MedFedAugWarning):
+            yield Check("data", None, str(warning.message))
     yield _decoding(site)
     number = len(site.cases["training"])
     if not site.trains:
