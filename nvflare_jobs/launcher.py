@@ -132,4 +132,6 @@ class RestartingHandle(JobHandleSpec):
         try:
             return int(self._exit_file.read_text())
         except (OSError, ValueError):
-            return int(self._process.poll())
+            # NVFlare's handle knows success and failure; the process itself says which failure it was.
+            code = getattr(self._process, "adapter", self._process).poll()
+            return int(code if code in _PERMANENT else self._process.poll())

@@ -24,6 +24,7 @@ from nvflare.fuel.common.excepts import ConfigError as NotBuilt
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
+from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
@@ -50,7 +51,7 @@ def configure(kits: Path, side: str, only: bool = False) -> Path:
     return kit.path
 
 
-def build(kit: Path, job: Path, side: str) -> None:
+def build(kit: Path, job: Path, side: str) -> FedJsonConfigurator:
     """Build the components of a job as NVFlare's job process at ``kit`` does."""
     workspace = Workspace(str(kit), kit.name, "config")
     arguments = argparse.Namespace(
@@ -65,12 +66,22 @@ def build(kit: Path, job: Path, side: str) -> None:
     context.set_prop(FLContextKey.JOB_META, json.loads((job / "meta.json").read_text()), private=True)
     configurator.set_component_build_authorizer(authorize_build_component, fl_ctx=context, event_handlers=[])
     configurator.configure()
+    return configurator
 
 
 @pytest.mark.parametrize("only", [False, True])
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_our_own_job_is_built(kits, job, side, only):
     build(configure(kits, side, only), job, side)
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_component_of_nvflare_that_builds_another_asks_the_list_again(kits, job, tmp_path, side):
+    """As `FedOpt`, which NVFlare's own list allows, does with its optimiser."""
+    configurator = build(configure(kits, side), job, side)
+    with pytest.raises(ComponentNotAuthorized, match=r"'os\.system'.* is not in allow_list"):
+        configurator.build_component(command(tmp_path / "mark"))
+    assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

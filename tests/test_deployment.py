@@ -9,12 +9,8 @@ import psutil
 import pytest
 
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.nvflare_jobs.provisioning.rehearsal import (
-    HOSPITALS,
-    Rehearsal,
-    rehearse_poc,
-    rehearse_provisioned,
-)
+from medfedaug.nvflare_jobs.provisioning.rehearsal import rehearse_poc, rehearse_provisioned
+from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, Rehearsal
 
 
 def left_running(work) -> list[psutil.Process]:

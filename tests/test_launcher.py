@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -10,9 +12,11 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.client.client_executor import REPORTABLE_JOB_FAILURES
 from nvflare.private.fed.utils.fed_utils import get_return_code
+from nvflare.utils.process_utils import spawn_process
 
 from medfedaug.nvflare_jobs.launcher import RestartingHandle, RestartingLauncher
 
@@ -150,3 +154,20 @@ def test_a_killed_process_is_started_again_by_nvflares_own_launcher(tmp_path, mo
     launched.wait()
     assert marker.exists()
     assert launched.poll() == JobReturnCode.SUCCESS
+
+
+def test_a_real_process_that_may_not_run_the_job_is_not_started_again(tmp_path):
+    """NVFlare's handle calls every failure the same; the exit code of the process says which it was."""
+    started = []
+
+    def start() -> ProcessHandle:
+        started.append(1)
+        code = f"raise SystemExit({int(ProcessExitCode.UNSAFE_COMPONENT)})"
+        return ProcessHandle(process_adapter=spawn_process([sys.executable, "-c", code], dict(os.environ)))
+
+    made = RestartingHandle(
+        start, exit_file=tmp_path / "rc", restarts=3, pause=0.0, healthy=3600.0, log=lambda text: None
+    )
+    made.wait()
+    assert len(started) == 1
+    assert reported(made, tmp_path) == ProcessExitCode.UNSAFE_COMPONENT

@@ -1,0 +1,365 @@
+"""A federation of four hospitals on one machine: kits, data, jobs and processes, for a rehearsal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from medfedaug.data.phantom import make_phantom
+from medfedaug.errors import ConfigError, RunFailed
+
+__all__ = ["HOSPITALS", "Rehearsal"]
+
+HOSPITALS = tuple(f"hospital-{letter}" for letter in "abcd")
+SERVER, ADMIN, LEAD = "fl-server.example.org", "admin@example.org", "lead@example.org"
+
+# Small, yet enough for a Dice that is not 0 after three rounds: instance norm needs no running statistics.
+_TRAINING = (
+    *("--rounds", "3", "--local-epochs", "2", "--batch-size", "4", "--lr", "0.005", "--threads", "1"),
+    *("--network-args", '{"features": [8, 16, 16, 16, 16, 8], "norm": "instance"}'),
+)
+
+
+class Rehearsal:
+    """Kits, data and processes of a rehearsal; leaving the context ends every process.
+
+    Args:
+        work: a folder that does not exist yet, or is empty.
+        say: told what happens, a line at a time.
+
+    Raises:
+        ConfigError: when there is something in ``work``.
+    """
+
+    def __init__(self, work: str | Path, say: Callable[[str], None] = print) -> None:
+        self.work, self.say = Path(work).resolve(), say
+        if self.work.exists() and any(self.work.iterdir()):
+            raise ConfigError(f"{work} is not empty; choose a new folder")
+        self.home = self.work / "home"
+        self.home.mkdir(parents=True)
+        self.port = _free_port()
+        self.kits = self.work
+        self.data: dict[str, Path] = {}
+        self.phases: dict[str, float] = {}
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("MEDFEDAUG_", "NVFLARE_", "NVFL_"))},
+            # NVFlare keeps settings in the home folder, and starts the `python3` that it finds on the path.
+            "HOME": str(self.home),
+            "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+            "NVFLARE_POC_WORKSPACE": str(self.work / "poc"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __enter__(self) -> Rehearsal:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for _ in range(3):  # a kit's start script may have started one more in between
+            left = self.processes()
+            for process in left:
+                _kill(process)
+            psutil.wait_procs(left, timeout=10)
+
+    # ------------------------------------------------------------------ means
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what happens inside."""
+        started = time.perf_counter()
+        yield
+        self.phases[name] = time.perf_counter() - started
+        self.say(f"{name}: {self.phases[name]:.1f} s")
+
+    def run(self, *command: str | Path, timeout: float = 120, fails: bool = False) -> str:
+        """Run a command and return what it prints.
+
+        Raises:
+            RunFailed: with the end of its output, when it fails and ``fails`` is not set, or takes too long.
+        """
+        shown = " ".join(map(str, command))
+        try:
+            done = subprocess.run(
+                [str(part) for part in command],
+                cwd=self.work,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RunFailed(f"{shown}: not done within {timeout:g} s") from error
+        if done.returncode and not fails:
+            raise RunFailed(f"{shown}: exit code {done.returncode}: {(done.stdout + done.stderr)[-600:]}")
+        return done.stdout
+
+    def medfedaug(self, *arguments: str | Path) -> str:
+        """Run the command ``medfedaug``."""
+        return self.run(sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments)
+
+    def nvflare(self, *arguments: str | Path, timeout: float = 120, fails: bool = False) -> dict[str, Any]:
+        """Run the command ``nvflare`` and return the data that it answers with."""
+        command = (sys.executable, "-m", "nvflare.cli", "--format", "json", *arguments)
+        printed = self.run(*command, timeout=timeout, fails=fails)
+        answer = next((line for line in reversed(printed.splitlines()) if line.startswith("{")), "{}")
+        return dict(json.loads(answer).get("data") or {})
+
+    def processes(self) -> list[psutil.Process]:
+        """What this rehearsal started and still runs: all that has its private home folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("HOME") == str(self.home) and process.status() != "zombie":
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    # ------------------------------------------------------------------ steps
+
+    def project(self) -> Path:
+        """The project file that is shipped, with this machine as the server's host and a free port."""
+        text = (resources.files("medfedaug.nvflare_jobs.provisioning") / "project.yml").read_text()
+        here = f"fed_learn_port: {self.port}\n    default_host: localhost"
+        path = self.work / "project.yml"
+        path.write_text(re.sub(r"fed_learn_port: \d+", here, text))
+        return path
+
+    def kit(self, name: str) -> Path:
+        """The kit of a participant."""
+        return self.kits / name
+
+    def make_data(self) -> None:
+        """Phantom data for each hospital, enough for its statistics to be exchanged."""
+        folders = make_phantom(self.work / "data", sites=len(HOSPITALS), patients=18, shape=(48, 48, 6))
+        self.data = dict(zip(HOSPITALS, folders, strict=True))
+
+    def prepare_poc(self) -> None:
+        """The kits of NVFlare's POC mode."""
+        self.nvflare("poc", "prepare", "-i", self.project())
+        self.kits = self.work / "poc" / "medfedaug" / "prod_00"
+
+    def provision(self) -> None:
+        """Kits with certificates, for four hospitals."""
+        self.nvflare("provision", "-p", self.project(), "-w", "kits")
+        self.kits = self.work / "kits" / "medfedaug" / "prod_00"
+
+    def start_poc(self) -> None:
+        """Start server and sites as POC mode does."""
+        self.nvflare("poc", "start", "--timeout", "300", timeout=360)
+
+    def start_kits(self) -> None:
+        """Start server and sites by the start scripts of their kits, and wait until all have joined."""
+        for name in (SERVER, *HOSPITALS):
+            self._start_kit(self.kit(name))
+        self._wait_for_clients()
+
+    def configure(self, *, forbid_code: bool = False, only_ours: bool = False) -> None:
+        """``medfedaug site-config`` for each kit.
+
+        Args:
+            forbid_code: whether the sites refuse jobs that carry code.
+            only_ours: whether server and sites refuse jobs that name classes which ours do not need.
+        """
+        only = ["--only-medfedaug"] if only_ours else []
+        policy = ["--forbid-code"] if forbid_code else []
+        self.medfedaug("site-config", "--kit", self.kit(SERVER), *only)
+        for name, data in self.data.items():
+            kit = self.kit(name)
+            self.medfedaug("site-config", "--kit", kit, "--data", data, "--device", "cpu", *only, *policy)
+
+    def export(self, name: str, methods: str, resume: bool = False) -> Path:
+        """A job of a few rounds with a small network, or one that continues the run of that name."""
+        job = self.work / ("resumed" if resume else "jobs") / name
+        sites, more = str(len(HOSPITALS)), ["--resume"] if resume else []
+        self.medfedaug("export", "--methods", methods, "--min-sites", sites, *_TRAINING, *more, "--out", job)
+        return job
+
+    def submit(self, job: Path) -> str:
+        """Submit a job as the lead.
+
+        Returns:
+            NVFlare's identifier of the job.
+        """
+        return str(self.nvflare("job", "submit", "-j", job, "--startup-kit", self.kit(LEAD))["job_id"])
+
+    def wait(self, job_id: str, timeout: float = 300) -> None:
+        """Wait until a job is over.
+
+        Raises:
+            RunFailed: when it did not complete, with what the server wrote last.
+        """
+        try:
+            self.nvflare(
+                *("job", "wait", job_id, "--timeout", f"{timeout:g}", "--startup-kit", self.kit(LEAD)),
+                timeout=timeout + 30,
+            )
+        except RunFailed as error:
+            events = self._events(job_id)
+            last = events.read_text().splitlines()[-1:] if events.exists() else ["the job did not begin"]
+            raise RunFailed(f"job {job_id}: {last} [{error}]") from error
+
+    def _events(self, job_id: str) -> Path:
+        return self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
+
+    def collect(self, job_id: str) -> Path:
+        """Download what a job left behind.
+
+        Returns:
+            The folder with ``results.json`` and ``global_model.pt``.
+
+        Raises:
+            RunFailed: when there are no results.
+        """
+        target = self.work / "downloads"
+        self.nvflare("job", "download", job_id, "-o", target, "--startup-kit", self.kit(LEAD))
+        folder = target / job_id / "workspace" / "medfedaug"
+        if not (folder / "results.json").is_file():
+            raise RunFailed(f"job {job_id} left no results in {folder}")
+        return folder
+
+    def evaluate(self, results: Path, hospital: str) -> dict[str, Any]:
+        """Score the model that was collected on the data of one hospital."""
+        out = self.work / "scores.json"
+        self.medfedaug(
+            *("evaluate", "--model", results / "global_model.pt", "--data", self.data[hospital]),
+            *("--device", "cpu", "--out", out),
+        )
+        (scores,) = json.loads(out.read_text())["sites"].values()
+        return dict(scores)
+
+    def kill_job_process(self, hospital: str, job_id: str, round_: int, timeout: float = 120) -> None:
+        """Kill a hospital's job process, as a lack of memory would, once a round has begun.
+
+        Raises:
+            RunFailed: when the round does not begin in time, or there is no such process.
+        """
+        self._await_round(job_id, round_, timeout)
+        for process in self.processes():
+            command = process.cmdline()
+            if "nvflare.private.fed.app.client.worker_process" in command and hospital in command:
+                process.kill()
+                return
+        raise RunFailed(f"{hospital} has no job process")
+
+    def kill_server(self, job_id: str, round_: int, timeout: float = 120) -> None:
+        """Kill all processes of the server once a round has begun; its kit starts it again.
+
+        Raises:
+            RunFailed: when the round does not begin in time, or the sites do not find the server again.
+        """
+        self._await_round(job_id, round_, timeout)
+        server = [p for p in self.processes() if any("fed.app.server" in part for part in p.cmdline())]
+        for process in server:
+            _kill(process)
+        psutil.wait_procs(server, timeout=10)
+        self._wait_for_clients()
+
+    def _await_round(self, job_id: str, round_: int, timeout: float) -> None:
+        events = self._events(job_id)
+        begun = f'"round_started", "round": {round_},'
+        _until(
+            lambda: events.exists() and begun in events.read_text(), timeout, f"round {round_} did not begin"
+        )
+
+    def outcome(self, job_id: str, timeout: float = 120) -> str:
+        """Wait until a job is over, however it ends, and return what NVFlare says of it."""
+        lead = ("--startup-kit", self.kit(LEAD))
+        waiting = ("job", "wait", job_id, "--timeout", f"{timeout:g}", *lead)
+        self.nvflare(*waiting, timeout=timeout + 30, fails=True)
+        return json.dumps(self.nvflare("job", "meta", job_id, *lead))
+
+    def refusal(self, job: Path) -> str:
+        """Put a line of code into a copy of a job, submit it, and return why it did not run.
+
+        Raises:
+            RunFailed: when it did run.
+        """
+        with_code = shutil.copytree(job, job.with_name(f"{job.name}_with_code"))
+        (with_code / "app/custom").mkdir()
+        (with_code / "app/custom/mine.py").write_text("print('code that nobody at the site has seen')\n")
+        about = self.outcome(self.submit(with_code))
+        if "FAILED_TO_RUN" not in about:
+            raise RunFailed(f"a job with code was not refused: {about[-600:]}")
+        return about
+
+    def is_kept(self, certificate: bool) -> bool:
+        """Whether the server keeps a TLS connection, with a site's certificate or without one."""
+        startup = self.kit(HOSPITALS[0]) / "startup"
+        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        if certificate:
+            context.load_cert_chain(startup / "client.crt", startup / "client.key")
+        with socket.create_connection(("localhost", self.port), timeout=10) as plain:
+            try:
+                with context.wrap_socket(plain, server_hostname="localhost") as secure:
+                    secure.settimeout(3)
+                    return bool(secure.recv(1))
+            except TimeoutError:  # the server waits for what we have to say
+                return True
+            except (ssl.SSLError, ConnectionError):
+                return False
+
+    def shut_down(self, timeout: float = 60) -> None:
+        """Shut the whole system down and wait until nothing of it runs any more.
+
+        Raises:
+            RunFailed: when something does.
+        """
+        self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN))
+        _until(lambda: not self.processes(), timeout, "the system did not end")
+
+    def _start_kit(self, kit: Path) -> None:
+        # Its output goes to a file: the script leaves a process behind that would keep a pipe open.
+        with (kit / "start.log").open("wb") as log:
+            subprocess.run(
+                [kit / "startup" / "start.sh"],
+                cwd=kit,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=30,
+                check=True,
+            )
+
+    def _wait_for_clients(self, timeout: float = 300) -> None:
+        command = ("system", "status", "--startup-kit", self.kit(ADMIN))
+
+        def all_there() -> bool:
+            answer = json.dumps(self.nvflare(*command, fails=True))
+            return all(name in answer for name in HOSPITALS)
+
+        _until(all_there, timeout, "not all sites have joined")
+
+
+def _until(condition: Callable[[], bool], timeout: float, problem: str) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise RunFailed(f"{problem} within {timeout:g} s")
+        time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
