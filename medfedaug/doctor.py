@@ -6,8 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,11 +15,15 @@ from typing import Any
 import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
+from medfedaug import plugins
 from medfedaug._version import __version__
 from medfedaug.data.sites import SiteFolder, open_site
-from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
+from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.site import resolve_data_folder
+from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
+from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.nvflare_jobs.kit import (
     DEFAULT_LAUNCHER,
@@ -73,12 +76,13 @@ def examine(kit: str | Path | None = None, data: str | Path | None = None) -> li
         checks += _kit_files(opened)
     else:
         checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
-    if opened is not None and opened.server:
-        return [*checks, _disk("disk", opened.path)]
     try:
         settings = SiteSettings.load(opened.path if opened else None)
     except ConfigError as error:
         return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site-config.")]
+    checks += _plugins(settings.plugins if opened else None)
+    if opened is not None and opened.server:
+        return [*checks, _disk("disk", opened.path)]
     checks.append(_device(settings.device))
     checks += _data(
         opened.name if opened else "", Path(data) if data else settings.data, settings.privacy.min_images
@@ -173,6 +177,37 @@ def _launcher(found: list[str], configure: str) -> Check:
     return Check("launcher", None, f"{found[0]}, not ours: a process that dies may end everybody's job")
 
 
+def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
+    """What other packages add: all of it may be used where there is no kit."""
+    found: dict[str, list[plugins.Plugin]] = {}
+    for group in (plugins.METHODS, plugins.NETWORKS):
+        for plugin in plugins.installed(group):
+            found.setdefault(canonicalize_name(plugin.package), []).append(plugin)
+    usable = set(found) if allowed is None else set(map(canonicalize_name, allowed))
+    for package in sorted(usable | set(found)):
+        name, parts = f"plugin {package}", found.get(package, [])
+        text = ", ".join(plugin.name for plugin in parts)
+        if not parts:
+            advice = f"pip install {package}, or take it out of local/medfedaug.json."
+            yield Check(name, False, "allowed, and adds no method or network here", advice)
+        elif package not in usable:
+            yield Check(name, None, f"{text}: jobs may not use them", "site-config --allow-plugin allows it.")
+        else:
+            yield _loaded(name, text, parts)
+
+
+def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
+    built_in = {plugins.METHODS: BUILT_IN_NAMES, plugins.NETWORKS: built_in_networks()}
+    load = {plugins.METHODS: method_class, plugins.NETWORKS: network_builder}
+    try:
+        for plugin in parts:
+            plugins.find(plugin.group, plugin.name, built_in[plugin.group])
+            load[plugin.group](plugin)
+    except ConfigError as error:
+        return Check(name, False, str(error), "Mend or uninstall the package.")
+    return Check(name, True, f"{text}: jobs may use them")
+
+
 def _device(name: str) -> Check:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
@@ -187,10 +222,8 @@ def _device(name: str) -> Check:
 
 def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
     try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", MedFedAugWarning)
-            site = open_site(resolve_data_folder(name, folder), name=name or None)
-            channels = site.check_files()
+        site = open_site(resolve_data_folder(name, folder), name=name or None)
+        channels = site.check_files()
     except MedFedAugError as error:
         yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
         return
@@ -200,9 +233,6 @@ def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
         True,
         f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
     )
-    for warning in told:
-        if issubclass(warning.category, MedFedAugWarning):
-            yield Check("data", None, str(warning.message))
     yield _decoding(site)
     number = len(site.cases["training"])
     if not site.trains:

@@ -41,6 +41,7 @@ class SiteSettings:
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
         state: the folder for what must survive a restart of the site.
         privacy: the limits of what may leave the site.
+        plugins: names of installed packages whose methods and networks a job may use (`medfedaug.plugins`).
 
     Example:
         >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
@@ -51,10 +52,15 @@ class SiteSettings:
     device: str = "auto"
     state: Path | None = None
     privacy: PrivacyPolicy = field(default_factory=PrivacyPolicy)
+    plugins: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain JSON types."""
-        values = {**dataclasses.asdict(self), "privacy": self.privacy.to_dict()}
+        values = {
+            **dataclasses.asdict(self),
+            "privacy": self.privacy.to_dict(),
+            "plugins": list(self.plugins),
+        }
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     @classmethod
@@ -77,6 +83,9 @@ class SiteSettings:
         for name in ("data", "device", "state"):
             if not isinstance(values.get(name), str | None) or values.get(name) == "":
                 raise ConfigError(f"{source}: {name} must be text, got {values[name]!r}")
+        plugins = values.get("plugins", [])
+        if not isinstance(plugins, list | tuple) or not all(isinstance(p, str) and p for p in plugins):
+            raise ConfigError(f"{source}: plugins must be a list of names of packages, got {plugins!r}")
         try:
             policy = PrivacyPolicy.from_dict(values.get("privacy", {}))
         except ConfigError as error:
@@ -87,6 +96,7 @@ class SiteSettings:
             device=values.get("device") or "auto",
             state=Path(state) if state else None,
             privacy=policy,
+            plugins=tuple(plugins),
         )
 
     @classmethod

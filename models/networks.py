@@ -10,9 +10,11 @@ from monai.networks.nets import BasicUNet, DenseNet, UNet, resnet18, resnet50
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from medfedaug import plugins
+from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 
-__all__ = ["build_network", "network_names"]
+__all__ = ["build_network", "built_in_networks", "network_builder", "network_names"]
 
 _NORMS = ("batch", "instance", "layer", "group")
 _GROUPS = 8
@@ -29,14 +31,19 @@ def _register(name: str) -> Callable[[Builder], Builder]:
     return add
 
 
+def built_in_networks() -> tuple[str, ...]:
+    """The names that no other package may take."""
+    return tuple(sorted(_NETWORKS))
+
+
 def network_names() -> tuple[str, ...]:
-    """Names that `build_network` knows.
+    """Names that `build_network` knows; those that other packages add come last.
 
     Example:
         >>> "basicunet" in network_names()
         True
     """
-    return tuple(sorted(_NETWORKS))
+    return (*built_in_networks(), *plugins.names(plugins.NETWORKS, built_in_networks()))
 
 
 def build_network(
@@ -57,6 +64,8 @@ def build_network(
     MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), "swin_t" (needs the package einops),
     and "vit", by default a ViT-S/16 for images of 224 pixels (`img_size`).
 
+    Other packages may add networks (`medfedaug.plugins`); theirs get the same arguments.
+
     Args:
         name: one of `network_names()`.
         spatial_dims: 2 or 3.
@@ -75,6 +84,7 @@ def build_network(
     Raises:
         ValueError: when `name` or `norm` is unknown (lists what there is), `norm` is given for a network
             without batch norm, or `pretrained` is given.
+        ConfigError: when another package adds the network, and it may not or cannot be used.
 
     Deviations:
         That U-Net has 7.78 million parameters (29.7 MB) and the papers' 7.76 (29.6 MB): MONAI's keeps 64
@@ -88,20 +98,40 @@ def build_network(
         >>> type(norm).__name__, norm.num_groups, norm.num_channels
         ('GroupNorm', 8, 32)
     """
-    if name not in _NETWORKS:
-        raise ValueError(f"unknown network '{name}', known: {', '.join(network_names())}")
+    builder = _find(name)
     if norm is not None and norm not in _NORMS:
         raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
     if "pretrained" in args:
         raise ValueError("pretrained: weights are neither read from a file nor downloaded")
-    net = _NETWORKS[name](
-        spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args
-    )
+    net = builder(spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args)
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"'{name}' gives {type(net).__name__}, and a torch.nn.Module is needed")
     if norm is not None and not any(isinstance(m, _BatchNorm) for m in net.modules()):
         raise ValueError(f"'{name}' has no batch norm that could be replaced: leave norm out")
     if norm is not None and norm != "batch":
         _replace_batch_norm(net, norm)
     return net
+
+
+def _find(name: str) -> Builder:
+    plugin = plugins.find(plugins.NETWORKS, name, built_in_networks())
+    if plugin is not None:
+        return network_builder(plugin)
+    if name not in _NETWORKS:
+        raise ValueError(f"unknown network '{name}', known: {', '.join(network_names())}")
+    return _NETWORKS[name]
+
+
+def network_builder(plugin: plugins.Plugin) -> Builder:
+    """The function, or class, with which a package builds a network.
+
+    Raises:
+        ConfigError: naming the package, when it cannot be loaded or cannot be called.
+    """
+    found = plugin.load()
+    if not callable(found):
+        raise ConfigError(f"{plugin.what}: {found!r} cannot be called to build a network")
+    return found
 
 
 def _replace_batch_norm(net: nn.Module, norm: str) -> None:

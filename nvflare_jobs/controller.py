@@ -24,6 +24,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
+from medfedaug import plugins
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.checkpoint import server_checkpoint
@@ -97,9 +98,10 @@ class FederationController(Controller):
         workspace = self.engine.get_workspace()
         folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / OUTPUT_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        state = SiteSettings.load(workspace.get_root_dir()).state
-        assert state is not None  # a kit always has one
-        self._checkpoint = server_checkpoint(state, self.run_name)
+        settings = SiteSettings.load(workspace.get_root_dir())
+        assert settings.state is not None  # a kit always has one
+        self._checkpoint = server_checkpoint(settings.state, self.run_name)
+        plugins.restrict(settings.plugins)
         with (folder / EVENTS_FILE).open("w", buffering=1) as events:
             lock = threading.Lock()  # sites answer in threads of their own
 

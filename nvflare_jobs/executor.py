@@ -13,6 +13,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
+from medfedaug import plugins
 from medfedaug.config import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import Reply
@@ -70,6 +71,7 @@ class SiteExecutor(Executor):
 
 def _site(name: str, config: RunConfig, settings: SiteSettings) -> Site:
     assert settings.state is not None  # a kit always has one
+    plugins.restrict(settings.plugins)
     state = settings.state / name
     trainer = SiteTrainer(
         config, settings.data, settings.device, state, settings.privacy, state / "privacy_ledger.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ class Kit:
         min_images: int | None = None,
         forbid: bool = False,
         only: bool = False,
+        plugins: Sequence[str] = (),
     ) -> list[KitFile]:
         """The files that medfedaug needs, with what is to change in each; nothing is written.
 
@@ -92,18 +93,16 @@ class Kit:
             min_images: statistics leave the site only if they summarise at least so many images.
             forbid: refuse jobs that carry code.
             only: allow jobs of this package alone.
+            plugins: packages whose methods and networks jobs may use from now on, beside those that are set.
 
         Raises:
             ConfigError: naming the file that cannot be used, or an option that a server has no use for.
         """
         files = [self._resources(only)]
-        if self.server:
-            if data or device or state or min_images:
-                raise ConfigError(
-                    f"{self.path}: a server has no data, device, state or min_images of its own"
-                )
-        else:
-            files.append(self._settings(data, device, state, min_images))
+        if self.server and (data or device or state or min_images):
+            raise ConfigError(f"{self.path}: a server has no data, device, state or min_images of its own")
+        if not self.server or plugins:
+            files.append(self._settings(data, device, state, min_images, plugins))
         if forbid:
             files.append(self._policy())
         return files
@@ -186,15 +185,14 @@ class Kit:
         device: str | None,
         state: str | Path | None,
         min_images: int | None,
+        plugins: Sequence[str],
     ) -> KitFile:
         path = self.path / SETTINGS_FILE
         found = _read(path)
         if found is not None:
             SiteSettings.from_dict(found, path)
-        wanted: dict[str, Any] = {
-            "privacy": {"min_images": PrivacyPolicy().min_images},
-            **copy.deepcopy(found or {}),
-        }
+        limits = {} if self.server else {"privacy": {"min_images": PrivacyPolicy().min_images}}
+        wanted: dict[str, Any] = {**limits, **copy.deepcopy(found or {})}
         if data:
             if not Path(data).is_dir():
                 raise ConfigError(f"{data}: no such folder")
@@ -205,6 +203,9 @@ class Kit:
             wanted["state"] = str(Path(state).resolve())
         if min_images is not None:
             wanted["privacy"] = {**wanted["privacy"], "min_images": min_images}
+        set_already = list(wanted.get("plugins", []))
+        if new := [name for name in dict.fromkeys(plugins) if name not in set_already]:
+            wanted["plugins"] = [*set_already, *new]
         SiteSettings.from_dict(wanted, path)
         before = found or {}
         changes = [f"{key}: {json.dumps(value)}" for key, value in wanted.items() if before.get(key) != value]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from medfedaug import plugins
 from medfedaug.config import RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.allowed import needed_classes
@@ -117,8 +118,10 @@ def _write_site_settings(workspace: Path) -> None:
     """What a site decides for itself, as it has to be where all sites are on the user's own machine."""
     settings = workspace / SETTINGS_FILE
     settings.parent.mkdir(parents=True)
-    # Nothing leaves the machine, so that a few images are enough.
-    settings.write_text(json.dumps({"privacy": {"min_images": 1}}))
+    # Nothing leaves the machine, so that a few images are enough; and what is installed is the user's own.
+    groups = (plugins.METHODS, plugins.NETWORKS)
+    packages = sorted({plugin.package for group in groups for plugin in plugins.installed(group)})
+    settings.write_text(json.dumps({"privacy": {"min_images": 1}, "plugins": packages}))
     # The server and all sites read this one list.
     classes = [*needed_classes(server=True), *needed_classes(server=False)]
     policy = {"format_version": 2, "class_allow_list": classes}

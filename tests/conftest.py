@@ -150,8 +150,7 @@ def federate(make_photos, tmp_path, monkeypatch):
         }
         chosen = tuple(parse_methods(f"{reference.Recorder.name},{methods}", settings))
         config = configure(find_sites(tmp_path / "photos"), methods=chosen, **values)
-        with reference.Draws():
-            return reference.Federation(config, tmp_path / "photos", list(sizes), plan, states)
+        return reference.Federation(config, tmp_path / "photos", list(sizes), plan, states)
 
     return run
 

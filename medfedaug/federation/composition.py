@@ -64,6 +64,8 @@ def _network(config: RunConfig) -> nn.Module:
         return build_network(
             config.network, in_channels=config.in_channels, out_channels=config.num_classes, **args
         )
+    except ConfigError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"network {config.network}: {error}") from error
     except Exception as error:  # each network checks its arguments in its own way, or not at all

@@ -6,53 +6,18 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medfedaug.errors import ConfigError
+from medfedaug import plugins
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.methods import catalogue
 from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
-from medfedaug.methods.fedavg import FedAvg
-from medfedaug.methods.fedavgm import FedAvgM
-from medfedaug.methods.fedbn import FedBN
-from medfedaug.methods.feddyn import FedDyn
-from medfedaug.methods.fedfa import FedFA
-from medfedaug.methods.fedfa_h import FedFAh
-from medfedaug.methods.fedfd import FedFD
-from medfedaug.methods.fedfd_a import FedFDA
-from medfedaug.methods.fedfd_prompt import FedFDPrompt
-from medfedaug.methods.fedharmo import FedHarmo
-from medfedaug.methods.fedmix import FedMix
-from medfedaug.methods.fednova import FedNova
-from medfedaug.methods.fedproto import FedProto
-from medfedaug.methods.fedprox import FedProx
-from medfedaug.methods.fedrdn import FedRDN
-from medfedaug.methods.fedrobust import FedRobust
-from medfedaug.methods.fedsam import FedSAM
-from medfedaug.methods.fedsr import FedSR
-from medfedaug.methods.finetune import FineTune
-from medfedaug.methods.fpl import FPL
-from medfedaug.methods.fraug import FRAug
-from medfedaug.methods.manifold_mixup import ManifoldMixUp
-from medfedaug.methods.mixstyle import MixStyle
-from medfedaug.methods.mixup import MixUp
-from medfedaug.methods.moex import MoEx
-from medfedaug.methods.norm import Norm
-from medfedaug.methods.partialfed import PartialFed
-from medfedaug.methods.partialfed_adaptive import PartialFedAdaptive
-from medfedaug.methods.pooled import Pooled
-from medfedaug.methods.randaugment import RandAugment
-from medfedaug.methods.scaffold import Scaffold
-from medfedaug.methods.silobn import SiloBN
-from medfedaug.methods.single import Single
 
-__all__ = ["build_methods", "method_names", "parse_methods"]
+__all__ = ["BUILT_IN_NAMES", "build_methods", "method_class", "method_names", "parse_methods"]
 
-_METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        *(FedAvg, FedProx, FedBN, SiloBN, Norm, FedRDN, FedFA, FedFAh, FedFD, FedFDA, FedFDPrompt, FRAug),
-        *(FedAvgM, Scaffold, FedNova, FedDyn, FedSAM, FedMix, MixUp, ManifoldMixUp, MixStyle, MoEx),
-        *(FedHarmo, PartialFed, PartialFedAdaptive, RandAugment, FedProto, FPL, FedSR, FedRobust, FineTune),
-        *(Single, Pooled),
-    )
+_BUILT_IN: dict[str, type[Method]] = {
+    found.name: found
+    for found in vars(catalogue).values()
+    if isinstance(found, type) and issubclass(found, Method)
 }
 
 # The extension points that are about what leaves a site, or does not.
@@ -64,11 +29,13 @@ _ALIASES: dict[str, list[dict[str, Any]]] = {
     "fedfa+": [{"name": "fedfa"}, {"name": "fedfa_h"}],
     "harmofl": [{"name": "fedharmo"}],
 }
+BUILT_IN_NAMES = (*_BUILT_IN, *_ALIASES)
+"""The names that no other package may take."""
 
 
 def method_names() -> list[str]:
-    """The names that `parse_methods` accepts."""
-    return [*_METHODS, *_ALIASES]
+    """The names that `parse_methods` accepts; those that other packages add come last."""
+    return [*BUILT_IN_NAMES, *plugins.names(plugins.METHODS, BUILT_IN_NAMES)]
 
 
 def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
@@ -89,8 +56,10 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
     if not given:
         raise ConfigError(f"no method was named; choose from {', '.join(method_names())}")
     for name in given:
-        if name not in method_names():
-            raise ConfigError(f"unknown method {name!r}; choose from {', '.join(method_names())}")
+        if name in _ALIASES:
+            plugins.find(plugins.METHODS, name, BUILT_IN_NAMES)
+        else:
+            _find(name)
     specs = [spec for name in given for spec in _ALIASES.get(name, [{"name": name}])]
     names = [spec["name"] for spec in specs]
     stray = sorted(set(settings) - set(names))
@@ -151,10 +120,8 @@ def _has(method: Method, hook: str) -> bool:
 
 
 def _build(spec: Mapping[str, Any]) -> Method:
-    name, args = spec.get("name"), dict(spec.get("args") or {})
-    if name not in _METHODS:
-        raise ConfigError(f"unknown method {name!r}; choose from {', '.join(_METHODS)}")
-    factory = _METHODS[name]
+    name, args = str(spec.get("name")), dict(spec.get("args") or {})
+    factory = _find(name)
     known = [] if factory.__init__ is object.__init__ else list(inspect.signature(factory).parameters)
     unknown = sorted(set(args) - set(known))
     if unknown:
@@ -164,5 +131,31 @@ def _build(spec: Mapping[str, Any]) -> Method:
     check_arguments(name, factory, args)
     try:
         return factory(**args)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the method of another package does with its arguments
+        raise ConfigError(f"{name}: {first_line(error)}") from error
+
+
+def _find(name: str) -> type[Method]:
+    """The class of a method that is built in, or that another package adds."""
+    plugin = plugins.find(plugins.METHODS, name, BUILT_IN_NAMES)
+    if plugin is not None:
+        return method_class(plugin)
+    if name not in _BUILT_IN:
+        raise ConfigError(f"unknown method {name!r}; choose from {', '.join(method_names())}")
+    return _BUILT_IN[name]
+
+
+def method_class(plugin: plugins.Plugin) -> type[Method]:
+    """The class that a package adds as a method.
+
+    Raises:
+        ConfigError: naming the package, when the class cannot be loaded or is no method of that name.
+    """
+    found = plugin.load()
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise ConfigError(f"{plugin.what}: {found!r} is no subclass of medfedaug.methods.Method")
+    if getattr(found, "name", None) != plugin.name:
+        raise ConfigError(f"{plugin.what}: the class {found.__name__} must have that name as its `name`")
+    return found

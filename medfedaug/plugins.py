@@ -1,0 +1,130 @@
+"""Methods and networks that other installed packages add, by entry points, and which of them may be used.
+
+A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
+
+    [project.entry-points."medfedaug.methods"]
+    median = "lesion_methods:Median"
+
+Nothing of a package is imported before one of its names is used. On a user's own machine whatever is
+installed may be used. A job at a site, or at the server of a federation, uses the packages that the kit there
+allows (`medfedaug.settings.SiteSettings.plugins`) and no others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from medfedaug.errors import ConfigError, first_line
+
+__all__ = ["METHODS", "NETWORKS", "Plugin", "find", "installed", "names", "restrict"]
+
+METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
+"""The groups of entry points."""
+
+_KINDS = {METHODS: "method", NETWORKS: "network"}
+
+_allowed: frozenset[str] | None = None
+"""Names of packages; ``None`` for all."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One name that a package adds.
+
+    Args:
+        group: `METHODS` or `NETWORKS`.
+        name: what a user writes.
+        package: the name of the package, as its distribution has it.
+        entry: where the object is.
+    """
+
+    group: str
+    name: str
+    package: str
+    entry: metadata.EntryPoint
+
+    @property
+    def what(self) -> str:
+        """Such as ``method 'median' of the package lesion-methods``."""
+        return f"{_KINDS[self.group]} {self.name!r} of the package {self.package}"
+
+    def load(self) -> Any:
+        """The object, whose package is imported now.
+
+        Raises:
+            ConfigError: naming the package, when it cannot be imported or has no such object.
+        """
+        try:
+            return self.entry.load()
+        except (Exception, SystemExit) as error:  # whatever a module of others does when it is imported
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(f"{self.what} cannot be loaded ({reason})") from error
+
+
+def restrict(packages: Iterable[str] | None) -> None:
+    """Let this process use the named packages alone from now on; ``None`` for whatever is installed."""
+    global _allowed
+    _allowed = None if packages is None else frozenset(map(canonicalize_name, packages))
+
+
+def installed(group: str) -> list[Plugin]:
+    """What the installed packages add, whether it may be used or not; nothing is imported."""
+    return list(_installed(group, tuple(sys.path)))
+
+
+def names(group: str, built_in: Collection[str]) -> list[str]:
+    """The names that may be used in this process, beside those that are built in; nothing is imported."""
+    return sorted({plugin.name for plugin in installed(group) if _may(plugin)} - set(built_in))
+
+
+def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
+    """What a package adds under a name; ``None`` where the name is built in or nobody adds it.
+
+    Args:
+        group: `METHODS` or `NETWORKS`.
+        name: what the user, or the job, wrote.
+        built_in: the names of medfedaug itself, which no package may take.
+
+    Raises:
+        ConfigError: in one line that names the package, when it may not be used here, takes a name that is
+            built in, or is one of several with that name.
+    """
+    found = [plugin for plugin in installed(group) if plugin.name == name]
+    usable = [plugin for plugin in found if _may(plugin)]
+    if name in built_in:
+        if usable:
+            raise ConfigError(f"{usable[0].what} has the name of one that is built in; it needs another name")
+        return None
+    if len(usable) > 1:
+        others = " and ".join(plugin.package for plugin in usable)
+        raise ConfigError(f"{_KINDS[group]} {name!r} is added by {others}; uninstall one of them")
+    if usable:
+        return usable[0]
+    if found:
+        package = found[0].package
+        raise ConfigError(
+            f"{found[0].what} is not allowed here; who runs this site allows it with: "
+            f"medfedaug site-config --kit KIT --allow-plugin {package}"
+        )
+    return None
+
+
+def _may(plugin: Plugin) -> bool:
+    return _allowed is None or canonicalize_name(plugin.package) in _allowed
+
+
+@lru_cache(maxsize=16)
+def _installed(group: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
+    """By the search path, since reading the metadata of all packages takes a while."""
+    found: dict[tuple[str, str, str], Plugin] = {}
+    for entry in metadata.entry_points(group=group):
+        package = entry.dist.name if entry.dist else entry.value
+        found.setdefault((package, entry.name, entry.value), Plugin(group, entry.name, package, entry))
+    return tuple(sorted(found.values(), key=lambda plugin: (plugin.name, plugin.package)))
