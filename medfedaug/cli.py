@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from medfedaug._version import __version__
-from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
+from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning, RunFailed
 
 # Everything heavy is imported inside the commands, so that `medfedaug --help` answers at once.
 
@@ -55,10 +58,40 @@ Intensity = Annotated[
 def main() -> None:
     """Entry point: an error that a user can do something about is one line and exit code 2."""
     try:
-        app()
+        with _warnings_as_lines():
+            app()
     except MedFedAugError as error:
-        err_console.print(f"medfedaug: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        _say(f"medfedaug: {error}", "red")
         raise SystemExit(2) from error
+    except OSError as error:
+        if error.filename is None:  # nothing of the user's that could be named
+            raise
+        _say(f"medfedaug: {error.filename}: {error.strerror}", "red")
+        raise SystemExit(2) from error
+
+
+def _say(text: str, style: str) -> None:
+    # A file's name may have bytes that are no text.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    err_console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Show each of our warnings once, in one line."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if not issubclass(category, MedFedAugWarning):
+            before(message, category, *args, **kwargs)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            _say(f"medfedaug: warning: {message}", "yellow")
+
+    with warnings.catch_warnings():
+        before, warnings.showwarning = warnings.showwarning, show
+        warnings.simplefilter("always", MedFedAugWarning)
+        yield
 
 
 def _version(show: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,7 +21,7 @@ from packaging.utils import canonicalize_name
 from medfedaug import plugins
 from medfedaug._version import __version__
 from medfedaug.data.sites import SiteFolder, open_site
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.site import resolve_data_folder
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.models.networks import built_in_networks, network_builder
@@ -222,8 +223,10 @@ def _device(name: str) -> Check:
 
 def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
     try:
-        site = open_site(resolve_data_folder(name, folder), name=name or None)
-        channels = site.check_files()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", MedFedAugWarning)
+            site = open_site(resolve_data_folder(name, folder), name=name or None)
+            channels = site.check_files()
     except MedFedAugError as error:
         yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
         return
@@ -233,6 +236,9 @@ def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
         True,
         f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
     )
+    for warning in told:
+        if issubclass(warning.category, MedFedAugWarning):
+            yield Check("data", None, str(warning.message))
     yield _decoding(site)
     number = len(site.cases["training"])
     if not site.trains:

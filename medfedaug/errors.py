@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 __all__ = [
     "ConfigError",
     "DataError",
     "MedFedAugError",
+    "MedFedAugWarning",
     "PrivacyRefused",
     "RunFailed",
     "StorageError",
     "UpdateRefused",
     "first_line",
+    "warn",
 ]
 
 
@@ -42,6 +45,15 @@ class DataError(MedFedAugError):
             where.append(str(path))
         text = ": ".join([", ".join(where), problem]) if where else problem
         super().__init__(" ".join(f"{text}. {hint}".split()).rstrip())
+
+
+class MedFedAugWarning(UserWarning):
+    """Something that a user should look at, and that may be meant; one line, as an error is."""
+
+
+def warn(problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = "") -> None:
+    """Warn with a line like that of `DataError`."""
+    warnings.warn(str(DataError(problem, site=site, path=path, hint=hint)), MedFedAugWarning, stacklevel=2)
 
 
 class StorageError(MedFedAugError):

@@ -59,7 +59,10 @@ def open_model(
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     run = RunConfig.from_dict({**run.to_dict(), "limit": limit, "holdout": []})
-    if Composition(run).personal and not payload and not list(state.glob(f"*/{record['run']}.pt")):
+    composition = Composition(run)
+    _check_weights(model, weights, composition)
+    _check_finite(beside, payload)
+    if composition.personal and not payload and not list(state.glob(f"*/{record['run']}.pt")):
         raise ConfigError(
             f"{model}: its run left layers or weights at the sites, and {state} has none; "
             "say where with --state"
@@ -121,6 +124,41 @@ def _load_weights(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(weights, Mapping) or not all(isinstance(v, torch.Tensor) for v in weights.values()):
         raise ConfigError(f"{path}: not a state dict")
     return dict(weights)
+
+
+def _check_weights(path: Path, weights: Mapping[str, torch.Tensor], composition: Composition) -> None:
+    """Check that a model is one of its run's network, whole and finite.
+
+    Raises:
+        ConfigError: naming file and entry.
+    """
+    expected = composition.network.state_dict()
+    missing = [key for key in composition.shared if key not in weights]
+    if missing:
+        raise ConfigError(
+            f"{path}: lacks {len(missing)} of the {len(composition.shared)} entries that its run's network "
+            f"shares: {_some(missing)}"
+        )
+    strange = [key for key in weights if key not in expected]
+    if strange:
+        raise ConfigError(f"{path}: its run's network has no entries {_some(strange)}")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            raise ConfigError(
+                f"{path}: {key} has the shape {tuple(value.shape)}, in its run's network "
+                f"{tuple(expected[key].shape)}"
+            )
+    _check_finite(path, weights)
+
+
+def _check_finite(path: Path, values: Mapping[str, torch.Tensor]) -> None:
+    spoilt = [key for key, value in values.items() if not torch.isfinite(value).all()]
+    if spoilt:
+        raise ConfigError(f"{path}: NaN or infinite values in {len(spoilt)} entries: {_some(spoilt)}")
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
 
 
 def _load_record(path: str | Path) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def federate(make_photos, tmp_path, monkeypatch):
         }
         chosen = tuple(parse_methods(f"{reference.Recorder.name},{methods}", settings))
         config = configure(find_sites(tmp_path / "photos"), methods=chosen, **values)
-        return reference.Federation(config, tmp_path / "photos", list(sizes), plan, states)
+        with reference.Draws():
+            return reference.Federation(config, tmp_path / "photos", list(sizes), plan, states)
 
     return run
 

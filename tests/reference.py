@@ -14,17 +14,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 
 from medfedaug.config import RunConfig
+from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.models.classifiers import StagedClassifier
 
 State = dict[str, Tensor]
-Batches = list[tuple[Tensor, Tensor]]
 
 UNEVEN = [("A", "B", "C"), ("A", "C"), ("A", "B", "C")]
 """Who trains in which round: B misses the second."""
@@ -50,6 +53,51 @@ def convolutional(in_channels: int = 3, out_channels: int = 2, **_: Any) -> nn.M
     )
 
 
+class Batches(list[tuple[Tensor, Tensor]]):
+    """What a site trained on in a round: images, float64, and labels, one pair a step.
+
+    Attributes:
+        draws: what was drawn from torch's own generator in each step, from the moment that the loader gave
+            the batch, in the order of drawing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[list[Tensor]] = []
+
+    def assert_images(self, *choices: Tensor) -> list[int]:
+        """Each image is one of the site's as some choice has it, and each epoch has every image once.
+
+        Args:
+            *choices: all the site's images, (N, C, H, W), as they may look.
+
+        Returns:
+            Which choice each image that was trained on is.
+        """
+        seen = torch.cat([images for images, _ in self])
+        number = len(choices[0])
+        distance = torch.stack([(seen[:, None] - one[None]).abs().amax((2, 3, 4)) for one in choices])
+        nearest, where = distance.permute(1, 0, 2).flatten(1).min(dim=1)
+        assert float(nearest.max()) < 1e-5
+        for epoch in (where % number).split(number):
+            assert sorted(epoch.tolist()) == list(range(number))
+        return (where // number).tolist()
+
+
+class Draws(TorchFunctionMode):
+    """Writes down what is drawn from torch's own generator; what has a generator of its own is left out."""
+
+    _NAMES = ("rand", "randn", "rand_like", "randn_like", "randperm", "randint", "uniform_", "normal_")
+    current: list[Tensor] = []  # noqa: RUF012, of the step that is under way
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in (*self._NAMES, "_sample_dirichlet") and (kwargs or {}).get("generator") is None:
+            Draws.current.append(found.detach().clone())
+        return found
+
+
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "reference_linear": linear,
     "reference_convolutional": convolutional,
@@ -69,16 +117,18 @@ class Recorder(Method):
 class _RecorderSite(SitePart):
     def __init__(self, context: SiteContext, batches: dict[tuple[str, int], Batches]) -> None:
         self.context, self.batches = context, batches
-        self.current: Batches = []
+        self.current = Batches()
 
     def start_round(self) -> None:
-        self.current = []
+        self.current = Batches()
         # What comes after a later round is fine-tuning before the test.
         key = (self.context.name, self.context.round())
         self.batches[(key[0], FINE_TUNING) if key in self.batches else key] = self.current
 
     def mix(self, inputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
         self.current.append((inputs.detach().double().contiguous(), targets[0][1].clone()))
+        Draws.current = []
+        self.current.draws.append(Draws.current)
         return inputs, targets
 
 
@@ -167,6 +217,30 @@ class Federation:
         return sorted(self.replies[round_])
 
 
+def pixels(run: Federation, site: str, split: str = "training") -> Tensor:
+    """The photographs of a site as its files have them, 0 to 255, (N, 3, H, W)."""
+    files = [np.asarray(Image.open(case.image)) for case in open_site(run.root / site).cases[split]]
+    return torch.from_numpy(np.stack(files).transpose(0, 3, 1, 2).copy()).double()
+
+
+def statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """FedRDN Eq. 5 and 6: means over the images of their own mean and deviation, (3, 1, 1) each."""
+    mean = images.mean((2, 3), keepdim=True)
+    std = (images - mean).square().mean((2, 3), keepdim=True).sqrt()
+    return mean.mean(0), std.mean(0)
+
+
+def assert_tested(
+    run: Federation, site: str, state: Mapping[str, Tensor], prepare: Callable[[Tensor], Tensor]
+) -> None:
+    """The site's test scores are those of a model, whose images are prepared so."""
+    network = copied(run.network(), state).eval()
+    with torch.no_grad():
+        found = network(prepare(pixels(run, site, "test"))).argmax(1).tolist()
+    for guess, case in zip(found, open_site(run.root / site).cases["test"], strict=True):
+        assert run.tested[site].metrics["cases"][case.name] == float(run.config.classes[guess] == case.label)
+
+
 def images_of(batches: Batches, count: int) -> tuple[Tensor, Tensor]:
     """All images and labels of a site, from the first epoch of a round."""
     images, labels = torch.cat([x for x, _ in batches])[:count], torch.cat([y for _, y in batches])[:count]
@@ -208,6 +282,15 @@ def descend(
                 velocity[key] = momentum * velocity.get(key, 0.0) + gradients[key]
                 parameter.sub_(rate * velocity[key])
     return network
+
+
+def step_down(network: nn.Module, loss: Tensor, rate: float) -> None:
+    """One step of plain gradient descent."""
+    parameters = list(network.parameters())
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(rate * gradient)
 
 
 def copied(network: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
@@ -294,3 +377,24 @@ def assert_models(run: Federation, rounds: Sequence[Round], atol: float = 1e-6) 
     assert len(rounds) == len(run.models) - 1
     for found, expected in zip(run.models[1:], rounds, strict=True):
         assert_same(found, expected.model, atol)
+
+
+def assert_steps(
+    run: Federation,
+    loss: Callable[[nn.Module, Tensor, Tensor, list[Tensor]], Tensor],
+    atol: float = 2e-6,
+) -> None:
+    """The run is FedAvg with descent along a loss of network, images, labels and the step's draws."""
+
+    def train(site: str, round_: int, network: nn.Module) -> None:
+        network.train()
+        batches = run.batches[site, round_]
+        for (x, y), draws in zip(batches, batches.draws, strict=True):
+            step_down(network, loss(network, x, y, list(draws)), run.config.learning_rate)
+
+    assert_models(run, federated_averaging(run, train), atol)
+
+
+def share_of(draw: Tensor) -> Tensor:
+    """A draw from Beta(α, α), which torch makes as one from a Dirichlet of two."""
+    return draw[..., 0].double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from medfedaug.errors import DataError, first_line
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SPLITS", "Case", "SiteFolder", "base_folder", "spread", "unreadable"]
+__all__ = ["SPLITS", "Case", "SiteFolder", "base_folder", "check_below", "spread", "unreadable"]
 
 SPLITS = ("training", "validation", "test")
 
@@ -30,12 +31,14 @@ class Case:
         image: path of the image, or of the file that holds it among others.
         label: path of the label map, or the name of the class.
         index: its place in a file that holds many.
+        patient: whose image it is, where the list says so.
     """
 
     name: str
     image: Path
     label: Path | str
     index: int | None = None
+    patient: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ class SiteFolder(ABC):
             DataError: naming site and file, when it cannot be read.
         """
 
+    def upright_axes(self) -> dict[str, Path]:
+        """Of volumes: where their axes clearly point to, with one volume each; see `VolumeFolder`."""
+        return {}
+
     def images(
         self, split: str, intensity: str = "raw", image_size: int | None = None
     ) -> Iterator[torch.Tensor]:
@@ -144,6 +151,7 @@ class SiteFolder(ABC):
                 path=where,
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
+        self._check_patients()
         files = {case.image: case.image.resolve() for split in SPLITS for case in self.cases[split]}
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
@@ -166,12 +174,40 @@ class SiteFolder(ABC):
             places.add(place)
             names[case.name] = case.image
 
+    def _check_patients(self) -> None:
+        seen: dict[str, tuple[str, Case]] = {}
+        for split in SPLITS:
+            for case in self.cases[split]:
+                other, first = seen.setdefault(case.patient, (split, case)) if case.patient else (split, case)
+                if other != split:
+                    raise DataError(
+                        f"patient {case.patient} is in {split}, and in {other} with {first.name}",
+                        site=self.name,
+                        path=case.image,
+                        hint="A patient belongs to one split only, or the test is not one.",
+                    )
+
 
 def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
     """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
+
+
+def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
+    """Check that a listed path does not climb out of its folder; one that is absolute, or a link, is meant.
+
+    Raises:
+        DataError: naming site, list and path.
+    """
+    if not os.path.isabs(listed) and os.path.normpath(listed).split(os.sep)[0] == os.pardir:
+        raise DataError(
+            f"names {listed}, which is not below {folder}",
+            site=site,
+            path=listing,
+            hint="Put the file there, or a link to it, or write its absolute path.",
+        )
 
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:

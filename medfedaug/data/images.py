@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.base import SPLITS, Case, SiteFolder, check_below, unreadable
+from medfedaug.data.checks import check_copies
 from medfedaug.data.memory import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError
@@ -38,7 +40,8 @@ class ImageFolder(SiteFolder):
     @classmethod
     def list_cases(cls, path: Path, name: str) -> tuple[tuple[str, ...], dict[str, Sequence[Case]]]:
         """The folders of classes, and the images of the published lists or of a seeded split."""
-        classes = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
+        folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+        classes = tuple(sorted(p.name for p in folders if class_cases(p, p.name)))
         if not classes:
             raise DataError("no folder of a class", site=name, path=path)
         published = path.resolve().parent / "splits" / f"{name}_train.json"
@@ -47,10 +50,10 @@ class ImageFolder(SiteFolder):
         return classes, _seeded(name, path, classes)
 
     def check_files(self) -> int:
-        """Check that every listed image exists.
+        """Check that every listed image is there and of a kind that can be read, by the headers alone.
 
         Returns:
-            3.
+            3: images become RGB whatever they are.
 
         Raises:
             DataError: naming site and file.
@@ -58,10 +61,19 @@ class ImageFolder(SiteFolder):
         for case in (case for split in SPLITS for case in self.cases[split]):
             if not case.image.is_file():
                 raise DataError("a listed image is missing", site=self.name, path=case.image)
+            status = case.image.stat()
+            try:
+                _known_kind(case.image.absolute(), status.st_mtime_ns, status.st_size)
+            except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
+                raise unreadable(self.name, case.image, error) from error
+        check_copies([self])
         return 3
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1].
+        """The image with values of 0 to 255 as (3, H, W), or with ``"scale"`` as float32 in [0, 1].
+
+        One of 8 bits is uint8. One channel of 16 bits is float32, divided by 257 so that the full range is 0
+        to 255; of 16 bits in colour Pillow reads the upper 8.
 
         Raises:
             DataError: naming site and file, when it cannot be read.
@@ -72,10 +84,34 @@ class ImageFolder(SiteFolder):
     def _pixels(self, case: Case) -> torch.Tensor:
         try:
             with Image.open(case.image) as file:
+                _check_kind(file)
+                if file.mode.startswith("I"):
+                    grey = np.asarray(file).astype(np.float32) / 257
+                    return torch.from_numpy(np.stack([grey] * 3))
                 pixels = np.asarray(file.convert("RGB"))
         except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
             raise unreadable(self.name, case.image, error) from error
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+@lru_cache(maxsize=2**16)
+def _known_kind(path: Path, modified: int, size: int) -> None:
+    with Image.open(path) as file:
+        _check_kind(file)
+
+
+def _check_kind(file: Image.Image) -> None:
+    """Check that it is known what is black and what is white: 8 bits, or 16 without a sign.
+
+    Raises:
+        ValueError: saying what it is.
+    """
+    if file.format == "TIFF" and getattr(file, "n_frames", 1) > 1:
+        raise ValueError(f"a stack of {getattr(file, 'n_frames', 1)} images, and one was expected")
+    sixteen = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
+    if file.mode == "F" or (file.mode.startswith("I") and not sixteen):
+        kind = "floating point" if file.mode == "F" else "whole numbers with a sign or of 32 bits"
+        raise ValueError(f"{kind}, of which it is not known what is white: write it with 8 or 16 bits")
 
 
 def _published(
@@ -87,6 +123,8 @@ def _published(
         try:
             entries: Any = json.loads(file.read_text())
             lists.append([Case(str(image), root / image, str(label)) for image, label in entries])
+            for image, _ in entries:
+                check_below(root, str(image), site, file)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"not a list of [path, class] ({error})", site=site, path=file) from error
         unknown = sorted({str(case.label) for case in lists[-1]} - set(classes))

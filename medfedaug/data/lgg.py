@@ -54,6 +54,10 @@ class LGGSite(VolumeFolder):
                 )
         return 1
 
+    def upright_axes(self) -> dict[str, Path]:
+        """TIFF says nothing of axes."""
+        return {}
+
     def read_image(self, case: Case) -> torch.Tensor:
         """FLAIR of all slices, float32 (1, H, W, D)."""
         return self._stack(_slices(case.image))

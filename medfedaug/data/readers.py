@@ -10,7 +10,8 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -33,20 +34,51 @@ _POSITION = "0020|0032"
 # Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
 _UNEVEN = 0.1
 
+_UPRIGHT = float(np.cos(np.deg2rad(20)))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Header:
     """What is known of a volume without decoding it.
 
     Args:
         shape: voxels along x, y and z.
         channels: values of one voxel.
-        axes: where x, y and z point to, for instance ``"RAS"``; empty where the file does not say.
+        affine: (4, 4), from voxel indices to millimetres in RAS; ``None`` where the file does not say.
     """
 
     shape: tuple[int, ...]
     channels: int
-    axes: str
+    affine: np.ndarray | None
+
+    @property
+    def axes(self) -> str:
+        """Where x, y and z point to, for instance ``"RAS"``; empty where the file does not say."""
+        return "" if self.affine is None else "".join(map(str, nibabel.aff2axcodes(self.affine)))
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The edges of a voxel, mm; empty where the file does not say."""
+        return () if self.affine is None else tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
+
+    @property
+    def upright_axes(self) -> str:
+        """`axes`, where each is within 20 degrees of what it is called; else empty."""
+        if self.affine is None or not all(self.edges):
+            return ""
+        nearest = np.abs(self.affine[:3, :3] / self.edges).max(axis=0)
+        return self.axes if nearest.min() > _UPRIGHT else ""
+
+    def distance(self, other: Header) -> float:
+        """How far the volume's corners are at most from where another header of its shape puts them, mm.
+
+        0 where one of the two does not say where it lies.
+        """
+        if self.affine is None or other.affine is None:
+            return 0.0
+        corners = np.array([(*corner, 1) for corner in product(*((0, n - 1) for n in self.shape))])
+        apart = corners @ (self.affine - other.affine).T
+        return float(np.linalg.norm(apart[:, :3], axis=1).max())
 
 
 class SimpleITKReader(ImageReader):
@@ -128,11 +160,24 @@ def _loader() -> LoadImage:
 def read_header(path: Path) -> Header:
     """What a file says of itself, without decoding it.
 
-    A NIfTI file that seems to be cut short is decoded after all, to be sure.
+    A NIfTI file that seems to be cut short is decoded after all, to be sure. What was asked for before is not
+    opened again, unless it was written anew.
 
     Raises:
         Exception: as `load_volume`.
     """
+    if path.is_dir():
+        return _read_header(path)
+    status = path.stat()
+    return _known_header(path.absolute(), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=2**14)
+def _known_header(path: Path, modified: int, size: int) -> Header:
+    return _read_header(path)
+
+
+def _read_header(path: Path) -> Header:
     if str(path).lower().endswith(_NIFTI):
         return _nifti_header(path)
     try:
@@ -140,9 +185,13 @@ def read_header(path: Path) -> Header:
     except RuntimeError as error:
         raise ValueError(_reason(error)) from error
     size = reader.GetSize()
+    affine = _ras(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
     if len(files) > 1:
         size = (*size[:2], len(files))
-    affine = _ras(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
+        last = _information(files[-1])
+        if reader.HasMetaDataKey(_POSITION):  # a slice alone does not know how far the next one is
+            step = (_position(last) - _position(reader)) / (len(files) - 1)
+            affine[:3, 2] = step * (-1, -1, 1)
     components = reader.GetNumberOfComponents()
     return _header(size if components == 1 else (*size, components), affine)
 
@@ -169,8 +218,11 @@ def _stored_bytes(path: Path) -> int:
 def _header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
     if len(shape) not in (3, 4):
         raise ValueError(f"{len(shape)}-dimensional, a volume was expected")
-    axes = "" if affine is None else "".join(map(str, nibabel.aff2axcodes(affine)))
-    return Header(tuple(map(int, shape[:3])), int(shape[3]) if len(shape) > 3 else 1, axes)
+    if min(shape) < 1:
+        raise ValueError(f"{' x '.join(map(str, shape))} voxels")
+    if affine is not None and not (np.isfinite(affine).all() and np.linalg.det(affine)):
+        raise ValueError("its header gives it no place: the affine is singular or not finite")
+    return Header(tuple(map(int, shape[:3])), int(shape[3]) if len(shape) > 3 else 1, affine)
 
 
 def _information(path: str | Path) -> sitk.ImageFileReader:

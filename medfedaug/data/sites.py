@@ -8,8 +8,9 @@ from pathlib import Path
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import MARKER, is_federation, open_federation
+from medfedaug.data.checks import check_classes, check_copies, compare_axes
 from medfedaug.data.images import IMAGE_SUFFIXES, ImageFolder
-from medfedaug.data.volumes import VolumeFolder
+from medfedaug.data.volumes import UNNAMED, VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, channel_statistics
 
@@ -162,8 +163,17 @@ def check_federation(
             + (f" ({training[0]})" if training else ""),
             path=sites[0].path.parent,
         )
-    channels = {site.name: site.check_files() for site in sites}
     first = sites[0]
+    named = next((site for site in sites if site.classes != UNNAMED), first)
+    for site in sites[1:]:
+        if site.task != first.task:
+            raise DataError(
+                f"is for {site.task}, site {first.name} for {first.task}", site=site.name, path=site.path
+            )
+    for site in sites:
+        if site.task == "segmentation":
+            check_classes(site, named.classes, f"site {named.name}")
+    channels = {site.name: site.check_files() for site in sites}
     for site in sites[1:]:
         if channels[site.name] != channels[first.name]:
             raise DataError(
@@ -172,17 +182,14 @@ def check_federation(
                 path=site.path,
                 hint="All sites need the same channels.",
             )
-        if site.task != first.task:
-            raise DataError(
-                f"is for {site.task}, site {first.name} for {first.task}", site=site.name, path=site.path
-            )
-        if site.task == "segmentation" and len(site.classes) != len(first.classes):
-            raise DataError(
-                f"{len(site.classes)} classes, site {first.name} has {len(first.classes)}",
-                site=site.name,
-                path=site.path / site.listing,
-                hint="All sites need the same classes.",
-            )
+    check_copies(sites)
+    _check_axes(sites)
     if first.task == "segmentation":
-        return first.task, channels[first.name], first.classes
+        return first.task, channels[first.name], named.classes
     return first.task, channels[first.name], tuple(sorted({c for site in sites for c in site.classes}))
+
+
+def _check_axes(sites: Sequence[SiteFolder]) -> None:
+    known = [(site.name, axes) for site in sites if (axes := site.upright_axes())]
+    for name, axes in known[1:]:
+        compare_axes(name, axes, (known[0][0], *next(iter(known[0][1].items()))))

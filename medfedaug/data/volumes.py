@@ -16,13 +16,20 @@ import torch
 from monai.data import load_decathlon_datalist
 from monai.transforms import ScaleIntensity
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, unreadable
+from medfedaug.data.base import SPLITS, Case, SiteFolder, check_below, unreadable
+from medfedaug.data.checks import check_copies, compare_axes
 from medfedaug.data.memory import decoded
 from medfedaug.data.readers import VOLUME_SUFFIXES, Header, load_volume, read_header
 from medfedaug.errors import DataError
 from medfedaug.files import parse_json
 
-__all__ = ["VolumeFolder"]
+__all__ = ["UNNAMED", "VolumeFolder"]
+
+UNNAMED = ("background", "foreground")
+"""The classes where ``dataset.json`` names none."""
+
+# Of the shortest edge of a voxel: what headers round is far below, and half a voxel matters.
+_TOLERANCE = 0.1
 
 
 class VolumeFolder(SiteFolder):
@@ -90,6 +97,15 @@ class VolumeFolder(SiteFolder):
                     path=label_path,
                     hint="Resample the label map onto the image.",
                 )
+            apart = image.distance(label) if self.compares_axes else 0.0
+            if apart > _TOLERANCE * min(image.edges, default=0):
+                raise DataError(
+                    f"the label map lies up to {apart:.3g} mm from its image, whose voxels are "
+                    f"{' x '.join(f'{edge:.3g}' for edge in image.edges)} mm",
+                    site=self.name,
+                    path=label_path,
+                    hint="Resample the label map onto the image.",
+                )
             channels.setdefault(image.channels, image_path)
         if len(channels) > 1:
             (a, first), (b, other) = list(channels.items())[:2]
@@ -99,7 +115,16 @@ class VolumeFolder(SiteFolder):
                 path=other,
                 hint="All images need the same channels.",
             )
+        compare_axes(self.name, self.upright_axes())
+        check_copies([self])
         return next(iter(channels))
+
+    def upright_axes(self) -> dict[str, Path]:
+        """Where the axes of the site's volumes point to, where they do so clearly, with one volume each."""
+        found: dict[str, Path] = {}
+        for case in (case for split in SPLITS for case in self.cases[split] if self.compares_axes):
+            found.setdefault(_header(self.name, case.image).upright_axes, case.image)
+        return {axes: path for axes, path in found.items() if axes}
 
     def read_image(self, case: Case) -> torch.Tensor:
         """The image's voxels as they are stored, float32 of shape (C, H, W, D)."""
@@ -168,16 +193,24 @@ def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -
         return ()
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
-        pairs = [(Path(item["image"]), Path(item["label"])) for item in items]
+        cases = [
+            Case(
+                _without_suffix(Path(item["image"]).name),
+                Path(item["image"]),
+                Path(item["label"]),
+                patient=str(item.get("patient", "")),
+            )
+            for item in items
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"the split {split!r} is not a list of {{'image': ..., 'label': ...}} ({error})",
             site=site,
             path=listing,
         ) from error
-    cases = [Case(_without_suffix(image.name), image, label) for image, label in pairs]
-    for case in cases:
+    for case, row in zip(cases, content[split], strict=True):
         for kind, file in (("image", case.image), ("label", _label(case))):
+            check_below(listing.parent, str(row[kind]), site, listing)
             if not file.exists():
                 raise DataError(
                     f"the {kind} of a {split} case is missing",
@@ -189,7 +222,7 @@ def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -
 
 
 def _read_labels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str, ...]:
-    labels = content.get("labels", {"0": "background", "1": "foreground"})
+    labels = content.get("labels", dict(enumerate(UNNAMED)))
     try:
         named = {int(index): str(text) for index, text in labels.items()}
     except (AttributeError, TypeError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.checks import check_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -39,6 +40,7 @@ class SegmentationTask(Task):
         divisor: in-plane sizes are padded to multiples of it, as a U-Net with four poolings needs.
         image_size: pixels in both directions to which slices are resized for the network; its logits are
             resized back to the volume's grid, on which they are scored. ``None`` leaves slices as they are.
+        classes: their names in the order of their labels, which a site's must be; ``None`` for any.
     """
 
     metric = "dice"
@@ -46,8 +48,14 @@ class SegmentationTask(Task):
     left_to_right = 0  # volumes are indexed (x, y, z)
 
     def __init__(
-        self, num_classes: int, intensity: str = "raw", divisor: int = 16, image_size: int | None = None
+        self,
+        num_classes: int,
+        intensity: str = "raw",
+        divisor: int = 16,
+        image_size: int | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
+        self.classes = classes
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
         self.image_size = image_size
         self.criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
@@ -56,18 +64,14 @@ class SegmentationTask(Task):
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> SegmentationTask:
         """The segmentation of a run."""
-        return cls(config.num_classes, intensity, image_size=config.image_size)
+        return cls(config.num_classes, intensity, image_size=config.image_size, classes=config.classes)
 
     def check_site(self, site: SiteFolder) -> None:
-        """Check that the site has as many classes as the federation."""
+        """Check that the site has the federation's classes, by their names in the order of their labels."""
         if not isinstance(site, VolumeFolder):
             raise DataError("has no volumes with label maps", site=site.name, path=site.path)
-        if len(site.classes) != self.num_classes:
-            raise DataError(
-                f"{len(site.classes)} classes, the federation expects {self.num_classes}",
-                site=site.name,
-                path=site.path / site.listing,
-            )
+        if self.classes is not None:
+            check_classes(site, self.classes, "the federation")
 
     def case_samples(self, site: SiteFolder) -> Iterator[list[Sample]]:
         """The training slices with foreground of each volume: image (C, H, W) and label (1, H, W).

@@ -8,6 +8,7 @@ import nibabel
 import numpy as np
 import pytest
 from PIL import Image
+from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
 
 from medfedaug.statistics import load_statistics
 
@@ -77,3 +78,44 @@ def test_what_is_exchanged_are_the_statistics_of_images_as_the_network_sees_them
     command = ["statistics", "--data", root, "--out", tmp_path / "s.json", "--image-size", SIZE]
     assert run(*command)[0] == 0
     assert load_statistics(tmp_path / "s.json") == exchanged
+
+
+SIZES = {"A": 5, "B": 10, "C": 15, "D": 5}
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["fedrdn", "fedrdn_v"])
+def test_training_draws_whole_pairs_and_test_uses_the_sites_own(federate, average):
+    """Eq. 5 to 8: and of the variant, the average pair throughout."""
+    name = "fedrdn_v" if average else "fedrdn"
+    run = federate(name, plan=UNEVEN, sizes=SIZES, holdout=("D",), local_epochs=4)
+    sites = ("A", "B", "C")
+    pairs = {site: statistics(pixels(run, site)) for site in SIZES}
+    everybodys = [sum(pairs[site][k] for site in sites) / 3 for k in (0, 1)]
+    drawn = set()
+    for (site, _), batches in run.batches.items():
+        images = pixels(run, site)
+        choices = [everybodys] if average else [pairs[other] for other in sites]
+        # Each image by the pair of one of the sites: both halves of the same.
+        found = batches.assert_images(*((images - mean) / std for mean, std in choices))
+        drawn |= {(site, choice) for choice in found}
+    assert len(drawn) == (3 if average else 9)
+
+    def train(site, round_, network):
+        descend(network, run.batches[site, round_], 0.05)
+
+    rounds = federated_averaging(run, train)
+    assert_models(run, rounds)
+    model = rounds[run.server.selected_round - 1].model
+    for site in SIZES:
+        mean, std = everybodys if average else pairs[site]
+        assert_tested(run, site, model, lambda images, mean=mean, std=std: (images - mean) / std)
+
+
+def test_a_site_that_joins_late_is_drawn_from_then_on(federate):
+    plan = [("A", "B"), ("A", "B"), ("A", "B", "C"), ("A", "B", "C")]
+    run = federate("fedrdn", plan=plan, rounds=4, local_epochs=6, batch_size=3)
+    pairs = [statistics(pixels(run, site)) for site in "ABC"]
+    for (site, round_), batches in run.batches.items():
+        images = pixels(run, site)
+        found = batches.assert_images(*((images - mean) / std for mean, std in pairs))
+        assert set(found) == ({0, 1} if round_ < 3 else {0, 1, 2})

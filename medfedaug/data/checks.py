@@ -1,0 +1,197 @@
+"""What files and sites must have in common, and what not: classes, axes, and copies in two splits."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import struct
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from medfedaug.data.base import SPLITS, Case, SiteFolder
+from medfedaug.errors import DataError, warn
+
+__all__ = ["check_classes", "check_copies", "compare_axes"]
+
+_BLOCK, _SAMPLE = 2**20, 2**12
+_RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
+_PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
+
+
+def check_copies(sites: Sequence[SiteFolder]) -> None:
+    """Check that no image of one split is also in another, as a link or a copy, at one site or two.
+
+    Files are compared by their length first, so that few of them are read. A compressed NIfTI file ends with
+    the length and the checksum of its content: it is the same volume however it was packed. Volumes are
+    refused; of photographs, whose published data sets have such copies, the first is told in a warning.
+
+    Raises:
+        DataError: naming site and file, and the other one.
+    """
+    listed: dict[Path, list[tuple[str, SiteFolder, Case]]] = defaultdict(list)
+    for site in sites:
+        for split in SPLITS:
+            for case in site.cases[split]:
+                if case.index is None:  # slices of one file are told apart by their index
+                    listed[case.image.resolve()].append((split, site, case))
+    linked = [entries for entries in listed.values() if len({split for split, *_ in entries}) > 1]
+    copied = [[entry for path in paths for entry in listed[path]] for paths in _equal(list(listed))]
+    leaks = [e for e in (*linked, *copied) if len({split for split, *_ in e}) > 1]
+    for entries in leaks:
+        (first, owner, one), (split, site, case) = (
+            entries[0],
+            next(e for e in entries if e[0] != entries[0][0]),
+        )
+        other = one.image if owner is site else f"{one.image} of site {owner.name}"
+        told = f"the image of a {split} case is that of a {first} case, {other}"
+        if site.task == "segmentation":
+            hint = "A patient belongs to one split only, or the test is not one: take one of them out."
+            raise DataError(told, site=site.name, path=case.image, hint=hint)
+        if len(leaks) > 1:
+            told += f", and {len(leaks) - 1} more are in two splits"
+        hint = "The test is not one for these: take them out of one split."
+        warn(told, site=site.name, path=case.image, hint=hint)
+        return
+
+
+def _equal(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Groups of files, or folders of files, with the same content."""
+    for long in _groups(paths, _length):
+        for alike in _groups(long, _sample):
+            yield from _groups(alike, _digest)
+
+
+def _groups(paths: Sequence[Path], key: Callable[[Path], Hashable]) -> list[list[Path]]:
+    found: dict[Hashable, list[Path]] = defaultdict(list)
+    for path in paths:
+        try:
+            found[key(path)].append(path)
+        except (OSError, EOFError, struct.error, zlib.error):
+            continue  # whoever reads it will say what is wrong with it
+    return [group for group in found.values() if len(group) > 1]
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that hold a case's voxels; of a header alone, the file that it names."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.is_file())
+    if path.suffix.lower() in (".mhd", ".nhdr"):
+        match = _RAW.search(path.read_bytes()[:_BLOCK])
+        return [path.parent / match[1].decode(errors="replace")] if match else []
+    return [path]
+
+
+def _length(path: Path) -> Hashable:
+    if _compressed(path):
+        return _trailer(path)[1]
+    return sum(file.stat().st_size for file in _files(path)) or path
+
+
+def _sample(path: Path) -> Hashable:
+    """A checksum where there is one, or some bytes from the middle, where images of one length differ."""
+    return _trailer(path)[0] if _compressed(path) else frozenset(map(_middle, _files(path)))
+
+
+def _middle(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(max(0, (file.stat().st_size - _SAMPLE) // 2))
+        return stream.read(_SAMPLE)
+
+
+def _compressed(path: Path) -> bool:
+    return path.name.lower().endswith(".nii.gz")
+
+
+def _trailer(path: Path) -> tuple[int, int]:
+    """Checksum and length of what a gzip file holds."""
+    with path.open("rb") as file:
+        file.seek(-8, 2)
+        checksum, length = struct.unpack("<II", file.read(8))
+        return checksum, length
+
+
+def _digest(path: Path) -> Hashable:
+    status = [file.stat() for file in _files(path)]
+    return _known_digest(path, tuple((file.st_mtime_ns, file.st_size) for file in status))
+
+
+@lru_cache(maxsize=2**14)
+def _known_digest(path: Path, status: Hashable) -> Hashable:
+    return frozenset(_hashed(file, gzip.open if _compressed(path) else open) for file in _files(path))
+
+
+def _hashed(file: Path, opened: Callable[..., Any]) -> bytes:
+    digest = hashlib.sha256()
+    with opened(file, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.digest()
+
+
+def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Path] | None = None) -> None:
+    """Warn where volumes lie differently, since they are cut into slices along their last axis as they are.
+
+    Args:
+        site: whose volumes.
+        axes: where their axes point to (`medfedaug.data.readers.Header.upright_axes`), each with one volume.
+        first: the same of a volume at another site, before its name.
+    """
+    if not axes:
+        return
+    owner, (code, path) = ("", next(iter(axes.items()))) if first is None else (first[0], first[1:])
+    other = f"{path.name} of site {owner}" if owner else path.name
+    for different, volume in axes.items():
+        if different == code:
+            continue
+        here, there = _PLANES[different[2]], _PLANES[code[2]]
+        told = f"its slices are {here}, those of {other} {there}"
+        if here == there:
+            told = f"its slices are turned against those of {other}"
+        warn(
+            f"{told} (axes to {different}, there to {code})",
+            site=site,
+            path=volume,
+            hint="Bring the volumes to one orientation, for instance with nibabel.as_closest_canonical.",
+        )
+        return
+
+
+def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None:
+    """Check that the labels of a site's maps mean what they mean elsewhere.
+
+    Capitals, spaces, ``_`` and ``-`` do not matter, and ``foreground`` is any one class.
+
+    Args:
+        site: the site.
+        expected: the classes in the order of their labels.
+        whose: they are, for the message.
+
+    Raises:
+        DataError: naming the site and both names.
+    """
+    listing = site.path / site.listing
+    if len(site.classes) != len(expected):
+        raise DataError(
+            f"{len(site.classes)} classes, {whose} has {len(expected)}",
+            site=site.name,
+            path=listing,
+            hint="All sites need the same classes.",
+        )
+    for label, (name, other) in enumerate(zip(site.classes, expected, strict=True)):
+        unnamed = len(expected) == 2 and label == 1 and "foreground" in (_plain(name), _plain(other))
+        if _plain(name) != _plain(other) and not unnamed:
+            raise DataError(
+                f"label {label} is {name!r}, and {other!r} for {whose}",
+                site=site.name,
+                path=listing,
+                hint="All sites need the same classes in the same order.",
+            )
+
+
+def _plain(name: str) -> str:
+    return " ".join(re.split(r"[\s_-]+", name.casefold()))

@@ -1,0 +1,24 @@
+"""Conventional normalisation: every site with its own statistics, in training and at test."""
+
+from __future__ import annotations
+
+from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
+
+
+def test_sites_normalise_with_their_own_statistics(federate):
+    sizes = {"A": 5, "B": 10, "C": 15, "D": 5}
+    run = federate("norm", plan=UNEVEN, sizes=sizes, holdout=("D",))
+    for (site, _), batches in run.batches.items():
+        images = pixels(run, site)
+        mean, std = statistics(images)
+        batches.assert_images((images - mean) / std)
+
+    def train(site, round_, network):
+        descend(network, run.batches[site, round_], 0.05)
+
+    rounds = federated_averaging(run, train)
+    assert_models(run, rounds)
+    model = rounds[run.server.selected_round - 1].model
+    for site in sizes:
+        mean, std = statistics(pixels(run, site))  # of an unseen site, without training, alike
+        assert_tested(run, site, model, lambda images, mean=mean, std=std: (images - mean) / std)

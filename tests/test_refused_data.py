@@ -1,0 +1,375 @@
+"""Data that would silently give wrong results: refused, or told in a warning, by the commands themselves."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import struct
+import zlib
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+import torch
+from PIL import Image
+
+from medfedaug.data.sites import find_sites
+from medfedaug.simulate import configure
+from medfedaug.simulate import simulate as run_simulation
+
+LENET = ("--network", "lenet5", "--image-size", 32)
+TINY = '{"features":[4,8,8,8,8,4]}'
+
+
+def simulate(run, data, out, *extra):
+    code, _, err = run(
+        *("simulate", "--data", data, "--out", out, "--methods", "fedavg", "--rounds", 1, "--threads", 1),
+        *("--engine", "inprocess", "--device", "cpu", "--no-pictures", *extra),
+    )
+    return code, " ".join(err.split())
+
+
+def refused(run, tmp_path, *words, data="data"):
+    """`simulate` refuses in one line with these words, and leaves nothing."""
+    code, said = simulate(run, tmp_path / data, tmp_path / "out")
+    assert code == 2, said
+    assert "Traceback" not in said
+    for word in words:
+        assert str(word) in said
+    assert not (tmp_path / "out").exists()
+
+
+def doctor(run, folder):
+    """What `doctor` says of a folder, without the lines of its table."""
+    out = run("doctor", "--data", folder)[1]
+    columns = [line.split("│")[3] for line in out.splitlines() if line.count("│") == 5]
+    return "".join("".join(columns).split())
+
+
+def edit(folder, change):
+    content = json.loads((folder / "dataset.json").read_text())
+    change(content)
+    (folder / "dataset.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def two_sites(make_site):
+    return make_site("A"), make_site("B")
+
+
+def place(path, affine):
+    """Write a volume's voxels anew, at another place."""
+    voxels = np.asarray(nibabel.load(path).dataobj).copy()
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
+
+
+def turned(degrees):
+    cosine, sine = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+    affine = np.eye(4)
+    affine[:2, :2] = [[cosine, -sine], [sine, cosine]]
+    return affine
+
+
+def shifted(x):
+    affine = np.eye(4)
+    affine[0, 3] = x
+    return affine
+
+
+@pytest.mark.parametrize(
+    ("affine", "apart"),
+    [
+        (shifted(40), "40 mm"),
+        (shifted(0.5), "0.5 mm"),
+        (np.diag([1.1, 1, 1, 1]), "1.5 mm"),
+        (np.diag([1, 1, 3, 1]), "6 mm"),
+        (turned(10), "3.7 mm"),
+    ],
+)
+def test_a_label_map_elsewhere_than_its_image_is_refused(run, two_sites, tmp_path, affine, apart):
+    place(two_sites[1] / "labels/3.nii.gz", affine)
+    words = ("site B", "labels/3.nii.gz", f"lies up to {apart} from its image", "1 x 1 x 1 mm", "Resample")
+    refused(run, tmp_path, *words)
+    assert "labels/3.nii.gz:thelabelmapliesupto" in doctor(run, two_sites[1])
+
+
+def test_what_headers_round_is_no_distance(run, two_sites, tmp_path):
+    place(two_sites[1] / "labels/3.nii.gz", shifted(0.05))
+    assert simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)[0] == 0
+
+
+def copied(folder):
+    """A training volume again as a test volume, packed anew under another name."""
+    image = nibabel.load(folder / "images/0.nii.gz")
+    (folder / "images/9.nii").write_bytes(image.to_bytes())
+    with open(folder / "images/9.nii", "rb") as plain:
+        (folder / "images/9.nii.gz").write_bytes(gzip.compress(plain.read(), compresslevel=1))
+    edit(folder, lambda c: c["test"][0].update(image="images/9.nii.gz"))
+
+
+def byte_by_byte(folder):
+    shutil.copy(folder / "images/0.nii.gz", folder / "images/9.nii.gz")
+    edit(folder, lambda c: c["test"][0].update(image="images/9.nii.gz"))
+
+
+def uncompressed(folder):
+    for name in ("8.nii", "9.nii"):
+        nibabel.save(nibabel.load(folder / "images/0.nii.gz"), folder / "images" / name)
+    edit(
+        folder,
+        lambda c: (c["training"][0].update(image="images/8.nii"), c["test"][0].update(image="images/9.nii")),
+    )
+
+
+def hard_link(folder):
+    os.link(folder / "images/0.nii.gz", folder / "images/9.nii.gz")
+    edit(folder, lambda c: c["test"][0].update(image="images/9.nii.gz"))
+
+
+@pytest.mark.parametrize("copy", [copied, byte_by_byte, uncompressed, hard_link])
+def test_a_copy_of_a_training_volume_in_the_test_is_refused(run, two_sites, tmp_path, copy):
+    copy(two_sites[0])
+    words = (
+        "site A",
+        "images/9.nii",
+        "the image of a test case is that of a training case",
+        "one split only",
+    )
+    refused(run, tmp_path, *words)
+
+
+@pytest.mark.parametrize("how", [shutil.copy, os.symlink])
+def test_a_volume_that_trains_at_one_site_and_tests_at_another_is_refused(run, two_sites, tmp_path, how):
+    (two_sites[1] / "images/3.nii.gz").unlink()
+    how(two_sites[0] / "images/0.nii.gz", two_sites[1] / "images/3.nii.gz")
+    refused(run, tmp_path, "site B", "images/3.nii.gz", "training case", "images/0.nii.gz of site A")
+
+
+def test_a_patient_in_two_splits_is_refused(run, two_sites, tmp_path):
+    edit(two_sites[0], lambda c: (c["training"][1].update(patient=7), c["test"][0].update(patient="7")))
+    refused(run, tmp_path, "site A", "images/3.nii.gz", "patient 7 is in test, and in training with 1")
+
+
+def test_files_that_only_look_alike_are_no_copies(run, two_sites, tmp_path):
+    """Headers in the same words, each with raw data of its own beside it."""
+    for folder in two_sites:
+        content = json.loads((folder / "dataset.json").read_text())
+        for row in (row for split in ("training", "validation", "test") for row in content[split]):
+            name = row["image"].split("/")[1].split(".")[0]
+            (folder / name).mkdir()
+            for kind, target in (("image", f"{name}/flair.mhd"), ("label", f"{name}/label.mha")):
+                voxels = np.asarray(nibabel.load(folder / row[kind]).dataobj)
+                sitk.WriteImage(sitk.GetImageFromArray(voxels.T), folder / target)
+                row[kind] = target
+        (folder / "dataset.json").write_text(json.dumps(content))
+    assert simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)[0] == 0
+    shutil.rmtree(tmp_path / "out")
+    shutil.copytree(two_sites[0] / "0", two_sites[0] / "9")
+    edit(two_sites[0], lambda c: c["test"][0].update(image="9/flair.mhd", label="9/label.mha"))
+    refused(run, tmp_path, "site A", "9/flair.mhd", "training case", "0/flair.mhd")
+
+
+def test_photographs_in_two_splits_are_named_once(run, make_photos, tmp_path):
+    for name in "AB":
+        folder = make_photos(name, per_class=5)
+        (folder.parent / "splits").mkdir(exist_ok=True)
+        files = [[f"{name}/{label}/{i}.png", label] for i in range(5) for label in ("dog", "cat")]
+        (folder.parent / f"splits/{name}_train.json").write_text(json.dumps(files[:8]))
+        (folder.parent / f"splits/{name}_test.json").write_text(json.dumps(files[8:]))
+    for label in ("cat", "dog"):
+        shutil.copy(tmp_path / f"photos/B/{label}/0.png", tmp_path / f"photos/B/{label}/4.png")
+    code, said = simulate(run, tmp_path / "photos", tmp_path / "out", *LENET)
+    assert code == 0, said
+    assert said.count("warning: site B") == 1
+    assert "4.png: the image of a test case is that of a training case" in said
+    assert "and 1 more are in two splits" in said
+    assert "isthatofatrainingcase" in doctor(run, tmp_path / "photos/B")
+
+
+def test_classes_of_another_name_or_order_are_refused(run, two_sites, tmp_path):
+    edit(two_sites[1], lambda c: c["labels"].update({"1": "vessel"}))
+    refused(run, tmp_path, "site B", "dataset.json", "label 1 is 'vessel', and 'lesion' for site A")
+    edit(two_sites[1], lambda c: c["labels"].update({"0": "lesion", "1": "background"}))
+    refused(run, tmp_path, "site B", "label 0 is 'lesion', and 'background' for site A")
+    for name in ("Lesion", "foreground"):
+        edit(two_sites[1], lambda c, name=name: c["labels"].update({"0": "background", "1": name}))
+        code, said = simulate(run, tmp_path / "data", tmp_path / name, "--network-args", TINY)
+        assert code == 0, said
+
+
+def test_a_job_of_other_classes_is_refused_by_the_site(run, two_sites, tmp_path):
+    """A model of vessels is no model of lesions, nor is a job."""
+    assert simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)[0] == 0
+    results = tmp_path / "out/results.json"
+    record = json.loads(results.read_text())
+    assert record["config"]["classes"] == ["background", "lesion"]
+    record["config"]["classes"] = ["background", "vessel"]
+    results.write_text(json.dumps(record))
+    code, _, err = run("evaluate", "--model", tmp_path / "out/global_model.pt", "--data", tmp_path / "data")
+    assert code == 2
+    assert "site A" in err
+    assert "label 1 is 'lesion', and 'vessel' for the federation" in " ".join(err.split())
+
+
+def test_paths_that_climb_out_of_the_sites_folder_are_refused(run, two_sites, tmp_path):
+    outside = shutil.copytree(two_sites[0] / "images", tmp_path / "elsewhere")
+    edit(two_sites[0], lambda c: c["test"][0].update(image="images/../../../elsewhere/3.nii.gz"))
+    refused(run, tmp_path, "site A", "dataset.json", "../elsewhere/3.nii.gz", "absolute path")
+    # One that is absolute is meant, and so is a link.
+    edit(two_sites[0], lambda c: c["test"][0].update(image=str(outside / "3.nii.gz")))
+    (two_sites[1] / "images/3.nii.gz").rename(tmp_path / "far.nii.gz")
+    (two_sites[1] / "images/3.nii.gz").symlink_to(tmp_path / "far.nii.gz")
+    edit(two_sites[1], lambda c: c["test"][0].update(image="labels/../images/3.nii.gz"))
+    code, said = simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)
+    assert code == 0, said
+
+
+def test_a_published_list_names_images_below_its_folder(run, make_photos, tmp_path):
+    folder = make_photos("A")
+    make_photos("B")
+    (folder.parent / "splits").mkdir()
+    for part in ("train", "test"):
+        (folder.parent / f"splits/A_{part}.json").write_text(json.dumps([["../photos/A/cat/0.png", "cat"]]))
+    refused(run, tmp_path, "site A", "A_train.json", "../photos/A/cat/0.png", data="photos")
+
+
+CORONAL = np.array([[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], float)
+
+
+@pytest.mark.parametrize(
+    ("affine", "cases", "words"),
+    [
+        (CORONAL, (1,), ["its slices are coronal, those of 0.nii.gz axial", "RSA, there to RAS"]),
+        (CORONAL, (0, 1, 2, 3), ["its slices are coronal, those of 0.nii.gz of site A axial"]),
+        (np.diag([-1, -1, 1, 1]), (0, 1, 2, 3), ["turned against those of 0.nii.gz of site A", "LPS"]),
+        (turned(45), (0, 1, 2, 3), []),
+    ],
+)
+def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine, cases, words):
+    for index in cases:
+        for kind in ("images", "labels"):
+            place(two_sites[1] / f"{kind}/{index}.nii.gz", affine)
+    code, said = simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)
+    assert code == 0, said
+    assert said.count("warning") == bool(words) * (2 if cases == (1,) else 1)
+    for word in words:
+        assert word in said
+
+
+def full_range(folder):
+    rng = np.random.default_rng(0)
+    return {
+        file: rng.integers(0, 65536, (40, 40)).astype(np.uint16) for file in sorted(folder.rglob("*.png"))
+    }
+
+
+def test_photographs_of_16_bits_keep_their_range(run, make_photos, tmp_path):
+    for name in "AB":
+        for file, pixels in full_range(make_photos(name)).items():
+            Image.fromarray(pixels).save(file)
+    out = tmp_path / "statistics.json"
+    code, _, err = run("statistics", "--data", tmp_path / "photos/A", "--out", out)
+    assert code == 0, err
+    found = json.loads(out.read_text())["sites"]["A"]
+    assert found["mean"] == pytest.approx([127.5] * 3, abs=3)
+    assert found["std"] == pytest.approx([255 / 12**0.5] * 3, abs=3)
+    code, said = simulate(run, tmp_path / "photos", tmp_path / "out", *LENET)
+    assert code == 0, said
+
+
+def test_colour_of_16_bits_keeps_its_range(run, make_photos, tmp_path):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    folder = make_photos("A")
+    for file, pixels in full_range(folder).items():
+        rows = np.stack([pixels // (i + 1) for i in range(3)], axis=-1).astype(">u2")
+        lines = b"".join(b"\0" + row.tobytes() for row in rows)
+        header = chunk(b"IHDR", struct.pack(">IIBBBBB", 40, 40, 16, 2, 0, 0, 0))
+        body = chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + body)
+    out = tmp_path / "statistics.json"
+    assert run("statistics", "--data", folder, "--out", out)[0] == 0
+    assert json.loads(out.read_text())["sites"]["A"]["mean"] == pytest.approx([127.5, 63.5, 42.2], abs=3)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "words"),
+    [
+        (np.random.default_rng(0).random((40, 40)).astype(np.float32), "floating point"),
+        (np.arange(1600, dtype=np.int32).reshape(40, 40) * 9999, "whole numbers with a sign or of 32 bits"),
+        (None, "a stack of 2 images"),
+    ],
+)
+def test_images_whose_white_is_not_known_are_refused(run, make_photos, tmp_path, pixels, words):
+    folder = make_photos("A")
+    make_photos("B")
+    path = folder / "cat/5.tif"
+    if pixels is None:
+        page = Image.new("L", (40, 40))
+        page.save(path, save_all=True, append_images=[page])
+    else:
+        Image.fromarray(pixels).save(path)
+    refused(run, tmp_path, "site A", "cat/5.tif", words, data="photos")
+
+
+SPOILT = {
+    "empty": (
+        dict.clear,
+        "lacks 118 of the 118 entries that its run's network shares: conv_0.conv_0.conv.weight",
+    ),
+    "one entry missing": (
+        lambda model: model.pop("final_conv.bias"),
+        "lacks 1 of the 118 entries that its run's network shares: final_conv.bias",
+    ),
+    "NaN": (
+        lambda model: [value.fill_(float("nan")) for value in model.values() if value.is_floating_point()],
+        "NaN or infinite values in",
+    ),
+    "one infinity": (
+        lambda model: model["final_conv.bias"].fill_(float("inf")),
+        "NaN or infinite values in 1 entries: final_conv.bias",
+    ),
+    "another network": (
+        lambda model: model.update(more=torch.zeros(2)),
+        "its run's network has no entries more",
+    ),
+    "another shape": (
+        lambda model: model.update({"final_conv.bias": torch.zeros(3)}),
+        "final_conv.bias has the shape (3,), in its run's network (2,)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, phantom_dir):
+    """A finished run, whose model the tests spoil."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    sites = find_sites(phantom_dir)
+    config = configure(sites, rounds=1, network_args=json.loads(TINY), threads=1)
+    run_simulation(phantom_dir, out, config, engine="inprocess", device="cpu")
+    return out
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_a_model_that_is_none_is_not_scored(run, finished, phantom_dir, tmp_path, fault):
+    spoil, words = SPOILT[fault]
+    out = shutil.copytree(finished, tmp_path / "run")
+    model = torch.load(out / "global_model.pt", weights_only=True)
+    spoil(model)
+    torch.save(model, out / "global_model.pt")
+    code, shown, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
+    assert code == 2
+    assert not shown
+    assert f"global_model.pt: {words}" in " ".join(err.split())
+
+
+def test_an_exchange_with_nan_is_not_used(run, finished, phantom_dir, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "run")
+    torch.save({"fedavg/nothing": torch.tensor([float("nan")])}, out / "global_exchange.pt")
+    code, _, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
+    assert code == 2
+    assert "global_exchange.pt: NaN or infinite values in 1 entries: fedavg/nothing" in " ".join(err.split())
