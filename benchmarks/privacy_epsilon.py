@@ -364,6 +364,7 @@ def run_all(options: argparse.Namespace) -> None:
                 network_args={"features": options.features},
                 batch_size=options.batch_size,
                 learning_rate=options.lr,
+                intensity="by_method",  # the bounds of FedRDN's statistics are in grey levels
             )
             run, server = train(config, options.data, names, level)
             numbers["config"] = {**config.to_dict(), "methods": [], "seed": list(options.seeds)}

@@ -40,6 +40,13 @@ class Engine(str, Enum):
     inprocess = "inprocess"
 
 
+class Stored(str, Enum):
+    """What the images are before their statistics are taken."""
+
+    raw = "raw"
+    scale = "scale"
+
+
 class Split(str, Enum):
     """Which cases are scored."""
 
@@ -51,7 +58,11 @@ Data = Annotated[Path, typer.Option("--data", help="Folder that holds one folder
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: CUDA where there is one.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many cases of each split a site.")]
 Intensity = Annotated[
-    str, typer.Option(help="raw: images as stored; scale: each volume scaled to [0, 1] before anything else.")
+    str,
+    typer.Option(
+        help="scale: each volume scaled to [0, 1] before anything else, photographs divided by 255; raw: as "
+        "stored; by_method: raw where a method normalises, scale where none does."
+    ),
 ]
 
 
@@ -134,12 +145,15 @@ def statistics(
         typer.Option(help="JSON file to write; by default statistics.json in the working folder."),
     ] = None,
     limit: Limit = None,
-    intensity: Intensity = "raw",
+    intensity: Annotated[
+        Stored, typer.Option(help="raw: of images as stored; scale: of each volume scaled to [0, 1].")
+    ] = Stored.raw,
     image_size: Annotated[
         int | None, typer.Option(min=16, help="That of the run: statistics are of the images so resized.")
     ] = None,
 ) -> None:
     """Channel statistics of a site's training images, in one streaming pass."""
+    from medfedaug.data.scales import uneven_sites
     from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
     from medfedaug.statistics import save_statistics
 
@@ -149,15 +163,18 @@ def statistics(
     table = Table("site", "images", "channel", "mean", "std")
     for site in sites:
         with err_console.status(f"{site.name}: reading {len(site.cases['training'])} images"):
-            found[site.name] = site_statistics(site, intensity, image_size)
+            found[site.name] = site_statistics(site, intensity.value, image_size)
         for channel, (mean, std) in enumerate(
             zip(found[site.name].mean.tolist(), found[site.name].std.tolist(), strict=True)
         ):
             table.add_row(site.name, str(found[site.name].count), str(channel), f"{mean:.6g}", f"{std:.6g}")
     out_console.print(table)
+    for scales in uneven_sites(sites).values():
+        out_console.print(scales.sentence(intensity.value), highlight=False, soft_wrap=True, markup=False)
     target = out or Path("statistics.json")
-    save_statistics(target, found)
-    out_console.print(f"saved to {target}", highlight=False)
+    save_statistics(target, found, intensity.value)
+    of = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
+    out_console.print(f"saved to {target}: of {of}", highlight=False)
 
 
 # Options that define a run, the same for a simulation here and for a job that is submitted elsewhere.
@@ -232,7 +249,7 @@ def simulate(
     precision: Precision = "float32",
     participation: Participation = 1.0,
     weighting: Weighting = "samples",
-    intensity: Intensity = "raw",
+    intensity: Intensity = "scale",
     limit: Limit = None,
     holdout: Annotated[
         list[str] | None,
@@ -258,6 +275,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
+    from medfedaug.analysis.inputs import recorded_input
     from medfedaug.data.sites import find_sites
     from medfedaug.holdout import leave_one_site_out
     from medfedaug.simulate import configure
@@ -286,6 +304,7 @@ def simulate(
         out_console.print(f"{out}/holdout.json", highlight=False)
         return
     _print_scores(results["test"], f"test, model of round {results['selected_round']}")
+    out_console.print(f"input: {recorded_input(results)}", highlight=False, markup=False)
     out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
 
 
@@ -438,7 +457,7 @@ def export(
     precision: Precision = "float32",
     participation: Participation = 1.0,
     weighting: Weighting = "samples",
-    intensity: Intensity = "raw",
+    intensity: Intensity = "scale",
     threads: Threads = 0,
     min_sites: Annotated[
         int,
@@ -659,6 +678,8 @@ class _RoundProgress:
         elif kind == "trained":
             self.losses[event["site"]] = event["train_loss"]
             self.bar.update(self.task, description=f"round {event['round']}: {event['site']} trained")
+        elif kind == "uneven":
+            self._line(event["reason"])
         elif kind == "left_out":
             self._line(f"left out: {event['reason']}")
         elif kind == "resumed":

@@ -14,15 +14,17 @@ from typing import Any
 from medfedaug.checks import check_choice, check_keys
 from medfedaug.errors import ConfigError
 
-__all__ = ["RunConfig", "derive_seed", "task_defaults"]
+__all__ = ["SCALING", "RunConfig", "derive_seed", "recorded_settings", "task_defaults"]
 
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "segmentation": {"network": "basicunet", "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
     "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
 }
+SCALING = {"segmentation": "each volume", "classification": "fixed"}
+"""What ``"scale"`` does by task: every volume by its own range, or all images by one number."""
 _CHOICES = {
     "task": tuple(_TASK_DEFAULTS),
-    "intensity": ("raw", "scale"),
+    "intensity": ("scale", "raw", "by_method"),
     "optimizer": ("adam", "sgd"),
     "weighting": ("samples", "uniform"),
     "precision": ("float32", "bfloat16"),
@@ -71,8 +73,11 @@ class RunConfig:
         precision: ``"float32"``, or ``"bfloat16"``: the network's convolutions and matrix products are
             computed so (`torch.autocast`), in training and in evaluation; weights, losses and statistics stay
             float32.
-        intensity: ``"raw"``: images as stored; ``"scale"``: each volume scaled to [0, 1] before anything
-            else, statistics included, for scanners whose units do not compare; photographs divided by 255.
+        intensity: what every image is brought to before anything else, statistics included.
+            ``"scale"``: each volume scaled to [0, 1] by its own lowest and highest intensity, for scanners
+            whose units do not compare, and photographs divided by 255. ``"raw"``: as stored. Both mean the
+            same for every method. ``"by_method"``: as stored where a method normalises the input, scaled
+            where none does, as the papers' code has it; two methods may then see different input.
         seed: of the initial network and, by site and round, of everything random.
         limit: at most so many cases of each split a site; ``None`` for all.
         threads: CPU threads a site may use; 0 leaves PyTorch's choice. Bit-identical results need the
@@ -102,7 +107,7 @@ class RunConfig:
     weight_decay: float = 0.0
     weighting: str = "samples"
     precision: str = "float32"
-    intensity: str = "raw"
+    intensity: str = "scale"
     augmentation: str = "none"
     seed: int = 0
     limit: int | None = None
@@ -143,6 +148,16 @@ class RunConfig:
         """Number of classes; of a segmentation with the background."""
         return len(self.classes)
 
+    def input_intensity(self, *, normalised: bool) -> str:
+        """``"scale"`` or ``"raw"``: what the images are brought to before anything else.
+
+        Args:
+            normalised: whether a method normalises the input.
+        """
+        if self.intensity == "by_method":
+            return "raw" if normalised else "scale"
+        return self.intensity
+
     def to_dict(self) -> dict[str, Any]:
         """The configuration as plain JSON types."""
         return {
@@ -174,6 +189,20 @@ def task_defaults(task: str) -> dict[str, Any]:
     """
     check_choice("task", task, _TASK_DEFAULTS)
     return dict(_TASK_DEFAULTS[task])
+
+
+def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a ``results.json`` or a checkpoint, as this release names them.
+
+    A record without ``input`` is of an earlier release, whose ``"raw"`` was what is ``"by_method"`` now.
+
+    >>> recorded_settings({"config": {"intensity": "raw"}})
+    {'intensity': 'by_method'}
+    """
+    settings = dict(record["config"])
+    if "input" not in record and settings.get("intensity", "raw") == "raw":
+        settings["intensity"] = "by_method"
+    return settings
 
 
 def derive_seed(*parts: object) -> int:

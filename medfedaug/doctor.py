@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from medfedaug import plugins
 from medfedaug._version import __version__
+from medfedaug.data.scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.site import resolve_data_folder
@@ -239,7 +240,10 @@ def _data(name: str, folder: Path | None, least: int) -> Iterator[Check]:
     for warning in told:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    yield _decoding(site)
+    decoding = _decoding(site)
+    yield decoding
+    if decoding.ok and site.scaling == "each volume":
+        yield _scales(site)
     number = len(site.cases["training"])
     if not site.trains:
         yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
@@ -261,6 +265,17 @@ def _decoding(site: SiteFolder) -> Check:
     except MedFedAugError as error:
         return Check("one image", False, str(error), "Replace the file or take the case out of the list.")
     return Check("one image", True, f"{case.name}: {' x '.join(map(str, image.shape))} decoded")
+
+
+def _scales(site: SiteFolder) -> Check:
+    try:
+        found = find_uneven_scales(site)
+    except MedFedAugError as error:
+        return Check("intensities", False, str(error), "Replace the file or take the case out of the list.")
+    if found is None:
+        return Check("intensities", True, "the volumes lie on one scale")
+    sentence, advice = found.sentence().split(". ")
+    return Check("intensities", None, sentence, advice)
 
 
 def _disk(name: str, folder: Path) -> Check:

@@ -11,7 +11,7 @@ import torch
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfedaug.config import RunConfig
+from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
@@ -52,7 +52,7 @@ def open_model(
     """
     model, data = Path(model), Path(data)
     record = _load_record(config or model.parent / RESULTS)
-    run = RunConfig.from_dict(record["config"])
+    run = RunConfig.from_dict(recorded_settings(record))
     state = Path(state or model.parent / STATE)
     weights, beside = _load_weights(model), exchange_file(model)
     payload = _load_weights(beside) if beside.exists() else {}

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from medfedaug.config import RunConfig, task_defaults
+from medfedaug.config import RunConfig, recorded_settings, task_defaults
 from medfedaug.data.benchmarks import is_federation, read_federation
+from medfedaug.data.scales import uneven_sites
 from medfedaug.data.sites import SiteFolder, check_federation, find_sites, site_statistics
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation import FederationServer, run_in_process
@@ -143,6 +144,12 @@ def simulate(
             remove_workspaces(out)
 
         started = time.perf_counter()
+        # Whoever published a benchmark has seen to its intensities.
+        found = {} if is_federation(Path(data_dir)) else uneven_sites(sites)
+        uneven = {site: scales.sentence(composition.intensity) for site, scales in found.items()}
+        for site, reason in uneven.items():
+            if on_event is not None:
+                on_event({"event": "uneven", "site": site, "reason": reason})
         names = [site.name for site in sites]
         work = make_workspace(out)
         try:
@@ -159,7 +166,8 @@ def simulate(
                 _run_nvflare(work, tracking=tracking, **run)
             else:
                 write_run(work, run_in_process(**run))
-            results = _finish(work, out, sites, config, engine, Path(data_dir), time.perf_counter() - started)
+            told = {"engine": engine, "seconds": time.perf_counter() - started}
+            results = _finish(work, out, sites, config, Path(data_dir), told, uneven)
         except RunFailed as error:
             if not (work / FINAL_MODEL).exists():
                 raise
@@ -197,7 +205,7 @@ def check_device(device: str) -> None:
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((out / RESULTS).read_text())
     # A machine with another number of cores may look at it too, and a release that has more settings.
-    if replace(RunConfig.from_dict(results["config"]), threads=config.threads) != config:
+    if replace(RunConfig.from_dict(recorded_settings(results)), threads=config.threads) != config:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
     return results
 
@@ -225,21 +233,26 @@ def _finish(
     out: Path,
     sites: Sequence[SiteFolder],
     config: RunConfig,
-    engine: str,
     data_dir: Path,
-    seconds: float,
+    told: dict[str, Any],
+    uneven: dict[str, str],
 ) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((work / RESULTS).read_text())
-    results.update(engine=engine, seconds=seconds, data=data_dir.resolve().name)
+    results.update(told, data=data_dir.resolve().name)
+    intensity = "raw" if results["input"]["scaling"] == "none" else "scale"
+    if intensity == "scale":  # the server knows the task alone, and not how these data are scaled
+        results["input"]["scaling"] = sites[0].scaling
+    if uneven:
+        results["input"]["uneven"] = uneven
     if is_federation(data_dir):
         results["data"], _, results["data_options"] = read_federation(data_dir)
     write_json(work / RESULTS, results)
     if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
         statistics = {
-            site.name: site_statistics(site, config.intensity, config.image_size)
+            site.name: site_statistics(site, intensity, config.image_size)
             for site in sites
             if site.name in results["sites"]
         }
-        save_statistics(work / STATISTICS, statistics)
+        save_statistics(work / STATISTICS, statistics, intensity)
     publish(work, out)
     return results

@@ -6,7 +6,11 @@ the model:
 .. code-block:: json
 
     {"format": "medfedaug.statistics", "version": 1,
+     "intensity": "scale",
      "sites": {"DU": {"mean": [0.21], "std": [0.13], "count": 120}}}
+
+``intensity`` says what the images were before: ``"raw"``, as stored, or ``"scale"``, scaled to [0, 1]
+(`medfedaug.config.RunConfig`). Files of earlier releases do not tell, nor do those of somebody's own images.
 """
 
 from __future__ import annotations
@@ -258,7 +262,9 @@ def _moments(voxels: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     return mean, squares / count
 
 
-def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, ChannelStatistics]) -> None:
+def save_statistics(
+    path: str | os.PathLike[str], statistics: Mapping[str, ChannelStatistics], intensity: str | None = None
+) -> None:
     """Write the statistics of a federation as JSON.
 
     The file is complete or absent (`medfedaug.files.write_atomic`).
@@ -266,6 +272,7 @@ def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, Chann
     Args:
         path: the file; an existing one is replaced.
         statistics: the statistics of each site, by its name.
+        intensity: ``"raw"`` or ``"scale"``, what the images were, for who reads the file.
 
     Raises:
         ValueError: when there is no site, a site's statistics make no sense, or channel counts differ; names
@@ -281,7 +288,8 @@ def save_statistics(path: str | os.PathLike[str], statistics: Mapping[str, Chann
     """
     _check_sites(statistics)
     sites = {site: values.to_dict() for site, values in statistics.items()}
-    write_versioned(path, _KIND, _VERSION, {"sites": sites})
+    told = {"intensity": intensity} if intensity else {}
+    write_versioned(path, _KIND, _VERSION, {**told, "sites": sites})
 
 
 def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics]:

@@ -74,6 +74,7 @@ def content(
             "task": "segmentation",
             **config,
         },
+        "input": {"scaling": "each volume", "normalised_by": "fedrdn" if "fedrdn" in methods else None},
         "rounds": entries,
         "selected_round": min(2, rounds),
         "test": {

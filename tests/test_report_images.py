@@ -153,7 +153,7 @@ def test_the_slice_is_the_one_with_most_truth(trained, phantom_dir):
     trainer, _ = next(open_model(trained / "global_model.pt", phantom_dir, device="cpu"))
     case = trainer.folder.cases["test"][0]
     view = extreme_cases(trainer, {case.name: 0.5})[0]
-    image, truth = trainer.folder.load_case(case)
+    image, truth = trainer.folder.load_case(case, "scale")
     normalised = trainer.evaluation_transform()({"image": image})["image"]
     predicted = trainer.task.predict(trainer.network, normalised, torch.device("cpu"))
     sizes = [int(truth[..., z].count_nonzero()) for z in range(truth.shape[-1])]

@@ -124,10 +124,16 @@ def test_collate_pads_to_what_the_network_takes():
         assert type(batch["image"]) is torch.Tensor
 
 
-def test_plain_images_are_scaled_and_normalised_ones_are_left_to_the_method():
-    assert make_task(RunConfig(), normalised=False).intensity == "scale"
-    assert make_task(RunConfig(), normalised=True).intensity == "raw"
-    assert make_task(RunConfig(intensity="scale"), normalised=True).intensity == "scale"
+def test_by_method_plain_images_are_scaled_and_normalised_ones_are_left_to_the_method():
+    by_method = RunConfig(intensity="by_method")
+    assert make_task(by_method, normalised=False).intensity == "scale"
+    assert make_task(by_method, normalised=True).intensity == "raw"
+
+
+@pytest.mark.parametrize("intensity", ["raw", "scale"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_one_word_means_the_same_for_every_method(intensity, normalised):
+    assert make_task(RunConfig(intensity=intensity), normalised=normalised).intensity == intensity
 
 
 def test_slices_are_resized_for_the_network_and_back():
@@ -149,7 +155,7 @@ def test_slices_are_resized_for_the_network_and_back():
 def test_training_slices_have_the_chosen_size(make_site):
     site = open_site(make_site("A", cases=(2, 1, 1)))
     whole = SegmentationTask(2).training_samples(site)
-    small = make_task(RunConfig(image_size=8), normalised=True).training_samples(site)
+    small = make_task(RunConfig(image_size=8, intensity="raw"), normalised=True).training_samples(site)
     for before, after in zip(whole, small, strict=True):
         assert after["image"].shape == after["label"].shape == (1, 8, 8)
         assert after["label"].dtype == torch.uint8

@@ -87,7 +87,8 @@ def _page(
     add(head, "style", STYLE)
     body = add(html, "body")
     add(body, "h1", title)
-    for text in (_lead(runs), *notes):
+    uneven = dict.fromkeys(text for run in runs for text in run.input.uneven)
+    for text in (_lead(runs), *notes, *uneven):
         add(body, "p", text)
     for tables in (_scores, _patients):
         tables(add(body, "section"), groups, reduced)
@@ -295,7 +296,11 @@ def _configuration(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     add(section, "h2", "Configuration")
     # Seeds and folds are told run by run above; threads are the first run's.
     first = {
-        label: {"methods": members[0].config["methods"], **experiment(members[0])}
+        label: {
+            "methods": members[0].config["methods"],
+            "input": str(members[0].input),
+            **experiment(members[0]),
+        }
         for label, members in groups.items()
     }
     lines = []

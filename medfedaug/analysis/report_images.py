@@ -95,7 +95,11 @@ def _data_of(run: Run, data: Path) -> Iterator[Path]:
 
 def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
     page.add(section, "h2", "Intensities by site, before and after FedRDN")
-    intensity, size = str(runs[0].config.get("intensity", "raw")), runs[0].config.get("image_size")
+    # Of a run that normalises, where there is one: the pairs are of its images.
+    shown = next((run for run in runs if run.input.normalised_by), runs[0])
+    runs = [shown, *(run for run in runs if run is not shown)]
+    intensity = "raw" if shown.input.scaling == "none" else "scale"
+    size = shown.config.get("image_size")
     unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
     statistics = _statistics(runs, folders, intensity, size)
     samples = {}
@@ -116,9 +120,9 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
         section,
         lambda width: intensity_histograms(samples, statistics, unseen=unseen, width=width),
         "Histograms of the sites' intensities as stored, and as FedRDN makes them at test and in training",
-        "What the site's devices give; normalised with the site's own mean and deviation, as at test; and "
-        f"with those of every site in equal parts, from which training draws. {drawn} The more the sites' "
-        "curves lie over each other, the less their devices tell them apart.",
+        f"What the site's devices give ({shown.input.scaled}); normalised with the site's own mean and "
+        "deviation, as at test; and with those of every site in equal parts, from which training draws. "
+        f"{drawn} The more the sites' curves lie over each other, the less their devices tell them apart.",
     )
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from medfedaug.analysis.inputs import SCALED, Input, recorded_input
 from medfedaug.checks import is_number
+from medfedaug.config import recorded_settings
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.scores import mean_score
 
@@ -46,6 +48,7 @@ class Run:
         left_out: sites that could not take part, with the reason.
         untested: sites that could not be tested, with the reason.
         options: of the data: ``fold``, for one.
+        input: what the network was shown.
         in_turn: whether the run is one of several that leave out a site each, in turn; `group_runs` says so.
         context: what else the file says about the run: ``engine``, ``data``, ``seconds``, and the bytes that
             the methods' exchange before training took.
@@ -64,6 +67,7 @@ class Run:
     left_out: dict[str, str] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    input: Input = SCALED
     in_turn: bool = False
     context: dict[str, Any] = field(default_factory=dict)
 
@@ -246,9 +250,11 @@ def load_run(path: str | Path) -> Run:
         context["data"], options = named["data"], {"folds": True, "fold": int(named["fold"])}
     for site in check.get(config, "holdout", list, "config", default=[]):
         check.kind(site, str, "an entry of config.holdout")
+    check.get(content, "input", dict, default={})
     return Run(
         path=file,
-        config=config,
+        config=recorded_settings(content),
+        input=recorded_input(content),
         metric=metric,
         rounds=rounds,
         selected_round=check.get(content, "selected_round", int),

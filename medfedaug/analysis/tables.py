@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from medfedaug.analysis.inputs import OTHER_INPUT, SCALED, Input, input_note
 from medfedaug.analysis.runs import BASELINE, Run, Tested, experiment, group_runs, pool_runs
 from medfedaug.analysis.significance import PairedTest, PatientTest, compare_patients, paired_t_test
 from medfedaug.analysis.text import TextTable
@@ -19,6 +20,7 @@ MIN_PATIENTS = 6  # with five, no outcome of Wilcoxon's test is below 0.05
 
 _DELTA = f"Δ to {BASELINE} [95% CI]"
 _RESOLUTION = "could see"
+_OTHER_INPUT = f"The two did not see the same input ({OTHER_INPUT})."
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Row:
         folds: over how many folds the patients of a seed are pooled.
         held_out: how many sites were left out in turn; 0 for none.
         test: comparison of ``mean`` with FedAvg's, where there are enough common seeds.
+        input: what its networks were shown.
+        other_input: whether that is scaled otherwise than what it is compared with.
     """
 
     label: str
@@ -64,6 +68,8 @@ class Row:
     folds: int = 1
     held_out: int = 0
     test: PairedTest | None = None
+    input: Input = SCALED
+    other_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class Table(TextTable):
             scores = [str(row.sites.get(site, Score(()))) for site in self._shown]
             seeds = str(len(row.seeds)) + (f" × {row.folds} folds" if row.folds > 1 else "")
             seeds += f" × {row.held_out} sites" if row.held_out else ""
-            line = [row.label, *scores, str(row.mean), seeds]
+            line = [_marked(row), *scores, str(row.mean), seeds]
             if self._compared:
                 line += _difference(row.test) if row.test else ["", "", ""]
             lines.append(line)
@@ -130,6 +136,7 @@ class Table(TextTable):
                 "seeds": " ".join(map(str, row.seeds)),
                 "folds": row.folds,
                 "held_out": row.held_out,
+                "input": str(row.input),
             }
             scores = {site: row.sites.get(site, Score(())) for site in (*self.sites, *self.unseen)}
             for name, score in {**scores, "mean": row.mean}.items():
@@ -149,12 +156,14 @@ class PatientRow:
         where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
         seeds: how many seeds the methods have in common.
         test: the comparison.
+        other_input: whether its input was scaled otherwise than FedAvg's.
     """
 
     label: str
     where: str
     seeds: int
     test: PatientTest
+    other_input: bool = False
 
     def sentence(self, metric: str) -> str:
         """The result and the experiment's resolution, in words."""
@@ -165,6 +174,7 @@ class PatientRow:
             f"{self.label}, {self.where}: {t.difference:+.3f} {metric.capitalize()} against {BASELINE} on "
             f"the same {t.patients} {cases} (95% interval {t.low:+.3f} to {t.high:+.3f}): {sure}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
+            + (f" {_OTHER_INPUT}" if self.other_input else "")
         )
 
 
@@ -199,7 +209,7 @@ class PatientTable(TextTable):
         """The cells as text."""
         return [
             [
-                row.label,
+                _marked(row),
                 *_difference(row.test),
                 f"{row.test.better} / {row.test.worse}",
                 str(row.test.patients),
@@ -212,7 +222,7 @@ class PatientTable(TextTable):
         """Every number in a column of its own."""
         names = ("patients", "difference", "low", "high", "p", "detectable", "better", "worse")
         return [
-            {"method": row.label, "where": row.where, "seeds": row.seeds}
+            {"method": row.label, "where": row.where, "seeds": row.seeds, "other_input": row.other_input}
             | {name: getattr(row.test, name) for name in names}
             for row in self.rows
         ]
@@ -261,6 +271,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
         pooled[label] = [seed for seed in seeds if len(seed.parts) == most]
     turns = {run.held_out for run in runs if run.in_turn}
     rows = []
+    first = next(iter(groups))
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
         in_turn, planned = groups[label][0].in_turn, groups[label][0].options.get("folds")
@@ -285,9 +296,12 @@ def summary_table(runs: Sequence[Run]) -> Table:
                 folds=len(folds),
                 held_out=len(turn) if in_turn else 0,
                 test=_compare(seeds, pooled[partner]) if partner else None,
+                input=groups[label][0].input,
+                other_input=groups[label][0].input.differs(groups[partner or first][0].input),
             )
         )
-    return Table(runs[0].metric, sites, unseen, tuple(rows), (*_notes(runs, rows, unseen), *notes))
+    inputs = _inputs(groups, [row.label for row in rows if row.other_input])
+    return Table(runs[0].metric, sites, unseen, tuple(rows), (*inputs, *_notes(runs, rows, unseen), *notes))
 
 
 def patient_table(runs: Sequence[Run]) -> PatientTable:
@@ -323,11 +337,12 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
             scores = _by_patient(pairs, where == trained)
             if len(scores) >= MIN_PATIENTS:
                 test = compare_patients(*zip(*scores, strict=True))
-                rows.append(PatientRow(label, where, len({run.seed for run, _ in pairs}), test))
+                other = members[0].input.differs(groups[partner][0].input)
+                rows.append(PatientRow(label, where, len({run.seed for run, _ in pairs}), test, other))
             elif scores:
                 count = f"{len(scores)} of the {where}' {cases}"
                 few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(label)
-    notes = []
+    notes = list(_inputs(groups, [row.label for row in rows if row.other_input]))
     if rows:
         seeds = max(row.seeds for row in rows)
         notes.append(
@@ -363,17 +378,41 @@ def _difference(test: PairedTest | PatientTest) -> list[str]:
 
 
 def _baseline(groups: Mapping[str, Sequence[Run]], label: str) -> str | None:
-    """The FedAvg that a group can be compared with: it differs by its methods alone."""
+    """The FedAvg that a group can be compared with: it differs by its methods alone.
+
+    With ``intensity`` ``"by_method"`` its input may be scaled otherwise; one with the same input goes before.
+    """
     run = groups[label][0]
-    for other, members in groups.items():
-        if other != label and members[0].methods == (BASELINE,) and _comparable(members[0], run):
-            return other
-    return None
+    able = [
+        other
+        for other, members in groups.items()
+        if other != label and members[0].methods == (BASELINE,) and _comparable(members[0], run)
+    ]
+    return min(able, key=lambda other: groups[other][0].input.differs(run.input), default=None)
 
 
 def _comparable(baseline: Run, run: Run) -> bool:
     """Whether two runs differ by their methods and, maybe, their seeds, folds and held-out sites alone."""
-    return experiment(baseline) == experiment(run)
+    one, two = experiment(baseline), experiment(run)
+    if not baseline.input.differs(run.input):  # two words may name one input
+        one.pop("intensity", None)
+        two.pop("intensity", None)
+    return one == two
+
+
+def _marked(row: Row | PatientRow) -> str:
+    return f"{row.label} {OTHER_INPUT}" if row.other_input else row.label
+
+
+def _inputs(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> tuple[str, ...]:
+    """The note on rows whose input was scaled otherwise than that of what they are compared with."""
+    notes: dict[str, list[str]] = {}
+    for label in dict.fromkeys(marked):
+        notes.setdefault(_baseline(groups, label) or next(iter(groups)), []).append(label)
+    return tuple(
+        input_note(reference, {label: groups[label][0].input for label in (reference, *labels)})
+        for reference, labels in notes.items()
+    )
 
 
 def _compare(seeds: Sequence[Tested], baseline: Sequence[Tested]) -> PairedTest | None:

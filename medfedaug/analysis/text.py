@@ -166,6 +166,7 @@ def _latex(text: str) -> str:
         ">": r"$>$",
         "–": "--",
         "†": r"$\dagger$",
+        "‡": r"$\ddagger$",
         "\n": " ",
     }
     return "".join(escapes.get(character, character) for character in text)

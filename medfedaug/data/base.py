@@ -60,6 +60,8 @@ class SiteFolder(ABC):
     task: ClassVar[str]
     listing: ClassVar[str]
     """What names the cases, for messages."""
+    scaling: ClassVar[str] = "fixed"
+    """How `load_image` scales: ``"each volume"`` by its own range, or all by one ``"fixed"`` number."""
 
     @classmethod
     def open(cls, path: str | Path, name: str | None = None, limit: int | None = None) -> Self:

@@ -46,6 +46,7 @@ class ProstateSite(VolumeFolder):
     neighbours: bool = True
 
     listing = ""
+    scaling = "fixed"
     compares_axes = False  # the published pairs are meant voxel by voxel
 
     def check_files(self) -> int:

@@ -104,7 +104,7 @@ def site_statistics(
 
     Args:
         site: the site.
-        intensity: see `medfedaug.config.RunConfig`.
+        intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.RunConfig.input_intensity`.
         image_size: that of the run. Resizing averages pixels, so that the deviation of a resized image is
             smaller than that of its file.
 

@@ -40,6 +40,7 @@ class VolumeFolder(SiteFolder):
 
     task = "segmentation"
     listing = "dataset.json"
+    scaling = "each volume"
     compares_axes: ClassVar[bool] = True
     """Whether headers say where the axes point; some published label maps come with the header of nothing."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfedaug.config import RunConfig
+from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file, write_json
@@ -51,7 +51,7 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     if (run / CROSS_SITE).exists():
         return dict(json.loads((run / CROSS_SITE).read_text()))
     record = json.loads((run / RESULTS).read_text())
-    config, round_ = RunConfig.from_dict(record["config"]), record["selected_round"] + 1
+    config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
     if any(method.pools_data for method in build_methods(config.methods)):
         raise ConfigError(f"{run}: all images were in one place; there are no local models")
     with tempfile.TemporaryDirectory(prefix="medfedaug-cross-") as folder:

@@ -25,7 +25,9 @@ class Preset:
         name: the NAME of ``medfedaug benchmark NAME``.
         benchmark: the data set, a key of `medfedaug.data.benchmarks.BENCHMARKS`.
         source: where the paper describes it.
-        config: the fields of `medfedaug.config.RunConfig` that it sets; the others keep their defaults.
+        config: the fields of `medfedaug.config.RunConfig` that it sets; the others keep their defaults, but
+            ``intensity``, which is ``"by_method"``: the papers' methods that normalise do so with images as
+            stored.
         data: options of the data set that differ from their defaults.
         arguments: arguments of methods that differ from their defaults, by method.
         holdout_arguments: the same, for runs that leave a site out.
@@ -48,6 +50,9 @@ class Preset:
     readings: tuple[str, ...] = ()
     holdout: bool = False
     whole_site: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", {"intensity": "by_method", **self.config})
 
     @property
     def schedule(self) -> str:

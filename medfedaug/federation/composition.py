@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config import SCALING, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.messages import shared_keys
 from medfedaug.methods import Method, build_methods
@@ -44,7 +44,14 @@ class Composition:
         if changed:
             raise ConfigError(f"a method changed the network's entries: {', '.join(sorted(changed)[:3])}")
         self.network = network
-        self.normalises_input = any(method.normalises_input for method in self.methods)
+        normalising = [method.name for method in self.methods if method.normalises_input]
+        self.normalises_input = bool(normalising)
+        self.intensity = config.input_intensity(normalised=self.normalises_input)
+        self.input = {
+            "scaling": "none" if self.intensity == "raw" else SCALING[config.task],
+            "normalised_by": normalising[0] if normalising else None,
+        }
+        """What the network is shown: how images are scaled, and the method that normalises."""
         self.kept_keys = frozenset[str]().union(*(method.kept_at_site(network) for method in self.methods))
         self.personal = bool(self.kept_keys) or any(method.personalises for method in self.methods)
         self.shared = shared_keys(network.state_dict(), self.kept_keys)

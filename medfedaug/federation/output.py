@@ -36,7 +36,7 @@ def write_run(folder: str | Path, server: FederationServer) -> None:
     folder = Path(folder)
     write_models(folder, server)
     if server.statistics:
-        save_statistics(folder / STATISTICS, server.statistics)
+        save_statistics(folder / STATISTICS, server.statistics, server.intensity)
     write_json(folder / RESULTS, server.results())
 
 

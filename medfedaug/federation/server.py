@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.averaging import WeightedMean
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config import RunConfig, derive_seed, recorded_settings
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed, UpdateRefused
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
@@ -78,6 +78,7 @@ class FederationServer:
     def __init__(self, config: RunConfig, on_event: Event | None = None) -> None:
         self.config = config
         composition = Composition(config)
+        self.input, self.intensity = composition.input, composition.intensity
         task = make_task(config, normalised=composition.normalises_input)
         self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
@@ -457,6 +458,7 @@ class FederationServer:
         known = [s[self.metric] for s in test["sites"].values() if s[self.metric] is not None]
         return {
             "config": self.config.to_dict(),
+            "input": self.input,
             "run": self.run,
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
@@ -493,6 +495,7 @@ class FederationServer:
             path,
             {
                 "config": self.config.to_dict(),
+                "input": self.input,
                 "run": self.run,
                 "sites": self.sites,
                 "unseen": self.unseen,
@@ -519,7 +522,7 @@ class FederationServer:
         """
         saved = load_checkpoint(path)
         # Through `RunConfig`, so that a setting that came with a later release has its default.
-        asked, before = self.config.to_dict(), RunConfig.from_dict(saved["config"]).to_dict()
+        asked, before = self.config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
         differing = sorted(name for name in {*asked} - {*_CHANGEABLE} if asked[name] != before[name])
         if differing:
             name = differing[0]

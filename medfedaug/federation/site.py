@@ -172,6 +172,7 @@ class SiteTrainer(ClientAlgo):
         # Convolutions of slices are a fifth faster this way on CPUs, and more on GPUs with tensor cores.
         network = composition.network.to(self.device)
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.intensity = composition.intensity
         self.task = make_task(self.config, normalised=composition.normalises_input)
         self.task.check_site(self.folder)
         context = SiteContext(
@@ -181,7 +182,7 @@ class SiteTrainer(ClientAlgo):
             num_samples=lambda: len(self._training_samples()),
             training_images=lambda: self._images(self._training_samples()),
             training_batches=lambda: self._batches(self._training_samples()),
-            case_images=lambda: self.folder.images("training", self.config.intensity, self.config.image_size),
+            case_images=lambda: self.folder.images("training", self.intensity, self.config.image_size),
             case_batches=lambda: map(self._images, self._case_samples()),
             pass_own_images=self._pass_own_images,
             kept=composition.kept_keys,
@@ -208,7 +209,7 @@ class SiteTrainer(ClientAlgo):
     def statistics(self) -> ChannelStatistics:
         """The site's channel statistics, computed at the first call."""
         if self._statistics is None:
-            self._statistics = site_statistics(self.folder, self.config.intensity, self.config.image_size)
+            self._statistics = site_statistics(self.folder, self.intensity, self.config.image_size)
         return self._statistics
 
     def get_data_stats(self, extra: dict[str, Any] | None = None) -> ExchangeObject:

@@ -17,10 +17,9 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
 
     Args:
         config: the run.
-        normalised: whether a method normalises the intensities. Where none does, each volume is scaled to
-            [0, 1] by itself and photographs are divided by 255, as the papers' plain FedAvg sees its images.
+        normalised: whether a method normalises the input, which matters with ``"by_method"`` alone
+            (`medfedaug.config.RunConfig.input_intensity`).
     """
-    intensity = "scale" if config.intensity == "scale" or not normalised else "raw"
-    task = _TASKS[config.task].from_config(config, intensity)
+    task = _TASKS[config.task].from_config(config, config.input_intensity(normalised=normalised))
     task.augments = config.augmentation
     return task

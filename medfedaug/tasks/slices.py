@@ -36,7 +36,7 @@ class SegmentationTask(Task):
 
     Args:
         num_classes: classes, background included.
-        intensity: as in `medfedaug.config.RunConfig`.
+        intensity: ``"raw"``: volumes as stored; ``"scale"``: each scaled to [0, 1] by itself.
         divisor: in-plane sizes are padded to multiples of it, as a U-Net with four poolings needs.
         image_size: pixels in both directions to which slices are resized for the network; its logits are
             resized back to the volume's grid, on which they are scored. ``None`` leaves slices as they are.

@@ -1,0 +1,93 @@
+"""`Input`: what the network of a run was shown, and whether two runs can be compared by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from medfedaug.config import SCALING, recorded_settings
+
+__all__ = ["OTHER_INPUT", "SCALED", "Input", "input_note", "recorded_input"]
+
+OTHER_INPUT = "‡"
+"""Marks the rows of a table whose input was scaled otherwise than that of the row they are compared with."""
+
+_SCALED = {
+    "none": "intensities as stored",
+    "each volume": "each volume scaled to [0, 1]",
+    "fixed": "intensities divided by 255",
+}
+# The methods that normalised, and the volumes with one fixed scale, when runs did not record their input yet.
+_NORMALISING = ("fedrdn", "norm")
+_FIXED = ("prostate_mri", "mini_prostate_mri")
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a network is shown.
+
+    Attributes:
+        scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its own range;
+            ``"fixed"``: all divided by 255.
+        normalised_by: the method that normalises what comes of it; ``None`` where none does.
+        uneven: for each site whose volumes lie on wildly different scales, what was found.
+    """
+
+    scaling: str = "each volume"
+    normalised_by: str | None = None
+    uneven: tuple[str, ...] = ()
+
+    @property
+    def scaled(self) -> str:
+        """How the images are scaled, in words."""
+        return _SCALED.get(self.scaling, self.scaling)
+
+    def __str__(self) -> str:
+        return f"{self.scaled}, normalised by {self.normalised_by}" if self.normalised_by else self.scaled
+
+    def differs(self, other: Input) -> bool:
+        """Whether two runs differ by how their images were scaled, and not by their methods alone.
+
+        A fixed factor makes no difference where a method normalises: it is divided out again.
+        """
+        if self.scaling == other.scaling:
+            return False
+        return "each volume" in (self.scaling, other.scaling) or not (
+            self.normalised_by or other.normalised_by
+        )
+
+
+SCALED = Input()
+
+
+def recorded_input(content: Mapping[str, Any]) -> Input:
+    """The input that a ``results.json`` records; of an earlier release, what follows from its settings."""
+    known = content.get("input")
+    if isinstance(known, Mapping):
+        uneven = known.get("uneven")
+        return Input(
+            str(known.get("scaling", "each volume")),
+            str(known["normalised_by"]) if known.get("normalised_by") else None,
+            tuple(map(str, uneven.values())) if isinstance(uneven, Mapping) else (),
+        )
+    config = recorded_settings(content)
+    by = next((m["name"] for m in config["methods"] if m["name"] in _NORMALISING), None)
+    if config["intensity"] == "raw" or (config["intensity"] == "by_method" and by):
+        return Input("none", by)
+    fixed = content.get("data") in _FIXED
+    return Input("fixed" if fixed else SCALING.get(config.get("task", ""), "each volume"), by)
+
+
+def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
+    """What a reader must know of rows that saw other input than the row they are compared with.
+
+    Args:
+        reference: the label of that row.
+        inputs: of that row and of the others, by label.
+    """
+    told = "; ".join(f"{label}: {found}" for label, found in inputs.items())
+    return (
+        f"{OTHER_INPUT} Not the same input as {reference} ({told}): a difference may come of the scaling and "
+        "not of the method. Runs that all have --intensity scale, or all raw, differ by their methods alone."
+    )

@@ -1,0 +1,110 @@
+"""Whether the volumes of a site lie on one scale of intensities, or on several that do not compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from medfedaug.data.base import Case, SiteFolder, spread
+from medfedaug.errors import DataError
+
+__all__ = ["UnevenScales", "find_uneven_scales", "uneven_sites"]
+
+WILD = 5.0
+"""From here on the ranges of a site's volumes are called uneven; those of LGG differ by up to 1.7."""
+
+_LOOKED_AT = 20  # volumes of a site, evenly from its list
+_VOXELS = 200_000  # of a volume, evenly from all
+
+
+@dataclass(frozen=True)
+class UnevenScales:
+    """The two volumes of a site whose intensities differ most in their range.
+
+    Attributes:
+        site: the site.
+        narrow: the case with the smallest range.
+        wide: the case with the largest.
+        ranges: their ranges, from the 1st to the 99th percentile, in the units of the file.
+        cases: how many volumes were looked at.
+    """
+
+    site: str
+    narrow: str
+    wide: str
+    ranges: tuple[float, float]
+    cases: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times the one range is the other."""
+        return self.ranges[1] / self.ranges[0]
+
+    def sentence(self, intensity: str = "raw") -> str:
+        """What was found and what to do about it, on one line.
+
+        Args:
+            intensity: ``"scale"`` where each volume is scaled already, ``"raw"`` where none is.
+        """
+        found = (
+            f"{self.site}: its volumes lie on wildly different scales of intensity ({self.narrow} covers "
+            f"{self.ranges[0]:.3g}, {self.wide} {self.ranges[1]:.3g}, {self.ratio:.3g} times as much)"
+        )
+        if intensity == "scale":
+            return f"{found}; --intensity scale, as here, brings each to [0, 1]."
+        return f"{found}. Statistics of them all fit none of them: use --intensity scale."
+
+
+def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> UnevenScales | None:
+    """The most different volumes of a site, where their ranges differ by a factor of `WILD` or more.
+
+    The range of a volume runs from its 1st to its 99th percentile, since one hot voxel, or metal in a CT,
+    says nothing of a scale. Of several channels, the one that differs most counts.
+
+    Args:
+        site: the site; its training volumes are looked at, or its test volumes where it has none.
+        limit: at most so many of them, evenly from the list; ``None`` for all.
+
+    Returns:
+        ``None`` for volumes on one scale, for a single one, and for data that have one fixed scale.
+
+    Raises:
+        DataError: when a volume cannot be read.
+    """
+    if site.scaling == "fixed":
+        return None
+    cases: list[Case] = list(spread(site.cases["training"] or site.cases["test"], limit))
+    ranges = torch.stack([_ranges(site.load_image(case)) for case in cases])  # (cases, C)
+    worst: UnevenScales | None = None
+    for channel in ranges.T:
+        # A channel that is constant in a volume, as where a sequence was not taken, has no scale.
+        known = [(float(value), case.name) for value, case in zip(channel, cases, strict=True) if value > 0]
+        if not known:
+            continue
+        (low, narrow), (high, wide) = min(known), max(known)
+        found = UnevenScales(site.name, narrow, wide, (low, high), len(cases))
+        if found.ratio >= WILD and (worst is None or found.ratio > worst.ratio):
+            worst = found
+    return worst
+
+
+def uneven_sites(sites: Iterable[SiteFolder]) -> dict[str, UnevenScales]:
+    """The sites whose volumes lie on several scales, by name; one that cannot be read is none of them."""
+    found = {}
+    for site in sites:
+        with suppress(DataError):  # it is told where the site is asked for its images
+            if (scales := find_uneven_scales(site)) is not None:
+                found[site.name] = scales
+    return found
+
+
+def _ranges(image: torch.Tensor) -> torch.Tensor:
+    """(C, *spatial) to (C,): 1st to 99th percentile, or the whole range where nearly all voxels are equal."""
+    voxels = image.flatten(1).float()
+    low, high = torch.aminmax(voxels, dim=1)
+    some = voxels[:, :: max(1, voxels.shape[1] // _VOXELS)]
+    bottom, top = torch.quantile(some, torch.tensor([0.01, 0.99]), dim=1)
+    return torch.where(top > bottom, top - bottom, high - low)
