@@ -67,7 +67,17 @@ def test_what_is_exchanged_are_the_statistics_of_images_as_the_network_sees_them
         options += ["--network-args", '{"features": [4, 4, 4, 4, 4, 4]}']
         expected = {site: equation_5(volumes(root, site)) for site in sites}
     out = tmp_path / "out"
-    command = ["--methods", "fedrdn", "--rounds", 1, "--engine", "inprocess", "--no-pictures"]
+    command = [
+        "--methods",
+        "fedrdn",
+        "--intensity",
+        "raw",
+        "--rounds",
+        1,
+        "--engine",
+        "inprocess",
+        "--no-pictures",
+    ]
     code, _, err = run("simulate", "--data", root, "--out", out, *command, *options)
     assert code == 0, err
     exchanged = load_statistics(out / "statistics.json")
