@@ -16,6 +16,7 @@ from test_benchmark_data import OFFICE, write_fedbn
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import DataError
 from medfedaug.experiments import sweep
+from medfedaug.experiments.axes import split_values
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import parse_published, published_rows
 from medfedaug.experiments.sweep import parse_axis, plan
@@ -165,7 +166,7 @@ def plan_every_row(benchmark: str, root: Path) -> None:
         if wanted in made:
             continue
         made.add(wanted)
-        axes = [parse_axis(text) for text in sweep.split_values(line["settings"]) if text]
+        axes = [parse_axis(text) for text in split_values(line["settings"]) if text]
         holdout = ["all"] if line["held_out"] else ["none"]
         runs = plan(PRESETS[line["protocol"]], root, [line["methods"]], seeds=1, axes=axes, holdout=holdout)
         assert {run.variant for run in runs} == {line["settings"]}

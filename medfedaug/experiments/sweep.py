@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from concurrent.futures import as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -39,7 +31,9 @@ from medfedaug.data.benchmarks import (
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import check_federation
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.experiments.axes import Axis, parse_axis, shown
 from medfedaug.experiments.presets import Preset
+from medfedaug.experiments.workers import outcome, worker_pool
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import RESULTS
 from medfedaug.methods import parse_methods
@@ -53,7 +47,6 @@ __all__ = [
     "parse_methods_list",
     "plan",
     "run_all",
-    "split_values",
 ]
 
 TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
@@ -63,71 +56,6 @@ BASE = "base"  # the variant that is the preset itself
 # What a sweep decides by itself, or what follows from the data.
 _NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "threads", "limit")
 _SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A setting and the values that it takes in turn.
-
-    Args:
-        name: ``"METHOD.ARG"``, a field of `RunConfig`, or an option of the data set.
-        values: in the order in which they are run.
-    """
-
-    name: str
-    values: tuple[Any, ...]
-
-    @property
-    def method(self) -> str:
-        """The method that the setting belongs to; empty for the run's and the data's."""
-        return self.name.rpartition(".")[0]
-
-
-def parse_axis(text: str) -> Axis:
-    """Parse an axis, such as ``"fedfa.prob=0.1,0.5"``; commas inside brackets do not separate values.
-
-    Raises:
-        ConfigError: when the text is not of this form.
-
-    Example:
-        >>> parse_axis("fedfa.stages=[1],[1,2]").values
-        ([1], [1, 2])
-        >>> parse_axis("fraction=1/2,1").values
-        (0.5, 1)
-    """
-    name, equals, values = text.partition("=")
-    found = tuple(_value(part) for part in split_values(values))
-    if not (equals and name and found) or any(value == "" for value in found):
-        raise ConfigError(f"--set {text!r}: write NAME=VALUE or NAME=VALUE,VALUE,...")
-    return Axis(name.strip(), found)
-
-
-def split_values(text: str) -> Iterator[str]:
-    """The parts between commas; commas inside brackets do not separate."""
-    depth, part = 0, ""
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        if character == "," and not depth:
-            yield part.strip()
-            part = ""
-        else:
-            part += character
-    yield part.strip()
-
-
-def _value(text: str) -> Any:
-    if re.fullmatch(r"\d+/\d+", text):
-        return float(Fraction(text))
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -178,7 +106,7 @@ class PlannedRun:
         """Where its data's marker lies in the sweep's folder; the name tells options and, last, the fold."""
         defaults = BENCHMARKS[benchmark].options
         told = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
-        name = "_".join([benchmark, *(f"{key}-{_shown(value)}" for key, value in told.items())])
+        name = "_".join([benchmark, *(f"{key}-{shown(value)}" for key, value in told.items())])
         if self.fold:  # other seeds have other folds, under the same name
             return Path("data") / f"seed-{self.seed}" / f"{name}_fold-{self.fold}"
         return Path("data") / name
@@ -343,7 +271,7 @@ def _planned(
             data[name] = value * data.get(name, BENCHMARKS[preset.benchmark].options[name])
         else:
             data[name] = value
-        told.append((name, _shown(value)))
+        told.append((name, shown(value)))
     if "network" in chosen and chosen["network"] != preset.config["network"]:
         config["network_args"] = chosen.get("network_args", {})  # the preset's are of its own network
     else:
@@ -351,7 +279,7 @@ def _planned(
     reduced = []
     if scale < 1 and isinstance(config["rounds"], int):  # or `RunConfig` says what is wrong with them
         config["rounds"] = max(1, round(scale * config["rounds"]))
-        reduced.append(f"scale={_shown(scale)}")
+        reduced.append(f"scale={shown(scale)}")
     if limit is not None:
         reduced.append(f"limit={limit}")
     if fold:
@@ -417,14 +345,9 @@ def run_all(
     failed: dict[Path, str] = {}
     with ExitStack() as stack:
         if jobs > 1:
-            spawn = get_context("spawn")
-            end, lifeline = spawn.Pipe(duplex=False)
-            pool = stack.enter_context(
-                ProcessPoolExecutor(jobs, spawn, _prepare_process, (jobs, memory, end))
-            )
-            stack.callback(lifeline.close)
+            pool = stack.enter_context(worker_pool(jobs, memory))
             futures = {pool.submit(make, run): run for run in runs}
-            outcomes = ((futures[future], _outcome(future)) for future in as_completed(futures))
+            outcomes = ((futures[future], outcome(future)) for future in as_completed(futures))
         else:
             stack.enter_context(keep_decoded(memory))
             outcomes = ((run, make(run, on_event=tell)) for run in runs)
@@ -443,29 +366,6 @@ def _check_folder(out: Path) -> None:
     there = next((out / name for name in ("report.html", *tables) if (out / name).exists()), None)
     if there is not None and not any(out.glob(f"data/**/{MARKER}")):
         raise ConfigError(f"{there} is not of a benchmark; choose another folder, or move the file away")
-
-
-_process = ExitStack()  # closed by nobody: what is in it lasts as long as a worker does
-
-
-def _prepare_process(jobs: int, memory: int, lifeline: Connection) -> None:
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    _process.enter_context(keep_decoded(memory))
-
-
-def _end_with(lifeline: Connection) -> None:
-    """End this process when the sweep's is stopped or dies: the next sweep continues the same runs."""
-    with suppress(EOFError, OSError):
-        lifeline.recv()
-    os._exit(1)
-
-
-def _outcome(future: Future[str]) -> str:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return "its process was ended from outside, as happens when memory runs out"
 
 
 def _is_of_other_data(results: Path, benchmark: str, run: PlannedRun) -> bool:

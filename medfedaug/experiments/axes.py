@@ -1,0 +1,80 @@
+"""Settings that a sweep varies, as ``--set`` takes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from medfedaug.errors import ConfigError
+
+__all__ = ["Axis", "parse_axis", "shown", "split_values"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and the values that it takes in turn.
+
+    Args:
+        name: ``"METHOD.ARG"``, a field of `RunConfig`, or an option of the data set.
+        values: in the order in which they are run.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def method(self) -> str:
+        """The method that the setting belongs to; empty for the run's and the data's."""
+        return self.name.rpartition(".")[0]
+
+
+def parse_axis(text: str) -> Axis:
+    """Parse an axis, such as ``"fedfa.prob=0.1,0.5"``; commas inside brackets do not separate values.
+
+    Raises:
+        ConfigError: when the text is not of this form.
+
+    Example:
+        >>> parse_axis("fedfa.stages=[1],[1,2]").values
+        ([1], [1, 2])
+        >>> parse_axis("fraction=1/2,1").values
+        (0.5, 1)
+    """
+    name, equals, values = text.partition("=")
+    found = tuple(_value(part) for part in split_values(values))
+    if not (equals and name and found) or any(value == "" for value in found):
+        raise ConfigError(f"--set {text!r}: write NAME=VALUE or NAME=VALUE,VALUE,...")
+    return Axis(name.strip(), found)
+
+
+def split_values(text: str) -> Iterator[str]:
+    """The parts between commas; commas inside brackets do not separate."""
+    depth, part = 0, ""
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth:
+            yield part.strip()
+            part = ""
+        else:
+            part += character
+    yield part.strip()
+
+
+def _value(text: str) -> Any:
+    if re.fullmatch(r"\d+/\d+", text):
+        return float(Fraction(text))
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in the name of a run."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
