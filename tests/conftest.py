@@ -10,11 +10,11 @@ import sys
 from importlib import resources
 from pathlib import Path
 
-import nibabel
 import numpy as np
 import pytest
 import reference
 import torch
+from benchmark_files import OFFICE, write_fedbn, write_volume
 from PIL import Image
 
 from medfedaug import cli
@@ -86,11 +86,6 @@ def tiny_config():
         return RunConfig(methods=tuple(parse_methods(methods, settings)), **values)
 
     return make
-
-
-def write_volume(path: Path, array: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
 
 
 @pytest.fixture
@@ -181,6 +176,14 @@ def make_site(tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def office(tmp_path_factory) -> Path:
+    """Office-Caltech 10 with 14 small pictures a site, as FedBN publishes it."""
+    root = tmp_path_factory.mktemp("files") / "office_caltech_10"
+    write_fedbn(root, "office_caltech_10", OFFICE, train=11, test=3)
+    return root
 
 
 @pytest.fixture(scope="session")

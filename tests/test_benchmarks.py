@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_benchmark_data import write_lgg
+from benchmark_files import write_lgg
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 

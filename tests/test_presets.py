@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_benchmark_data import OFFICE, picture, write_fedbn
+from benchmark_files import OFFICE, picture, write_fedbn
 
 from medfedaug.config import RunConfig
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark

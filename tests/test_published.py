@@ -10,8 +10,8 @@ from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
+from benchmark_files import OFFICE, write_fedbn
 from printed_tables import PAPERS, printed
-from test_benchmark_data import OFFICE, write_fedbn
 
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import DataError

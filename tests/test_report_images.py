@@ -9,8 +9,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from benchmark_files import write_lgg
 from matplotlib import colors
-from test_benchmark_data import write_lgg
 
 from medfedaug.analysis import load_run, write_report
 from medfedaug.analysis.cases import CaseView, case_picture, extreme_cases, network_inputs

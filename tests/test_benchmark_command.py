@@ -1,0 +1,76 @@
+"""The command `medfedaug benchmark`."""
+
+from __future__ import annotations
+
+import json
+
+from sweeps import TINY
+
+from medfedaug.experiments.presets import PRESETS
+
+
+def test_the_list_names_every_protocol_and_whether_its_data_are_there(run, office):
+    code, out, _ = run("benchmark", "--list", "--data", office.parent)
+    assert code == 0
+    for preset in PRESETS.values():
+        there = "there" if preset.benchmark == "office_caltech_10" else "NOT there"
+        assert f"{preset.name}  data: {there}\n" in out
+        told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
+        assert " · ".join(told) in out
+    code, out, _ = run("benchmark", "tiny_imagenet_dir0.3", "--list")
+    assert "Table 1 has 500 rounds and 0.05 of the sites" in out
+    assert "http://cs231n.stanford.edu/tiny-imagenet-200.zip" in out
+
+
+def test_missing_data_are_named_with_their_address_and_layout(run, tmp_path):
+    code, _, err = run(
+        "benchmark", "fedfd_a_vlcs", "--data", tmp_path, "--methods", "fedavg", "--out", tmp_path / "out"
+    )
+    assert code == 2
+    assert (
+        "not there, and vlcs needs it. Get the files from https://github.com/fmcarlucci/JigenDG#vlcs" in err
+    )
+    assert "Expected there: {CALTECH,LABELME,PASCAL,SUN}/" in err
+    assert not (tmp_path / "out").exists()
+    code, _, err = run("benchmark", "Office", "--data", tmp_path, "--methods", "fedavg", "--out", tmp_path)
+    assert code == 2
+    assert "did you mean office_caltech_10 or fedrdn_office_caltech_10 or fedfd_a_officehome" in err
+    assert "--methods needs a value" in run("benchmark", "femnist", "--methods", "--data", tmp_path)[2]
+    arguments = (
+        "benchmark",
+        "office_caltech_10",
+        "--data",
+        tmp_path,
+        "--methods",
+        "fedavg",
+        "--out",
+        tmp_path,
+    )
+    assert "not there" in run(*arguments)[2]
+    assert "a benchmark needs NAME, --data, --methods and --out" in run("benchmark", "femnist")[2]
+
+
+def test_the_command_runs_combinations_in_a_row_and_says_that_it_was_reduced(run, office, tmp_path):
+    arguments = (
+        *("benchmark", "office_caltech_10", "--data", office.parent, "--out", tmp_path, "--device", "cpu"),
+        *("--methods", "fedavg", "fedrdn,fedfa", "--seeds", 1, "--scale", 0.001, "--threads", 1),
+        "--no-pictures",
+        *("--set", *TINY, "fedfa.prob=0.1,0.5", "--fraction", "1/2", "1"),
+    )
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    assert (
+        "6/6 fedrdn,fedfa/batch_size=4,fedfa.prob=0.5,image_size=32,network=lenet5,scale=0.001/seed-0" in err
+    )
+    assert "UNFINISHED" not in out
+    for name in ("table.md", "table.csv", "table.tex", "report.html"):
+        text = (tmp_path / name).read_text()
+        assert name == "table.csv" or "REDUCED, not the paper" in text
+    assert len(list(tmp_path.glob("*/*/seed-0/results.json"))) == 6
+    reduced = json.loads((next(tmp_path.glob("fedavg/*/seed-0")) / "results.json").read_text())
+    assert reduced["config"]["rounds"] == 1
+    assert reduced["data_options"]["fraction"] in (0.5, 1.0)
+    code, out, err = run("report", tmp_path, "--out", tmp_path / "again.html")
+    assert code == 0, err
+    assert "data.fraction=0.5" in out.replace("\n", "")
+    assert reduced["config"]["network"] == "lenet5"

@@ -1,0 +1,71 @@
+"""What protocols need of local training: steps, weight decay, augmentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from sweeps import planned
+
+from medfedaug.config import RunConfig
+from medfedaug.federation import SiteTrainer
+from medfedaug.tasks import make_task
+
+
+def trained(office: Path, **changes) -> dict[str, torch.Tensor]:
+    runs = planned(office, "fedavg", seeds=1)
+    config = replace(
+        runs[0].config, task="classification", in_channels=3, classes=("bird", "tiger"), **changes
+    )
+    trainer = SiteTrainer(config, office / "amazon", "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "amazon"})
+    start = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    trainer.train(ExchangeObject(), {"round": 1})
+    return {**{f"start {k}": v for k, v in start.items()}, **trainer.network.state_dict()}
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_steps_in_place_of_epochs(office):
+    # Six images in batches of four: two steps an epoch.
+    assert same(trained(office, local_steps=4), trained(office, local_epochs=2))
+    assert same(trained(office, local_steps=2, local_epochs=7), trained(office, local_epochs=1))
+    assert not same(trained(office, local_steps=3), trained(office, local_epochs=2))
+
+
+def test_weight_decay_is_an_l2_term_of_the_gradient(office):
+    plain, decayed = (trained(office, local_steps=1, weight_decay=w) for w in (0.0, 0.5))
+    key = next(key for key in plain if key.endswith("weight") and not key.startswith("start"))
+    expected = plain[key] - 0.01 * 0.5 * plain[f"start {key}"]
+    torch.testing.assert_close(decayed[key], expected)
+
+
+def test_augmentation_takes_the_label_map_along():
+    config = RunConfig(augmentation="flip_rotate")
+    augment = make_task(config, normalised=True).augmentation()
+    image = torch.zeros(1, 32, 32)
+    image[0, 4:12, 18:26] = 1.0
+    sample = {"image": image, "label": image.to(torch.uint8)}
+    augment.set_random_state(0)
+    (turned,) = augment([sample])
+    assert turned["label"].dtype == torch.uint8
+    assert not torch.equal(turned["label"], sample["label"])
+    assert (turned["image"].round() != turned["label"]).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(("task", "axis"), [("segmentation", 1), ("classification", 2)])
+def test_left_and_right_are_exchanged(task, axis):
+    augment = make_task(RunConfig(task=task, augmentation="flip"), normalised=True).augmentation()
+    image = torch.rand(1, 4, 4)
+    (out,) = augment([{"image": image, "label": image if task == "segmentation" else torch.tensor(1)}])
+    assert torch.equal(out["image"], image.flip(axis) if augment.flips[0] else image)
+    augment.set_random_state(0)
+    drawn = [augment([{"image": image, "label": image}])[0]["image"] for _ in range(8)]
+    assert {torch.equal(x, image) for x in drawn} == {True, False}
+    assert make_task(RunConfig(task=task), normalised=True).augmentation() is None
