@@ -57,8 +57,8 @@ class Batches(list[tuple[Tensor, Tensor]]):
     """What a site trained on in a round: images, float64, and labels, one pair a step.
 
     Attributes:
-        draws: what was drawn from torch's own generator in each step, from the moment that the loader gave
-            the batch, in the order of drawing.
+        draws: what was drawn from torch's own generator from the moment that the loader gave the batch of a
+            step, in the order of drawing; after those of the step itself others may follow.
     """
 
     def __init__(self) -> None:
@@ -87,13 +87,18 @@ class Batches(list[tuple[Tensor, Tensor]]):
 class Draws(TorchFunctionMode):
     """Writes down what is drawn from torch's own generator; what has a generator of its own is left out."""
 
-    _NAMES = ("rand", "randn", "rand_like", "randn_like", "randperm", "randint", "uniform_", "normal_")
+    _NAMES = frozenset(
+        [
+            *("rand", "randn", "rand_like", "randn_like", "randperm", "randint", "uniform_", "normal_"),
+            *("kaiming_uniform_", "_sample_dirichlet"),
+        ]
+    )
     current: list[Tensor] = []  # noqa: RUF012, of the step that is under way
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         found = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name in (*self._NAMES, "_sample_dirichlet") and (kwargs or {}).get("generator") is None:
+        if name in self._NAMES and (kwargs or {}).get("generator") is None:
             Draws.current.append(found.detach().clone())
         return found
 
