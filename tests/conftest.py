@@ -127,7 +127,7 @@ def federate(make_photos, tmp_path, monkeypatch):
     """
     for name, network in reference.NETWORKS.items():
         monkeypatch.setitem(networks._NETWORKS, name, network)
-    monkeypatch.setitem(registry._METHODS, reference.Recorder.name, reference.Recorder)
+    monkeypatch.setitem(registry._BUILT_IN, reference.Recorder.name, reference.Recorder)
 
     def run(methods, plan=None, sizes=None, settings=None, states=None, **changes) -> reference.Federation:
         sizes = sizes or {"A": 5, "B": 10, "C": 15}

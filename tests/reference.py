@@ -59,11 +59,13 @@ class Batches(list[tuple[Tensor, Tensor]]):
     Attributes:
         draws: what was drawn from torch's own generator from the moment that the loader gave the batch of a
             step, in the order of drawing; after those of the step itself others may follow.
+        first_draws: the same from the start of the round to the first batch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[list[Tensor]] = []
+        self.first_draws: list[Tensor] = []
 
     def assert_images(self, *choices: Tensor) -> list[int]:
         """Each image is one of the site's as some choice has it, and each epoch has every image once.
@@ -126,6 +128,7 @@ class _RecorderSite(SitePart):
 
     def start_round(self) -> None:
         self.current = Batches()
+        Draws.current = self.current.first_draws
         # What comes after a later round is fine-tuning before the test.
         key = (self.context.name, self.context.round())
         self.batches[(key[0], FINE_TUNING) if key in self.batches else key] = self.current

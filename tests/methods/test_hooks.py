@@ -112,7 +112,7 @@ def test_the_spies_know_every_interface():
 def test_a_federation_calls_every_hook(phantom_dir, tiny_config, tmp_path, monkeypatch):
     pytest.importorskip("opacus")  # the guard's noise calls two of them
     calls = Calls()
-    monkeypatch.setitem(registry._METHODS, "spy", spying_method(calls))
+    monkeypatch.setitem(registry._BUILT_IN, "spy", spying_method(calls))
     state = tmp_path / "state"
     run_in_process(tiny_config("spy", rounds=1), phantom_dir, SITES, "cpu", state_dir=state)
     # Continued, server and sites find what they kept.
