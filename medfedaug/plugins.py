@@ -1,4 +1,4 @@
-"""Methods and networks that other installed packages add, by entry points, and which of them may be used.
+"""Methods and networks that other installed packages add by entry points, and which of them may be used.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 
@@ -52,11 +52,11 @@ class Plugin:
 
     @property
     def what(self) -> str:
-        """Such as ``method 'median' of the package lesion-methods``."""
+        """The plugin in words, such as ``method 'median' of the package lesion-methods``."""
         return f"{_KINDS[self.group]} {self.name!r} of the package {self.package}"
 
     def load(self) -> Any:
-        """The object, whose package is imported now.
+        """Import the package and return the object.
 
         Raises:
             ConfigError: naming the package, when it cannot be imported or has no such object.
@@ -69,23 +69,23 @@ class Plugin:
 
 
 def restrict(packages: Iterable[str] | None) -> None:
-    """Let this process use the named packages alone from now on; ``None`` for whatever is installed."""
+    """Restrict this process to the named packages; ``None`` allows all that are installed."""
     global _allowed
     _allowed = None if packages is None else frozenset(map(canonicalize_name, packages))
 
 
 def installed(group: str) -> list[Plugin]:
-    """What the installed packages add, whether it may be used or not; nothing is imported."""
+    """All names that the installed packages add, allowed or not; nothing is imported."""
     return list(_installed(group, tuple(sys.path)))
 
 
 def names(group: str, built_in: Collection[str]) -> list[str]:
-    """The names that may be used in this process, beside those that are built in; nothing is imported."""
+    """The added names that may be used in this process; nothing is imported."""
     return sorted({plugin.name for plugin in installed(group) if _may(plugin)} - set(built_in))
 
 
 def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
-    """What a package adds under a name; ``None`` where the name is built in or nobody adds it.
+    """The plugin of a name; ``None`` if the name is built in or no package adds it.
 
     Args:
         group: `METHODS` or `NETWORKS`.
@@ -122,7 +122,7 @@ def _may(plugin: Plugin) -> bool:
 
 @lru_cache(maxsize=16)
 def _installed(group: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """By the search path, since reading the metadata of all packages takes a while."""
+    """Cached by search path, since reading the metadata of all packages takes a while."""
     found: dict[tuple[str, str, str], Plugin] = {}
     for entry in metadata.entry_points(group=group):
         package = entry.dist.name if entry.dist else entry.value

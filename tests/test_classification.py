@@ -1,4 +1,4 @@
-"""Photographs in a folder a class: splits, samples, accuracy, and the published lists."""
+"""Photographs in one folder per class: splits, samples, accuracy, and the published lists."""
 
 from __future__ import annotations
 

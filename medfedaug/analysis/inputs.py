@@ -1,4 +1,4 @@
-"""`Input`: what the network of a run was shown, and whether two runs can be compared by it."""
+"""`Input`: how the images of a run were scaled and normalised, and whether two runs are comparable in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIXED = ("prostate_mri", "mini_prostate_mri")
 
 @dataclass(frozen=True)
 class Input:
-    """What a network is shown.
+    """How the images that a network sees were scaled and normalised.
 
     Attributes:
         scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its own range;
@@ -47,7 +47,7 @@ class Input:
         return f"{self.scaled}, normalised by {self.normalised_by}" if self.normalised_by else self.scaled
 
     def differs(self, other: Input) -> bool:
-        """Whether two runs differ by how their images were scaled, and not by their methods alone.
+        """Whether the images of two runs were scaled differently.
 
         A fixed factor makes no difference where a method normalises: it is divided out again.
         """
@@ -62,7 +62,7 @@ SCALED = Input()
 
 
 def recorded_input(content: Mapping[str, Any]) -> Input:
-    """The input that a ``results.json`` records; of an earlier release, what follows from its settings."""
+    """The input recorded in a ``results.json``; for earlier releases it follows from the settings."""
     known = content.get("input")
     if isinstance(known, Mapping):
         uneven = known.get("uneven")
@@ -80,7 +80,7 @@ def recorded_input(content: Mapping[str, Any]) -> Input:
 
 
 def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
-    """What a reader must know of rows that saw other input than the row they are compared with.
+    """A note on rows whose input was different from that of the row they are compared with.
 
     Args:
         reference: the label of that row.

@@ -98,7 +98,7 @@ class SiteFolder(ABC):
 
     @abstractmethod
     def check_files(self) -> int:
-        """Check that every case's files are there and fit, without decoding them where that can be avoided.
+        """Check that the files of all cases exist and fit, if possible without decoding them.
 
         Returns:
             The number of channels of the images.
@@ -116,7 +116,7 @@ class SiteFolder(ABC):
         """
 
     def upright_axes(self) -> dict[str, Path]:
-        """Of volumes: where their axes clearly point to, with one volume each; see `VolumeFolder`."""
+        """The directions of the volumes' axes, each with one volume that has it; see `VolumeFolder`."""
         return {}
 
     def images(
@@ -132,7 +132,7 @@ class SiteFolder(ABC):
         return (resize_in_plane(self.load_image(case, intensity), image_size) for case in self.cases[split])
 
     def limited(self, limit: int | None) -> Self:
-        """The site with at most so many cases of each split, evenly from the whole list."""
+        """The site with at most this many cases per split, spread evenly over the list."""
         return replace(self, cases={split: spread(cases, limit) for split, cases in self.cases.items()})
 
     def check_splits(self) -> None:
@@ -191,14 +191,14 @@ class SiteFolder(ABC):
 
 
 def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
-    """At most ``limit`` cases, evenly from the whole list, which may be sorted by class."""
+    """At most ``limit`` cases, spread evenly over the list, which may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
 
 
 def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
-    """Check that a listed path does not climb out of its folder; one that is absolute, or a link, is meant.
+    """Check that a relative path does not leave its folder; absolute paths and links are allowed.
 
     Raises:
         DataError: naming site, list and path.
@@ -213,7 +213,7 @@ def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
 
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:
-    """The error for a file that a reader could not make sense of."""
+    """The error for a file that a reader could not read."""
     return DataError(
         f"cannot be read as an image ({first_line(error)})",
         site=site,

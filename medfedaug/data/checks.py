@@ -1,4 +1,4 @@
-"""What files and sites must have in common, and what not: classes, axes, and copies in two splits."""
+"""Checks across files and sites: class names, axes, and copies of an image in two splits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S"
 
 
 def check_copies(sites: Sequence[SiteFolder]) -> None:
-    """Check that no image of one split is also in another, as a link or a copy, at one site or two.
+    """Check that no image of a split is also in another one, as a link or a copy, within and across sites.
 
     Files are compared by their length first, so that few of them are read. A compressed NIfTI file ends with
     the length and the checksum of its content: it is the same volume however it was packed. Volumes are
@@ -77,7 +77,7 @@ def _groups(paths: Sequence[Path], key: Callable[[Path], Hashable]) -> list[list
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that hold a case's voxels; of a header alone, the file that it names."""
+    """The files that hold a case's voxels, which a header may name."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())
     if path.suffix.lower() in (".mhd", ".nhdr"):
@@ -93,7 +93,7 @@ def _length(path: Path) -> Hashable:
 
 
 def _sample(path: Path) -> Hashable:
-    """A checksum where there is one, or some bytes from the middle, where images of one length differ."""
+    """The file's checksum if it has one, otherwise some bytes from its middle."""
     return _trailer(path)[0] if _compressed(path) else frozenset(map(_middle, _files(path)))
 
 
@@ -108,7 +108,7 @@ def _compressed(path: Path) -> bool:
 
 
 def _trailer(path: Path) -> tuple[int, int]:
-    """Checksum and length of what a gzip file holds."""
+    """The checksum and length of a gzip file's content."""
     with path.open("rb") as file:
         file.seek(-8, 2)
         checksum, length = struct.unpack("<II", file.read(8))
@@ -134,7 +134,7 @@ def _hashed(file: Path, opened: Callable[..., Any]) -> bytes:
 
 
 def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Path] | None = None) -> None:
-    """Warn where volumes lie differently, since they are cut into slices along their last axis as they are.
+    """Warn where the axes of volumes point in different directions, since slices are cut along the last axis.
 
     Args:
         site: whose volumes.
@@ -162,7 +162,7 @@ def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Pat
 
 
 def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None:
-    """Check that the labels of a site's maps mean what they mean elsewhere.
+    """Check that the labels of a site have the same names as elsewhere.
 
     Capitals, spaces, ``_`` and ``-`` do not matter, and ``foreground`` is any one class.
 

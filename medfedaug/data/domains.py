@@ -1,4 +1,4 @@
-"""Benchmarks of photographs, one domain a site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
+"""Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
 
 Every function takes the folder with the published files and returns its sites; `medfedaug.data.benchmarks`
 lists them, says where the files come from, and checks what is returned.
@@ -178,7 +178,7 @@ def _listed(root: Path, site: str, part: str) -> list[Case]:
 
 
 def _kfold(folder: Path, path: Path) -> list[Case]:
-    """A list of PACS: ``site/class/file number`` a line."""
+    """A list of PACS, with one line ``site/class/file number`` per image."""
     cases = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         image, _, label = line.strip().rpartition(" ")

@@ -1,4 +1,4 @@
-"""Benchmarks of handwriting: FEMNIST and EMNIST by writer, and Digits, one collection a site."""
+"""Handwriting: FEMNIST and EMNIST with one site per writer, and Digits with one site per collection."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _writers(
 
 
 def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
-    """MNIST, MNIST-M, SVHN, USPS and SynthDigits, those that are there, each a site.
+    """MNIST, MNIST-M, SVHN, USPS and SynthDigits, one site for each that is present.
 
     Each in its authors' files: of the training images every class is divided 80/20 into training and
     validation, the authors' test images test. Or as FedBN publishes them (``<site>/partitions``,

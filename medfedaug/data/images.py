@@ -50,7 +50,7 @@ class ImageFolder(SiteFolder):
         return classes, _seeded(name, path, classes)
 
     def check_files(self) -> int:
-        """Check that every listed image is there and of a kind that can be read, by the headers alone.
+        """Check that every listed image exists and can be read, by the headers alone.
 
         Returns:
             3: images become RGB whatever they are.
@@ -70,7 +70,7 @@ class ImageFolder(SiteFolder):
         return 3
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image with values of 0 to 255 as (3, H, W), or with ``"scale"`` as float32 in [0, 1].
+        """The image with values from 0 to 255, (3, H, W), or with ``"scale"`` as float32 in [0, 1].
 
         One of 8 bits is uint8. One channel of 16 bits is float32, divided by 257 so that the full range is 0
         to 255; of 16 bits in colour Pillow reads the upper 8.
@@ -101,7 +101,7 @@ def _known_kind(path: Path, modified: int, size: int) -> None:
 
 
 def _check_kind(file: Image.Image) -> None:
-    """Check that it is known what is black and what is white: 8 bits, or 16 without a sign.
+    """Check that the pixels' range is known: 8 bits, or unsigned 16 bits.
 
     Raises:
         ValueError: saying what it is.

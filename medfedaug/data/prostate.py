@@ -110,7 +110,7 @@ def prostate_mri(
     fold: int = 1,
     fold_seed: int = 0,
 ) -> list[SiteFolder]:
-    """Six sites; of each patient ``Case00.nii.gz`` and ``Case00_segmentation.nii.gz``.
+    """Six sites, with ``Case00.nii.gz`` and ``Case00_segmentation.nii.gz`` for each patient.
 
     Args:
         root: the folder that holds the sites' folders.

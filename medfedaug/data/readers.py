@@ -39,7 +39,7 @@ _UPRIGHT = float(np.cos(np.deg2rad(20)))
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """What is known of a volume without decoding it.
+    """The properties of a volume that are known without decoding it.
 
     Args:
         shape: voxels along x, y and z.
@@ -158,7 +158,7 @@ def _loader() -> LoadImage:
 
 
 def read_header(path: Path) -> Header:
-    """What a file says of itself, without decoding it.
+    """Read a volume's properties without decoding it.
 
     A NIfTI file that seems to be cut short is decoded after all, to be sure. What was asked for before is not
     opened again, unless it was written anew.
@@ -207,7 +207,7 @@ def _nifti_header(path: Path) -> Header:
 
 
 def _stored_bytes(path: Path) -> int:
-    """Bytes of a file before compression, modulo 2**32: gzip's last four bytes say so."""
+    """The size of a file before compression, modulo 2**32, from gzip's last four bytes."""
     if not path.name.lower().endswith(".gz"):
         return path.stat().st_size % 2**32
     with open(path, "rb") as file:
@@ -265,7 +265,7 @@ def _position(reader: sitk.ImageFileReader) -> np.ndarray:
 
 
 def _ras(direction: Sequence[float], spacing: Sequence[float], origin: Sequence[float]) -> np.ndarray:
-    """The affine from voxel indices to RAS; ITK's world is LPS. A fourth dimension is no place."""
+    """The affine from voxel indices to RAS coordinates, from ITK's LPS; a fourth dimension is left out."""
     dimension = len(spacing)
     rank = min(dimension, 3)
     affine = np.eye(rank + 1)
@@ -276,6 +276,6 @@ def _ras(direction: Sequence[float], spacing: Sequence[float], origin: Sequence[
 
 
 def _reason(error: Exception) -> str:
-    """What SimpleITK's exception says, without the places in its own source code."""
+    """The message of SimpleITK's exception, without references to its own source code."""
     said = str(error).partition("ERROR: ")[2] or str(error)
     return re.sub(r"^\w+\(0x\w+\): ", "", said.strip().split("\n")[0])

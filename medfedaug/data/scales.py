@@ -1,4 +1,4 @@
-"""Whether the volumes of a site lie on one scale of intensities, or on several that do not compare."""
+"""Whether the volumes of a site have comparable scales of intensity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VOXELS = 200_000  # of a volume, evenly from all
 
 @dataclass(frozen=True)
 class UnevenScales:
-    """The two volumes of a site whose intensities differ most in their range.
+    """The two volumes of a site whose intensity ranges differ most.
 
     Attributes:
         site: the site.
@@ -40,11 +40,11 @@ class UnevenScales:
 
     @property
     def ratio(self) -> float:
-        """How many times the one range is the other."""
+        """The ratio of the larger range to the smaller one."""
         return self.ranges[1] / self.ranges[0]
 
     def sentence(self, intensity: str = "raw") -> str:
-        """What was found and what to do about it, on one line.
+        """The finding and the remedy in one line.
 
         Args:
             intensity: ``"scale"`` where each volume is scaled already, ``"raw"`` where none is.
@@ -59,7 +59,7 @@ class UnevenScales:
 
 
 def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> UnevenScales | None:
-    """The most different volumes of a site, where their ranges differ by a factor of `WILD` or more.
+    """The most different volumes of a site, if their ranges differ by a factor of `WILD` or more.
 
     The range of a volume runs from its 1st to its 99th percentile, since one hot voxel, or metal in a CT,
     says nothing of a scale. Of several channels, the one that differs most counts.
@@ -92,7 +92,7 @@ def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> Unev
 
 
 def uneven_sites(sites: Iterable[SiteFolder]) -> dict[str, UnevenScales]:
-    """The sites whose volumes lie on several scales, by name; one that cannot be read is none of them."""
+    """The sites whose volumes have different scales, by name; sites that cannot be read are left out."""
     found = {}
     for site in sites:
         with suppress(DataError):  # it is told where the site is asked for its images
@@ -102,7 +102,7 @@ def uneven_sites(sites: Iterable[SiteFolder]) -> dict[str, UnevenScales]:
 
 
 def _ranges(image: torch.Tensor) -> torch.Tensor:
-    """(C, *spatial) to (C,): 1st to 99th percentile, or the whole range where nearly all voxels are equal."""
+    """The ranges of the channels, (C,): 1st to 99th percentile, or all if nearly all voxels are equal."""
     voxels = image.flatten(1).float()
     low, high = torch.aminmax(voxels, dim=1)
     some = voxels[:, :: max(1, voxels.shape[1] // _VOXELS)]

@@ -1,4 +1,4 @@
-"""The sites below a folder, and whether they make a federation."""
+"""The sites in a folder, and the check that they make a federation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _has_images(path: Path) -> bool:
 
 
 def open_site(path: str | Path, name: str | None = None, limit: int | None = None) -> SiteFolder:
-    """Open a site's folder as what it is: volumes with label maps, or images in a folder a class.
+    """Open a site's folder, which holds volumes with label maps or images in one folder per class.
 
     Args:
         path: the folder, or that of a benchmark (`medfedaug.data.benchmarks`), from which ``name`` is opened.
@@ -64,7 +64,7 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
     if _has_images(path):
         return ImageFolder.open(path, name=name, limit=limit)
     raise DataError(
-        "holds neither a dataset.json nor images in a folder a class",
+        "holds neither a dataset.json nor images in a folder per class",
         site=name or path.resolve().name,
         path=path,
         hint="An empty site takes no part: remove the folder or fill it.",
@@ -72,7 +72,7 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
 
 
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:
-    """The sites below ``data_dir``, sorted by name, or those of the benchmark that its marker names.
+    """The sites in ``data_dir``, sorted by name, or those of the benchmark that its marker names.
 
     Raises:
         DataError: when there is none, or one cannot be used.
@@ -88,7 +88,7 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
         raise DataError(
             "no site found",
             path=root,
-            hint="Each site is a folder with a dataset.json, or with a folder of images a class; "
+            hint="Each site is a folder with a dataset.json, or with one folder of images per class; "
             f"a benchmark is named in {MARKER}; `medfedaug phantom --out DIR` makes an example.",
         )
     return [open_site(p, limit=limit) for p in found]

@@ -121,7 +121,7 @@ class VolumeFolder(SiteFolder):
         return next(iter(channels))
 
     def upright_axes(self) -> dict[str, Path]:
-        """Where the axes of the site's volumes point to, where they do so clearly, with one volume each."""
+        """The directions of the axes of the site's volumes, if they are clear, each with one volume."""
         found: dict[str, Path] = {}
         for case in (case for split in SPLITS for case in self.cases[split] if self.compares_axes):
             found.setdefault(_header(self.name, case.image).upright_axes, case.image)
@@ -257,7 +257,7 @@ def _load(site: str, path: Path) -> torch.Tensor:
 
 
 def _told_apart(folder: Path, cases: dict[str, Sequence[Case]]) -> dict[str, Sequence[Case]]:
-    """Named by their files, or where these names repeat, as of ``<patient>/image.nii.gz``, by their paths."""
+    """Name cases by their files, or by their paths if file names repeat, as in ``<patient>/image.nii.gz``."""
     names = [case.name for split in cases.values() for case in split]
     if len(set(names)) == len(names):
         return cases

@@ -1,4 +1,4 @@
-"""Whether what is given for an argument is of the kind that its annotation asks for."""
+"""Checks that arguments have the types of their annotations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDS = {
 
 
 def check_arguments(name: str, factory: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Check arguments that come from a command line or a job, where ``no`` is text and would count as true.
+    """Check arguments from a command line or a job, where the text ``no`` would count as true.
 
     Annotations made of bool, int, float, str, None, literals and sequences of these are checked; what has
     another one is left to ``factory``.

@@ -1,4 +1,4 @@
-"""What a site uses in the place of layers that each site keeps, where it has none of its own."""
+"""Norm layers for a site that has none of its own, where each site keeps its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 class KeepsNorms(Method):
-    """A method that keeps entries of norm layers at the site, and what a site without any is scored with.
+    """A method that keeps entries of norm layers at the site; base class of FedBN and SiloBN.
 
     Args:
         unseen: ``"none"``, such a site gets no score; ``"average"``, the average of the sites' entries,
@@ -57,11 +57,9 @@ class KeepsNorms(Method):
         )
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """The entries up, and what stands in for them."""
         return SitePart() if self.unseen == "none" else _StandIns(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange | None:
-        """The average of the entries."""
         state = context.network.state_dict()
         shapes = {key: tuple(state[key].shape) for key in self.averaged(context.network)}
         variances = frozenset(key for key in shapes if key.rpartition(".")[2] == "running_var")

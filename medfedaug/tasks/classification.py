@@ -48,7 +48,7 @@ class ClassificationTask(Task):
     def check_site(self, site: SiteFolder) -> None:
         """Check that the site has no class that the federation does not know."""
         if site.task != "classification":
-            raise DataError("has no images in a folder a class", site=site.name, path=site.path)
+            raise DataError("has no images in a folder per class", site=site.name, path=site.path)
         unknown = sorted(set(site.classes) - set(self.classes))
         if unknown:
             raise DataError(
