@@ -142,7 +142,10 @@ def statistics(
     data: Annotated[Path, typer.Option(help="A site's folder, or one that holds several sites' folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="JSON file to write; by default statistics.json in the working folder."),
+        typer.Option(
+            help="JSON file to write, by default statistics.json in the working folder; "
+            "other sites that it holds already are kept."
+        ),
     ] = None,
     limit: Limit = None,
     intensity: Annotated[
@@ -155,8 +158,13 @@ def statistics(
     """Channel statistics of a site's training images, in one streaming pass."""
     from medfedaug.data.scales import uneven_sites
     from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
-    from medfedaug.statistics import save_statistics
+    from medfedaug.statistics import other_statistics, save_statistics
 
+    target = out or Path("statistics.json")
+    try:
+        kept = other_statistics(target, intensity.value)
+    except ValueError as error:
+        raise ConfigError(f"{error}; it is not replaced: choose another file with --out") from error
     single = data.is_dir() and is_site(data) and not is_federation(data)
     sites = [open_site(data, limit=limit)] if single else find_sites(data, limit=limit)
     found = {}
@@ -171,10 +179,14 @@ def statistics(
     out_console.print(table)
     for scales in uneven_sites(sites).values():
         out_console.print(scales.sentence(intensity.value), highlight=False, soft_wrap=True, markup=False)
-    target = out or Path("statistics.json")
-    save_statistics(target, found, intensity.value)
+    try:
+        save_statistics(target, {**kept, **found}, intensity.value)
+    except ValueError as error:
+        raise ConfigError(f"{target}: {error}; choose another file with --out") from error
     of = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
-    out_console.print(f"saved to {target}: of {of}", highlight=False)
+    also = ", ".join(name for name in kept if name not in found)
+    told = f"{target}, which also has {also}" if also else str(target)
+    out_console.print(f"saved to {told}: of {of}", highlight=False)
 
 
 # Options that define a run, the same for a simulation here and for a job that is submitted elsewhere.

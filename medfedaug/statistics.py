@@ -15,6 +15,7 @@ the model:
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,13 @@ from torch import Tensor
 
 from medfedaug.files import parse_versioned, write_versioned
 
-__all__ = ["ChannelStatistics", "channel_statistics", "load_statistics", "save_statistics"]
+__all__ = [
+    "ChannelStatistics",
+    "channel_statistics",
+    "load_statistics",
+    "other_statistics",
+    "save_statistics",
+]
 
 _KIND = "statistics"
 _VERSION = 1
@@ -304,9 +311,12 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
     Raises:
         ValueError: when the file is not such a file, its version is not known, or the statistics of a site
             make no sense; names the file and the site.
-        FileNotFoundError: when there is no such file.
+        FileNotFoundError: when there is no such file; names the command that makes it.
     """
     path = Path(path)
+    if not path.exists():
+        made = f"`medfedaug statistics --data DIR --out {path}` makes it"
+        raise FileNotFoundError(errno.ENOENT, f"no such file; {made}", str(path))
     try:
         sites = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("sites")
         if not isinstance(sites, dict):
@@ -318,6 +328,28 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
     except ValueError as error:  # JSON and Unicode errors are ValueErrors
         raise ValueError(f"{path}: {error}") from error
     return statistics
+
+
+def other_statistics(
+    path: str | os.PathLike[str], intensity: str | None = None
+) -> dict[str, ChannelStatistics]:
+    """What a file holds already, to which the statistics of further sites are to be added.
+
+    Args:
+        path: the file; where there is none, nothing is there.
+        intensity: of what will be added, as in `save_statistics`.
+
+    Raises:
+        ValueError: as `load_statistics`, and when the file's statistics are of images of another intensity.
+    """
+    path = Path(path)
+    if not path.exists():
+        return {}
+    found = load_statistics(path)
+    before = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("intensity")
+    if before and intensity and before != intensity:
+        raise ValueError(f"{path}: its statistics are of {before} images, not of {intensity} ones")
+    return found
 
 
 def _check_sites(statistics: Mapping[str, ChannelStatistics]) -> None:

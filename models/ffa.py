@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug.errors import warn
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
 from medfedaug.models.stage_layer import StageLayer
 
@@ -34,6 +35,9 @@ class FFALayer(StageLayer):
     evaluation it returns its argument itself. It has no parameters, and its buffers are not part of the state
     dict, so that a network has the same checkpoint with and without it. In each round of a federation the
     order is `start_round`, `set_gamma`, training, `statistics`.
+
+    A batch of one image has no variance over the batch: the layer is not active in it, whatever `prob`, and
+    warns, but for `variance="random"`.
 
     Until the first `set_gamma`, :math:`\gamma` is zero, which is the augmentation by the site's own variance.
 
@@ -152,6 +156,10 @@ class FFALayer(StageLayer):
                 f"FFA layer {self.stage}: expected features of shape (B, {self.num_channels}, *spatial), "
                 f"got {list(x.shape)}"
             )
+        if x.shape[0] == 1 and self.variance != "random":
+            if not torch.jit.is_scripting():
+                self._warn_of_single()
+            return x
         if torch.jit.is_scripting():
             return self._augment(x) if float(torch.rand(1)) < self.prob else x
         if torch.compiler.is_compiling():
@@ -159,6 +167,11 @@ class FFALayer(StageLayer):
             return self._augment(x, torch.rand((), device=x.device) < self.prob)
         # The draw is made on the CPU, so that a GPU need not be waited for.
         return self._augment(x) if float(torch.rand(1)) < self.prob else x
+
+    @torch.jit.unused
+    def _warn_of_single(self) -> None:
+        if not torch.compiler.is_compiling():
+            warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
 
     def _augment(self, x: Tensor, active: Tensor | None = None) -> Tensor:
         """Algorithm 2 for an active layer; with `active`, the same or nothing, decided by its value."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from medfedaug.errors import MedFedAugWarning
 from medfedaug.models import FFALayer
 
 SHAPES = [(4, 3, 9), (4, 3, 6, 5), (3, 3, 4, 5, 3)]
@@ -378,3 +379,17 @@ def test_compiles_to_one_graph():
     torch.testing.assert_close(layer.running_std, reference.running_std)
     layer.eval()
     assert torch.equal(compiled(x), x)
+
+
+@pytest.mark.parametrize("variance", ["adaptive", "direct", "client", "random"])
+def test_a_batch_of_one_image_is_no_active_one(variance, recwarn):
+    layer = FFALayer(3, prob=1.0, variance=variance)
+    layer.set_gamma(*SHARED)
+    outputs = [layer(features((1, 3, 6, 5), seed=step)) for step in range(3)]
+    active = variance == "random"
+    assert layer.num_active_batches == layer.sampled_std_count / 3 == (3 if active else 0)
+    assert torch.equal(outputs[0], features((1, 3, 6, 5), seed=0)) != active
+    assert torch.equal(layer.running_mean, torch.zeros(3)) != active
+    told = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
+    assert bool(told) != active
+    assert all("batch of one image" in text for text in told)

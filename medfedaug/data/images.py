@@ -20,6 +20,7 @@ from medfedaug.errors import DataError
 
 __all__ = ["IMAGE_SUFFIXES", "ImageFolder", "class_cases", "published_split"]
 
+_DEEP = (".png", ".tif", ".tiff")  # formats that may hold more than 8 bits
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 
 # Of the published training lists: the first part trains, the rest validates (FedBN's and FedFA's protocol).
@@ -61,6 +62,8 @@ class ImageFolder(SiteFolder):
         for case in (case for split in SPLITS for case in self.cases[split]):
             if not case.image.is_file():
                 raise DataError("a listed image is missing", site=self.name, path=case.image)
+            if case.image.suffix.lower() not in _DEEP:
+                continue
             status = case.image.stat()
             try:
                 _known_kind(case.image.absolute(), status.st_mtime_ns, status.st_size)

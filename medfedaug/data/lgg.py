@@ -18,6 +18,7 @@ from medfedaug.errors import DataError
 
 __all__ = ["LGGSite", "lgg_multisite"]
 
+_INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
 _FLAIR = 1  # of the three channels: before contrast, FLAIR, after contrast
 
@@ -90,8 +91,19 @@ def lgg_multisite(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0)
             (`medfedaug.data.splits.fold_patients`); a site that does not train is tested in every fold.
         fold: which of them is tested, counted from 1.
         fold_seed: of the shuffle before the patients are dealt to the folds.
+
+    Raises:
+        DataError: for a site with a ``dataset.json`` that is none of the five.
     """
     prepared = sorted(p.parent for p in root.glob("*/dataset.json"))
+    for folder in prepared:
+        if folder.name not in _INSTITUTIONS:
+            raise DataError(
+                f"no site of LGG, whose sites are {', '.join(_INSTITUTIONS)}",
+                site=folder.name,
+                path=folder,
+                hint="Train on sites of your own with `medfedaug simulate --data DIR`.",
+            )
     sites: list[SiteFolder] = [VolumeFolder.open(folder) for folder in prepared]
     sites = sites or _published(root)
     return sites if not folds else [_in_fold(site, folds, fold, fold_seed) for site in sites]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from medfedaug.config import SCALING, RunConfig, derive_seed
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.messages import shared_keys
 from medfedaug.methods import Method, build_methods
 from medfedaug.models import build_network
@@ -30,6 +30,9 @@ class Composition:
         for method in self.methods:
             if config.task not in method.tasks:
                 raise ConfigError(f"{method.name} is defined for {' and '.join(method.tasks)} alone")
+        idle = [method.name for method in self.methods if method.needs_batch]
+        if idle and config.batch_size == 1:
+            warn(f"{', '.join(idle)}: nothing happens with a batch of one image; choose a larger batch size")
         # Forked, so that building a network does not disturb a caller's own random numbers.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, "network"))

@@ -447,6 +447,8 @@ class Method:
     """The tasks that the method is defined for."""
     mixes_labels: ClassVar[bool] = False
     """Whether an image of a batch may have the labels of several."""
+    needs_batch: bool = False
+    """Whether it does nothing with a batch of one image, which has no other to vary or mix it with."""
     needs_labels: ClassVar[bool] = False
     """Whether the method looks at the label of each image of a batch, so that none may be mixed."""
     personalises: ClassVar[bool] = False

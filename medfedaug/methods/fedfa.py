@@ -96,6 +96,7 @@ class FedFA(Method):
         self.stages = stages
         self.noise = noise
         self.variance = variance
+        self.needs_batch = variance != "random"
         self.layer_args: dict[str, Any] = {
             "prob": prob,
             "momentum": momentum,

@@ -34,6 +34,7 @@ class ManifoldMixUp(Method):
     """
 
     name = "manifold_mixup"
+    needs_batch = True
     mixes_labels = True
 
     def __init__(self, alpha: float = 2.0, stages: Sequence[int | str] | None = None) -> None:

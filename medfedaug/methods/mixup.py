@@ -43,6 +43,7 @@ class MixUp(Method):
     """
 
     name = "mixup"
+    needs_batch = True
     mixes_labels = True
 
     def __init__(self, alpha: float = 0.2) -> None:

@@ -33,6 +33,7 @@ class MoEx(Method):
     """
 
     name = "moex"
+    needs_batch = True
     mixes_labels = True
 
     def __init__(
