@@ -7,9 +7,14 @@ import pytest
 import torch
 from PIL import Image
 from reference import assert_models, assert_same, copied, descend, federated_averaging, mean
+from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from medfedaug.data.sites import open_site
+from medfedaug.errors import ConfigError
+from medfedaug.methods import (
+    FedBN,
+)
 
 UNEVEN = [("A", "B"), ("A",), ("A", "B")]
 SIZES = {"A": 5, "B": 10, "C": 10}
@@ -143,3 +148,21 @@ def test_beside_fedfd_a_too(federate, method, unseen):
     plain = federation(federate, method, "none", ",fedfd_a")
     for found, expected in zip(run.models, plain.models, strict=True):  # it changes nothing for who trains
         assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def test_fedbn_keeps_norm_layers_by_type_not_by_name():
+    class Oddly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn_conv = nn.Conv2d(1, 2, 1)  # a word in a key proves nothing
+            self.downsample = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
+            self.last = nn.InstanceNorm3d(2, affine=True)
+            self.plain = nn.InstanceNorm2d(2)
+
+    kept = FedBN().kept_at_site(Oddly())
+    batch = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    expected = {f"downsample.1.{key}" for key in batch}
+    expected |= {"downsample.2.weight", "downsample.2.bias", "last.weight", "last.bias"}
+    assert kept == expected
+    with pytest.raises(ConfigError, match=r"has none.*norm='batch'"):
+        FedBN().kept_at_site(nn.Conv2d(1, 1, 1))

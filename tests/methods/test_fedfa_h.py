@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from monai.networks.nets import BasicUNet
 from reference import assert_same, copied, descend, entries, images_of, mean
+
+from medfedaug import functional as F
+from medfedaug.methods import (
+    FedFA,
+    FedFAh,
+)
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import build_network, ffa_layers
 
 BINS, TAU, WEIGHT = 4, 0.8, 0.05
 
@@ -103,3 +112,116 @@ def test_the_term_moves_the_model(federate):
     without = federate("fedavg", plan=PLAN[:2], rounds=2, **NETWORK)
     moved = [(with_term.models[2][key] - value).abs().max() for key, value in without.models[2].items()]
     assert float(max(moved)) > 1e-3
+
+
+def unet():
+    return BasicUNet(spatial_dims=2, in_channels=1, out_channels=2, features=(4, 8, 8, 8, 8, 4), norm="batch")
+
+
+def histogram_site(images, **args):
+    """A site of FedFAʰ whose network is a U-Net and whose training set is ``images`` in batches of two."""
+    torch.manual_seed(0)
+    network = unet()
+    method = FedFAh(**args)
+    context = SiteContext(
+        "A", network, num_samples=lambda: len(images), training_images=lambda: iter(images.split(2))
+    )
+    return network, method, method.at_site(context)
+
+
+@pytest.mark.parametrize("samples", ["images", "pixels"])
+def test_fedfa_h_histogram_is_equations_11_and_12_over_the_training_set(samples):
+    # Plainly different images, or rounding is what fills the bins.
+    images = torch.rand(5, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    images = images * torch.tensor([1.0, 9.0, 3.0, -4.0, 30.0])[:, None, None, None]
+    network, _, site = histogram_site(images, bins=6, tau=0.1, samples=samples, stage=1)
+    found = site.collect()["histogram"].double()
+
+    features = {}
+    network.down_1.max_pooling.register_forward_hook(lambda m, i, o: features.update(z=o.detach().double()))
+    network.eval()(images)
+    z = (
+        features["z"].mean(dim=(2, 3))
+        if samples == "images"
+        else features["z"].permute(0, 2, 3, 1).flatten(0, 2)
+    )
+    scaled = (z - z.amin(0)) / (z.amax(0) - z.amin(0)).clamp_min(1e-30)
+    bins = 6
+    cuts = [index / (bins - 2) for index in range(bins - 1)]
+    bias = torch.tensor([-sum(cuts[:index]) for index in range(bins)], dtype=torch.float64)
+    logits = (scaled[..., None] * torch.arange(1, bins + 1) + bias) / 0.1
+    expected = torch.softmax(logits, dim=-1).mean(dim=0)
+    alive = (z.amax(0) - z.amin(0)) > 1e-2
+    assert int(alive.sum()) >= 2
+    torch.testing.assert_close(found[alive], expected[alive], rtol=1e-3, atol=1e-4)
+
+
+def test_fedfa_h_gives_the_same_histogram_when_it_cannot_keep_the_features(monkeypatch):
+    images = torch.rand(5, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    kept = histogram_site(images)[2].collect()["histogram"]
+    monkeypatch.setattr("medfedaug.methods.fedfa_h._KEPT_BYTES", 0)
+    torch.testing.assert_close(histogram_site(images)[2].collect()["histogram"], kept)
+
+
+def test_fedfa_h_loss_is_lambda_times_the_divergence_and_moves_the_encoder():
+    images = torch.rand(4, 1, 32, 32, generator=torch.Generator().manual_seed(2))
+    network, method, site = histogram_site(images, weight=0.5, tau=2.0)
+    network.train()
+    step = Step(network, images, images, network(images))
+    assert site.loss(step) is None  # the first round has nothing to align with
+    histogram = site.collect()["histogram"]
+    target = torch.softmax(torch.randn(histogram.shape, generator=torch.Generator().manual_seed(3)), dim=1)
+    site.apply({"histogram": target})
+    # Batch statistics and running statistics are far apart in an untrained network, and bins then empty.
+    site.low, site.high = torch.full((8,), -3.0), torch.full((8,), 3.0)
+    network.train()
+    features = {}
+    hook = network.down_4.register_forward_hook(lambda m, i, o: features.update(z=o.mean(dim=(2, 3))))
+    step = Step(network, images, images, network(images))
+    hook.remove()
+    own = F.soft_histogram(features["z"], 8, 2.0, site.low, site.high).double()
+    kl = 0.5 * ((own * (own / target).log()).sum(1) + (target * (target / own).log()).sum(1)).mean()
+    loss = site.loss(step)
+    assert float(loss.detach()) == pytest.approx(float(method.weight * kl.detach()), rel=1e-4)
+    loss.backward()
+    gradient = network.conv_0.conv_0.conv.weight.grad
+    assert bool(torch.isfinite(gradient).all())
+    assert float(gradient.abs().max()) > 0
+
+
+def test_fedfa_plus_aligns_the_augmented_features():
+    images = torch.rand(4, 1, 32, 32)
+    network = FedFA(prob=1.0).prepare_network(unet())
+    site = FedFAh().at_site(SiteContext("A", network))
+    seen = {}
+    layer = ffa_layers(network)["enc5"]
+    layer.register_forward_hook(lambda m, i, o: seen.update(before=i[0], after=o))
+    network.train()(images)
+    assert not torch.equal(seen["before"], seen["after"])
+    torch.testing.assert_close(site._features, seen["after"].flatten(2).mean(2))
+
+
+def test_fedfa_h_server_averages_and_refuses_what_is_no_histogram():
+    server = FedFAh(bins=2).every_round(ServerContext(unet(), 1))
+    assert server.shapes == {"histogram": (8, 2)}
+    a, b = torch.tensor([[0.2, 0.8]]).repeat(8, 1), torch.tensor([[0.6, 0.4]]).repeat(8, 1)
+    for site, histogram in (("A", a), ("B", b)):
+        server.check({"histogram": histogram})
+        server.accept(site, {"histogram": histogram})
+    torch.testing.assert_close(server.result()["histogram"], (a + b) / 2)
+    server.accept("A", {"histogram": b})
+    torch.testing.assert_close(server.result()["histogram"], b)
+    for wrong in (a * 1e30, a - 0.3, torch.zeros(8, 2)):
+        with pytest.raises(ValueError, match="not histograms"):
+            server.check({"histogram": wrong})
+
+
+@pytest.mark.parametrize(
+    ("network", "args", "both_ways"),
+    [("alexnet", {}, 16), ("basicunet", {"features": (32, 64, 128, 256, 512, 32)}, 32)],
+)
+def test_histogram_payload_is_the_papers(network, args, both_ways):
+    net = build_network(network, in_channels=3, out_channels=10, **args)
+    server = FedFAh().every_round(ServerContext(net, 3))
+    channels, bins = server.shapes["histogram"]
+    assert 2 * 4 * channels * bins == both_ways * 1024

@@ -7,10 +7,16 @@ import json
 import nibabel
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
+from torch import nn
 
-from medfedaug.statistics import load_statistics
+from medfedaug.methods import (
+    FedRDN,
+)
+from medfedaug.methods.base import ServerContext, SiteContext
+from medfedaug.statistics import ChannelStatistics, load_statistics
 
 SIZE = 16
 
@@ -129,3 +135,53 @@ def test_a_site_that_joins_late_is_drawn_from_then_on(federate):
         images = pixels(run, site)
         found = batches.assert_images(*((images - mean) / std for mean, std in pairs))
         assert set(found) == ({0, 1} if round_ < 3 else {0, 1, 2})
+
+
+def test_fedrdn_exchange_gives_every_site_all_pairs():
+    own = {
+        "A": ChannelStatistics([1.0, 2.0], [0.5, 0.25], 3),
+        "B": ChannelStatistics([-1.0, 0.1], [2.0, 4.0], 7),
+    }
+    method = FedRDN()
+    server = method.before_training(ServerContext(nn.Identity(), in_channels=2))
+    sites = {name: method.at_site(SiteContext(name, nn.Identity(), lambda s=s: s)) for name, s in own.items()}
+    for name, site in sites.items():
+        payload = site.before_training.collect()
+        assert {key: tuple(value.shape) for key, value in payload.items()} == server.shapes
+        server.check(payload)
+        server.accept(name, payload)
+    for name, site in sites.items():
+        site.before_training.apply(server.result())
+        assert site.pairs == own
+        image = torch.ones(2, 4, 4)
+        (evaluation,) = site.transforms(training=False)
+        expected = (image - own[name].mean[:, None, None]) / own[name].std[:, None, None]
+        torch.testing.assert_close(torch.as_tensor(evaluation({"image": image})["image"]), expected.float())
+    assert server.channel_statistics() == own
+
+
+def test_fedrdn_at_a_site_that_joined_no_exchange_uses_its_own():
+    own = ChannelStatistics([3.0], [2.0], 1)
+    site = FedRDN().at_site(SiteContext("late", nn.Identity(), lambda: own))
+    (evaluation,) = site.transforms(training=False)
+    assert float(torch.as_tensor(evaluation({"image": torch.full((1, 2, 2), 7.0)})["image"])[0, 0, 0]) == 2.0
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, 1e30])
+def test_fedrdn_refuses_a_deviation_that_cannot_divide(std):
+    server = FedRDN().before_training(ServerContext(nn.Identity(), in_channels=1))
+    with pytest.raises(ValueError, match="standard deviation"):
+        server.check({"mean": torch.zeros(1), "std": torch.tensor([std]), "count": torch.ones(1)})
+
+
+def test_fedrdn_v_uses_the_average_pair_in_training_and_at_test():
+    pairs = {"A": ChannelStatistics([1.0], [1.0], 1), "B": ChannelStatistics([3.0], [5.0], 1)}
+    site = FedRDN(average=True).at_site(SiteContext("A", nn.Identity(), lambda: pairs["A"]))
+    server = FedRDN().before_training(ServerContext(nn.Identity(), 1))
+    for name, pair in pairs.items():
+        server.accept(name, {"mean": pair.mean, "std": pair.std, "count": torch.ones(1)})
+    site.before_training.apply(server.result())
+    for training in (True, False):
+        (transform,) = site.transforms(training=training)
+        found = torch.as_tensor(transform({"image": torch.full((1, 2, 2), 8.0)})["image"])
+        torch.testing.assert_close(found, torch.full((1, 2, 2), (8.0 - 2.0) / 3.0))
