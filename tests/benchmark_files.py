@@ -7,6 +7,7 @@ import gzip
 import json
 import pickle
 import struct
+import zlib
 from pathlib import Path
 
 import nibabel
@@ -26,7 +27,8 @@ def counts(sites):
 
 def picture(path: Path, value: int = 0, mode: str = "RGB", size: int = 8) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(value).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    place = zlib.crc32("/".join(path.parts[-3:]).encode())  # no two pictures of a site are the same
+    pixels = np.random.default_rng([value, place]).integers(0, 256, (size, size, 3), dtype=np.uint8)
     Image.fromarray(pixels).convert(mode).save(path)
 
 

@@ -1,7 +1,7 @@
 """Many runs of one preset: every combination of methods, settings, held-out sites, folds and seeds.
 
-`plan` lists the runs, `run_all` makes those that are not there yet, and `medfedaug.experiments.tables` makes
-tables of them.
+`plan` lists the runs, `run_all` makes those that are missing, and `medfedaug.experiments.tables` writes their
+tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig
+from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import (
     BENCHMARKS,
@@ -42,6 +42,7 @@ from medfedaug.simulate import check_device, simulate
 __all__ = [
     "Axis",
     "PlannedRun",
+    "difference",
     "find_data",
     "parse_axis",
     "parse_methods_list",
@@ -56,6 +57,8 @@ BASE = "base"  # the variant that is the preset itself
 # What a sweep decides by itself, or what follows from the data.
 _NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "threads", "limit")
 _SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
+# What the data and the machine decide.
+_FROM_ELSEWHERE = ("task", "classes", "in_channels", "threads")
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,15 @@ class PlannedRun:
     """One run of a sweep.
 
     Args:
-        methods: the combination, as it was asked for.
-        settings: those that differ from the preset, and their values as text, sorted.
-        config: the run.
-        data: the data set's options.
-        reduced: by what it falls short of the preset: a share of the rounds, a limit of cases; empty for
-            nothing.
+        methods: the combination of methods, as the user wrote it.
+        settings: names and values, as text, of the settings that differ from the preset; sorted.
+        config: the configuration of the run.
+        data: the options of the data set.
+        reduced: how the run is smaller than the preset's (a share of the rounds, a limit of cases); empty if
+            it is not.
         held_out: the site that is left out; empty for none.
-        fold: the fold that is tested; 0 for none.
-        folds: of how many.
+        fold: number of the fold that is tested; 0 without folds.
+        folds: number of folds.
     """
 
     methods: str
@@ -85,7 +88,7 @@ class PlannedRun:
 
     @property
     def variant(self) -> str:
-        """The settings in one string; empty for the preset itself."""
+        """The settings as one string; empty for the preset itself."""
         return ",".join(f"{name}={value}" for name, value in self.settings)
 
     @property
@@ -103,7 +106,7 @@ class PlannedRun:
         return Path(self.methods) / (variant or BASE) / f"seed-{self.seed}"
 
     def data_folder(self, benchmark: str) -> Path:
-        """Where its data's marker lies in the sweep's folder; the name tells options and, last, the fold."""
+        """The folder of the data's marker inside the sweep's, named after the data's options and the fold."""
         defaults = BENCHMARKS[benchmark].options
         told = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
         name = "_".join([benchmark, *(f"{key}-{shown(value)}" for key, value in told.items())])
@@ -149,23 +152,26 @@ def plan(
     limit: int | None = None,
     threads: int = 0,
 ) -> list[PlannedRun]:
-    """The runs of a sweep, seed by seed, so that one that is stopped early has compared all its methods.
+    """List the runs of a sweep: all with the first seed, then all with the second, and so on.
+
+    A sweep that is stopped early has thus compared all its methods.
 
     Args:
         preset: the protocol.
-        root: the folder with the data set's files, or one that holds it under the data set's name.
+        root: the folder with the data set's files, or a folder that contains it under the data set's name.
         methods: combinations of methods.
-        seeds: how many; they are 0, 1, ...
-        axes: settings that take several values. One of a method concerns the combinations that have it.
-        holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrules a preset that does so.
-        folds: 0, or how many folds by patient.
+        seeds: number of seeds; they are 0, 1, ...
+        axes: settings that take several values. An argument of a method applies to the combinations that
+            contain the method.
+        holdout: sites to leave out in turn, or ``"all"``; ``"none"`` for a preset that would leave sites out.
+        folds: number of folds by patient; 0 for none.
         scale: share of the preset's rounds.
         limit: at most this many cases per split and site.
         threads: as in `RunConfig`.
 
     Raises:
-        ConfigError: for settings that nothing has, and methods that do not go together.
-        DataError: when the data are not there.
+        ConfigError: for unknown settings, and methods that cannot be combined.
+        DataError: when the data are missing.
     """
     if seeds < 1:
         raise ConfigError(f"at least one seed is needed, got {seeds}")
@@ -318,20 +324,20 @@ def run_all(
     events, one JSON object per line.
 
     Args:
-        runs: of `plan`.
-        preset: theirs.
+        runs: the runs, from `plan`.
+        preset: their protocol.
         root: as for `plan`.
         out: the sweep's folder.
-        engine: ``"inprocess"``, with which all runs of a process share the decoded images, or ``"nvflare"``.
-        device: the sites' device.
-        jobs: runs at the same time, each in a process; 1 for none but this one.
+        engine: ``"inprocess"``, where all runs of a process share the decoded images, or ``"nvflare"``.
+        device: the device of all sites.
+        jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
         memory: bytes of decoded images that a process keeps.
-        on_event: told ``{"event": "run", "folder": ..., "number": n, "of": n}`` when a run is finished or was
-            before, ``{"event": "failed", "folder": ..., "reason": ...}``, and with one job also the run's
-            own events.
+        on_event: called with ``{"event": "run", "folder": ..., "number": n, "of": n}`` for each run that is
+            finished now or was finished before, with ``{"event": "failed", "folder": ..., "reason": ...}``,
+            and with one job also with the events of each run.
 
     Returns:
-        The folders of failed runs with the reason.
+        The folders of failed runs, each with the reason.
     """
     if jobs > 1 and engine != "inprocess":
         raise ConfigError("several jobs need --engine inprocess: NVFlare's sites are processes already")
@@ -368,11 +374,19 @@ def _check_folder(out: Path) -> None:
         raise ConfigError(f"{there} is not of a benchmark; choose another folder, or move the file away")
 
 
-def _is_of_other_data(results: Path, benchmark: str, run: PlannedRun) -> bool:
-    """Whether a finished run had other options of the data set: those of a preset before it changed."""
-    recorded = json.loads(results.read_text()).get("data_options")  # an earlier release recorded none
+def difference(results: Path, benchmark: str, run: PlannedRun) -> str:
+    """What a finished run has that its plan has not: ``"data"``, ``"settings"`` or nothing.
+
+    The folder does not tell: a preset may have been another one when the run was made.
+    """
+    record = json.loads(results.read_text())
     defaults = BENCHMARKS[benchmark].options
-    return recorded is not None and {**defaults, **recorded} != {**defaults, **run.data}
+    options = record.get("data_options")  # an earlier release recorded none
+    if options is not None and {**defaults, **options} != {**defaults, **run.data}:
+        return "data"
+    made = RunConfig.from_dict(recorded_settings(record))
+    fields = (field.name for field in dataclasses.fields(RunConfig) if field.name not in _FROM_ELSEWHERE)
+    return "settings" if any(getattr(made, name) != getattr(run.config, name) for name in fields) else ""
 
 
 def _run(
@@ -387,8 +401,8 @@ def _run(
     """Make one run; return the reason if it failed."""
     folder = out / run.folder
     finished = (folder / RESULTS).exists()
-    if finished and _is_of_other_data(folder / RESULTS, benchmark, run):
-        return f"{folder} holds a finished run on other data; choose another folder"
+    if finished and (other := difference(folder / RESULTS, benchmark, run)):
+        return f"{folder} holds a finished run with other {other}; choose another folder"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         log = None if finished else stack.enter_context(open(f"{folder}.log", "a", encoding="utf-8"))

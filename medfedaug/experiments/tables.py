@@ -16,7 +16,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.cross_site import cross_site
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.published import PrintedScore, Published, published_rows
-from medfedaug.experiments.sweep import PlannedRun
+from medfedaug.experiments.sweep import PlannedRun, difference
 from medfedaug.federation.output import RESULTS
 from medfedaug.methods import parse_methods
 
@@ -161,7 +161,7 @@ def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
         )
     limits = {run.config.limit for run in runs} - {None}
     if limits:
-        notes.append(f"REDUCED, not the paper's data: at most {_join(limits)} cases of each split a site.")
+        notes.append(f"REDUCED, not the paper's data: at most {_join(limits)} cases per split and site.")
     settings = set.intersection(*({f"{k}={v}" for k, v in run.settings} for run in runs))
     if settings:
         notes.append(f"Not the protocol's, in all runs: {_join(settings)}.")
@@ -185,17 +185,18 @@ def write_tables(
     """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
 
     Args:
-        runs: of `medfedaug.experiments.sweep.plan`.
-        preset: theirs.
+        runs: the runs, from `medfedaug.experiments.sweep.plan`. Finished ones whose data or settings are not
+            those of the plan are left out.
+        preset: their protocol.
         out: the sweep's folder.
-        data: the folder with the data set's files, or one that holds it under the data set's name: the page
-            then also shows images; ``None`` for no images.
-        across: also test the sites' local models at every site (`medfedaug.experiments.cross_site`).
-        device: where to compute that.
+        data: the folder with the data set's files, or a folder that contains it under the data set's name, if
+            the report is to show images; ``None`` for no images.
+        across: whether to test the sites' local models at every site (`medfedaug.experiments.cross_site`).
+        device: the device for that.
 
     Returns:
-        The tables by name (``table``, and where there is something to show ``patients``, ``published`` and
-        ``cross_site``), and what a reader must know of all of them, which the files have below each.
+        The tables by name (``table``, and if there is something to show ``patients``, ``published`` and
+        ``cross_site``), and the notes that the files have below each table.
 
     Raises:
         ConfigError: when no run is finished.
@@ -205,7 +206,7 @@ def write_tables(
     loaded = [
         (run, _as_planned(run, preset, load_run(out / run.folder)))
         for run in runs
-        if (out / run.folder / RESULTS).exists()
+        if (results := out / run.folder / RESULTS).exists() and not difference(results, preset.benchmark, run)
     ]
     if not loaded:
         raise ConfigError(f"{out}: no run is finished")
