@@ -25,6 +25,8 @@ from medfedaug.methods import parse_methods, registry
 from medfedaug.models import networks
 from medfedaug.simulate import configure
 
+pytest_plugins = ["results"]  # runs that tests of the analysis read
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TINY_NETWORK = {"features": [4, 8, 8, 8, 8, 4]}
 

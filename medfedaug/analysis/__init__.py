@@ -2,27 +2,21 @@
 
 from medfedaug.analysis.alpha import alpha_by_layer, interpolation_weights
 from medfedaug.analysis.features import alignment, feature_picture, site_features, uniformity
+from medfedaug.analysis.grouping import Tested, group_runs, pool_runs
+from medfedaug.analysis.patient_table import PatientRow, PatientTable, patient_table
 from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report import write_report
-from medfedaug.analysis.runs import Run, Tested, find_runs, group_runs, load_run, pool_runs
+from medfedaug.analysis.runs import Run, find_runs, load_run
+from medfedaug.analysis.score_table import Row, Score, Table, summary_table
 from medfedaug.analysis.significance import (
     PairedTest,
     PatientTest,
-    bootstrap_interval,
     compare_patients,
     detectable_difference,
     paired_t_test,
-    wilcoxon_signed_rank,
+    sign_flip_test,
 )
-from medfedaug.analysis.tables import (
-    PatientRow,
-    PatientTable,
-    Row,
-    Score,
-    Table,
-    patient_table,
-    summary_table,
-)
+from medfedaug.analysis.verdict import Verdict, judge
 
 __all__ = [
     "PairedTest",
@@ -34,9 +28,9 @@ __all__ = [
     "Score",
     "Table",
     "Tested",
+    "Verdict",
     "alignment",
     "alpha_by_layer",
-    "bootstrap_interval",
     "compare_patients",
     "detectable_difference",
     "feature_picture",
@@ -44,15 +38,16 @@ __all__ = [
     "gamma_by_layer",
     "group_runs",
     "interpolation_weights",
+    "judge",
     "learning_curves",
     "load_run",
     "metric_by_bytes",
     "paired_t_test",
     "patient_table",
     "pool_runs",
+    "sign_flip_test",
     "site_features",
     "summary_table",
     "uniformity",
-    "wilcoxon_signed_rank",
     "write_report",
 ]

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from medfedaug.analysis.runs import Run, group_runs
+from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.runs import Run
 
 __all__ = ["gamma_by_layer", "learning_curves", "metric_by_bytes"]
 

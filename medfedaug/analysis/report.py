@@ -15,10 +15,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from medfedaug._version import __version__
+from medfedaug.analysis.comparison import MIN_PATIENTS
+from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.page import POLICY, STYLE, add, details, figure, table
+from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
-from medfedaug.analysis.runs import BASELINE, Run, experiment, find_runs, group_runs, load_run
-from medfedaug.analysis.tables import MIN_PATIENTS, MOST_SITES, patient_table, summary_table
+from medfedaug.analysis.runs import BASELINE, Run, find_runs, load_run
+from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.analysis.text import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.files import write_atomic

@@ -54,7 +54,7 @@ def image_sections(
 
     Args:
         body: of the page.
-        groups: the runs (`medfedaug.analysis.runs.group_runs`).
+        groups: the runs (`medfedaug.analysis.grouping.group_runs`).
         data: a site's folder, one that holds the sites' folders, or the files of the runs' benchmark.
         device: where to compute.
 

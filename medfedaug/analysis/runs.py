@@ -1,30 +1,25 @@
-"""`Run`: a finished run, read from its ``results.json`` and checked; runs grouped by what they compare."""
+"""`Run`: a finished run, read from its ``results.json`` and checked."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.inputs import SCALED, Input, recorded_input
 from medfedaug.checks import is_number
 from medfedaug.config import recorded_settings
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import DataError
 from medfedaug.scores import mean_score
 
-__all__ = ["BASELINE", "Run", "Tested", "experiment", "find_runs", "group_runs", "load_run", "pool_runs"]
+__all__ = ["BASELINE", "Run", "find_runs", "load_run"]
 
 RESULTS = "results.json"
 BASELINE = "fedavg"
 
-# Runs that differ in these alone are repetitions of one experiment.
-_REPETITION = ("seed", "threads")
-_REPETITION_OF_DATA = ("fold", "fold_seed")
 # How a folder that is no benchmark's tells its fold: lgg_fold3.
 _FOLD = re.compile(r"(?P<data>.+)[-_.]fold[-_]?(?P<fold>\d+)", re.IGNORECASE)
 
@@ -49,7 +44,8 @@ class Run:
         untested: sites that could not be tested, with the reason.
         options: of the data: ``fold``, for one.
         input: what the network was shown.
-        in_turn: whether the run is one of several that leave out a site each, in turn; `group_runs` says so.
+        in_turn: whether the run is one of several that leave out a site each, in turn;
+            `medfedaug.analysis.grouping.group_runs` says so.
         context: what else the file says about the run: ``engine``, ``data``, ``seconds``, and the bytes that
             the methods' exchange before training took.
     """
@@ -304,180 +300,3 @@ class _Checker:
 def _finite(value: Any) -> float | None:
     """The number, or ``None`` for anything that is none (nothing to score, NaN)."""
     return float(value) if is_number(value) else None
-
-
-def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Put together the runs that differ by seed, fold or held-out site alone, FedAvg first.
-
-    Runs that leave out one site each, and not all the same one, are taken as leaving out each in turn: they
-    are about the sites that they left out. Where two groups use the same methods, their labels tell the
-    settings that differ.
-
-    Args:
-        runs: runs of one metric.
-
-    Returns:
-        The runs of each label, by seed, fold and held-out site.
-
-    Raises:
-        ConfigError: for no run, for different metrics, for one experiment given twice, or for a case of a
-            site that several folds of a seed have tested.
-    """
-    if not runs:
-        raise ConfigError("no run given")
-    first = runs[0]
-    for run in runs:
-        if run.metric != first.metric:
-            raise ConfigError(f"{first.path} scores {first.metric}, {run.path} scores {run.metric}")
-    groups: dict[str, list[Run]] = {}
-    for run in _in_turn(runs):
-        groups.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
-    labelled: dict[str, list[Run]] = {}
-    for members in groups.values():
-        members.sort(key=_order)
-        for one, other in pairwise(members):
-            if one.repetition == other.repetition:
-                raise ConfigError(f"{one.path} and {other.path} are one experiment with the same {one.name}")
-        _check_folds(members)
-        examples = [group[0] for group in groups.values()]
-        alike = [run for run in examples if run.methods == members[0].methods]
-        mixed = len({run.in_turn for run in examples}) > 1  # the same column holds two different things
-        labelled[_label(members[0], alike, ["holdout"] if mixed else [])] = members
-    order = sorted(labelled, key=lambda label: labelled[label][0].methods != (BASELINE,))
-    return {label: labelled[label] for label in order}
-
-
-def _order(run: Run) -> tuple[Any, ...]:
-    return run.seed, len(run.fold or ""), run.fold or "", run.held_out  # fold 10 after fold 2
-
-
-def _in_turn(runs: Sequence[Run]) -> list[Run]:
-    """The runs, those that leave out one site each marked where different ones are left out."""
-    alone = [run for run in runs if len(run.held_out) == 1]
-    if not any(run.in_turn for run in alone):
-        turns: dict[str, set[str]] = {}
-        for run in alone:
-            alike = json.dumps(_settings(replace(run, in_turn=True)), sort_keys=True)
-            turns.setdefault(alike, set()).add(run.held_out[0])
-        if not any(len(sites) > 1 for sites in turns.values()):
-            return list(runs)
-    return [replace(run, in_turn=True) if len(run.held_out) == 1 else run for run in runs]
-
-
-def _check_folds(members: Sequence[Run]) -> None:
-    tested: dict[tuple[int, str, str], Run] = {}
-    for run in members:
-        if run.in_turn and run.options.get("unseen"):
-            continue  # every fold tests the whole site
-        for site in run.tested:
-            for case in run.case_scores.get(site, {}):
-                other = tested.setdefault((run.seed, site, case), run)
-                if other is not run:
-                    raise ConfigError(
-                        f"{other.path} and {run.path} both test case {case} of site {site}: folds test every "
-                        "case once"
-                    )
-
-
-@dataclass(frozen=True)
-class Tested:
-    """The test scores of one seed: of its run, or of those of its folds and held-out sites.
-
-    Attributes:
-        seed: the seed.
-        parts: fold and held-out site of each run; ``{(None, "")}`` for a run that is none of several.
-        sites: score of each training site over the cases of all folds, of which every one is tested once; or
-            of each site when it was left out, with all its cases in every fold where the data say so.
-        unseen: score of each unseen site; a case that several runs test counts with the mean of its scores.
-        mean: mean over ``sites``, unweighted.
-        untested: sites of ``sites`` that could not be tested in some run, with the reason.
-    """
-
-    seed: int
-    parts: frozenset[tuple[str | None, str]]
-    sites: dict[str, float | None]
-    unseen: dict[str, float | None]
-    mean: float | None
-    untested: dict[str, str]
-
-
-def pool_runs(runs: Sequence[Run]) -> list[Tested]:
-    """Test scores by seed, the folds and held-out sites of a seed pooled.
-
-    Args:
-        runs: those of one label of `group_runs`.
-    """
-    by_seed: dict[int, list[Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run.seed, []).append(run)
-    return [_pool(seed, members) for seed, members in sorted(by_seed.items())]
-
-
-def _pool(seed: int, members: Sequence[Run]) -> Tested:
-    parts = frozenset(run.part for run in members)
-    untested = {
-        site: reason for run in members for site, reason in run.untested.items() if site in run.tested
-    }
-    about = dict.fromkeys(sorted(site for run in members for site in run.tested))
-    sites = {site: _score([run for run in members if site in run.tested], site) for site in about}
-    others = sorted({site for run in members for site in run.unseen} - about.keys())
-    unseen = {site: _score([run for run in members if site in run.unseen], site) for site in others}
-    known = [score for score in sites.values() if score is not None]
-    # A held-out site without a score is not left out of a mean that others have with it.
-    whole = known if not members[0].in_turn or len(known) == len(sites) else []
-    mean = (
-        members[0].mean if len(members) == 1 and not members[0].in_turn else fmean(whole) if whole else None
-    )
-    return Tested(seed, parts, sites, unseen, mean, untested)
-
-
-def _score(runs: Sequence[Run], site: str) -> float | None:
-    """A site's score over the cases of several runs, every case once."""
-    if len(runs) == 1:
-        return {**runs[0].unseen, **runs[0].sites}.get(site)
-    by_case: dict[str, list[float | None]] = {}
-    for run in runs:
-        unnamed = {f"of {run.name}": {**run.unseen, **run.sites}.get(site)}
-        for case, score in (run.case_scores.get(site) or unnamed).items():
-            by_case.setdefault(case, []).append(score)
-    known = [[score for score in scores if score is not None] for scores in by_case.values()]
-    means = [fmean(scores) for scores in known if scores]
-    return fmean(means) if means else None
-
-
-def experiment(run: Run) -> dict[str, Any]:
-    """All settings but the methods that make two runs different experiments."""
-    config = {key: value for key, value in run.config.items() if key not in (*_REPETITION, "methods")}
-    options = {f"data.{k}": v for k, v in run.options.items() if k not in _REPETITION_OF_DATA}
-    if run.in_turn:
-        config["holdout"] = "each site in turn"
-        options.pop("data.unseen", None)  # the held-out site with all its cases
-    return {**config, **options, "data": run.data}
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """Everything that makes two runs different experiments, flat."""
-    settings = {**experiment(run), "engine": run.context.get("engine")}
-    for method in run.config["methods"]:
-        if method["name"] in run.methods:
-            settings[method["name"]] = True
-            settings.update({f"{method['name']}.{k}": v for k, v in (method.get("args") or {}).items()})
-    return settings
-
-
-def _label(run: Run, alike: Sequence[Run], always: Sequence[str] = ()) -> str:
-    own, others = _settings(run), [_settings(other) for other in alike]
-    missing = "default"
-    differing = [
-        key
-        for key in sorted({key for other in others for key in other})
-        if key in always or any(other.get(key, missing) != own.get(key, missing) for other in others)
-    ]
-    told = ", ".join(f"{key}={_shown(own.get(key, missing))}" for key in differing)
-    return f"{run.label} ({told})" if told else run.label
-
-
-def _shown(value: Any) -> str:
-    if value in ([], {}, None):
-        return "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

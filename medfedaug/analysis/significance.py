@@ -12,18 +12,15 @@ import numpy as np
 __all__ = [
     "PairedTest",
     "PatientTest",
-    "bootstrap_interval",
     "compare_patients",
     "detectable_difference",
     "paired_t_test",
+    "sign_flip_test",
     "t_quantile",
     "t_two_sided",
-    "wilcoxon_signed_rank",
 ]
 
-# Above so many differences the exact distribution of Wilcoxon's statistic takes longer than it is worth.
-_EXACT_RANKS = 300
-_RESAMPLES = 10_000
+_ASSIGNMENTS = 10_000  # of signs; up to 13 differences have fewer
 _NORMAL = NormalDist()
 
 
@@ -128,90 +125,71 @@ def _power(noncentrality: float, critical: float, df: int) -> float:
     return total * (end - start) / intervals / 3
 
 
-def wilcoxon_signed_rank(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test: whether differences are symmetric about zero.
+def sign_flip_test(
+    differences: Sequence[float], confidence: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    r"""Randomisation test of a mean difference: its p-value, and the interval of all means that it accepts.
+
+    If the true mean is :math:`\delta`, each :math:`d_i - \delta` is as likely to have the other sign (Fisher,
+    1935). With :math:`a_s = \overline{s_i d_i}` and :math:`b_s = \overline{s_i}` over the assignments
+    :math:`s \in \{-1, 1\}^n`,
+
+    .. math:: p(\delta) = P_s\left(|a_s - \delta b_s| \ge |\bar d - \delta|\right),
+
+    and an assignment is as extreme for the :math:`\delta` between :math:`(\bar d - a_s) / (1 - b_s)` and
+    :math:`(\bar d + a_s) / (1 + b_s)` alone. Hence p is the share of these ranges that hold 0, and the
+    interval, in which :math:`p(\delta) > 1 -` ``confidence``, follows from their ends: it leaves out 0 where
+    p is at most 1 - ``confidence``, and only there.
 
     Args:
-        differences: paired differences. Zeros are left out, as Wilcoxon did; equal sizes share a mean rank.
-
-    Returns:
-        Twice the smaller tail, at most 1: exact, from all assignments of signs to the ranks, for up to 300
-        differences that are not zero; by the normal approximation, corrected for ties, beyond.
-
-    Example:
-        >>> wilcoxon_signed_rank([0.5, 1.0, 2.0, -0.1, 3.0, 1.5])
-        0.0625
-    """
-    # Rounded, since 0.3 - 0.2 and 0.2 - 0.1 are one size and not two.
-    known = np.round(np.asarray(differences, dtype=np.float64), 12)
-    known = known[known != 0]
-    n = len(known)
-    if not n:
-        return 1.0
-    _, inverse, ties = np.unique(np.abs(known), return_inverse=True, return_counts=True)
-    last = np.cumsum(ties)
-    doubled = (2 * last - ties + 1)[inverse]  # twice the mean rank, a whole number
-    positive, total = int(doubled[known > 0].sum()), int(doubled.sum())
-    if n > _EXACT_RANKS:
-        deviation = math.sqrt(float((doubled.astype(np.float64) ** 2).sum())) / 2
-        distance = max(0.0, abs(positive - total / 2) - 1)  # half a rank, for continuity
-        return min(1.0, 2 * _NORMAL.cdf(-distance / deviation))
-    share = np.zeros(total + 1)
-    share[0] = 1.0
-    for rank in doubled.tolist():
-        share[rank:] += share[: total + 1 - rank].copy()
-        share /= 2
-    return min(1.0, 2 * float(share[: min(positive, total - positive) + 1].sum()))
-
-
-def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Bias-corrected and accelerated bootstrap interval of a mean (BCa; Efron, JASA 1987).
-
-    Args:
-        values: independent values, for example one paired difference per patient.
+        differences: paired differences, independent, for example one a patient.
         confidence: of the interval.
-        seed: of the 10,000 resamples.
+        seed: of the 10,000 assignments that stand for all of them where there are more.
 
     Returns:
-        The lower and the upper end.
+        The p-value (two-sided), and the lower and the upper end.
 
     Raises:
-        ValueError: for fewer than two values.
+        ValueError: for fewer than two differences.
 
     Example:
-        >>> low, high = bootstrap_interval([0.02, -0.01, 0.04, 0.03, 0.00, 0.05])
-        >>> round(low, 2), round(high, 2)
-        (0.0, 0.04)
+        >>> p, low, high = sign_flip_test([0.5, 1.0, 2.0, 0.1, 3.0, 1.5])
+        >>> p, low > 0
+        (0.03125, True)
     """
-    sample = np.asarray(values, dtype=np.float64)
+    # Rounded, since 0.3 - 0.2 and 0.2 - 0.1 are one difference and not two.
+    sample = np.round(np.asarray(differences, dtype=np.float64), 12)
     n = len(sample)
     if n < 2:
-        raise ValueError(f"need two or more values, got {n}")
-    mean, centred = float(sample.mean()), sample - sample.mean()
-    squares = float((centred**2).sum())
-    if squares <= (1e-12 * max(1.0, float(np.abs(sample).max()))) ** 2:  # all equal, but for rounding
-        return mean, mean
-    rng = np.random.default_rng(seed)
-    rows = max(1, 2**20 // n)  # indices of 8 MB at a time
-    means = np.concatenate(
-        [
-            sample[rng.integers(0, n, (min(rows, _RESAMPLES - start), n))].mean(axis=1)
-            for start in range(0, _RESAMPLES, rows)
-        ]
-    )
-    # Ties with the mean itself count half, which matters for scores of few values.
-    tolerance = 1e-12 * float(np.abs(centred).max())
-    below = np.count_nonzero(means < mean - tolerance) + np.count_nonzero(abs(means - mean) <= tolerance) / 2
-    bias = _NORMAL.inv_cdf(min(max(below / _RESAMPLES, 0.5 / _RESAMPLES), 1 - 0.5 / _RESAMPLES))
-    acceleration = float((centred**3).sum()) / (6 * squares**1.5)  # of a mean, by its influence function
-    ends = []
-    for side in (-1, 1):
-        z = bias + side * _NORMAL.inv_cdf((1 + confidence) / 2)
-        ends.append(_NORMAL.cdf(bias + z / (1 - acceleration * z)))
-    low, high = np.quantile(means, ends)
-    return float(low), float(high)
+        raise ValueError(f"need two or more differences, got {n}")
+    mean = float(sample.mean())
+    flipped, balance = _assignments(sample, np.random.default_rng(seed))
+    # Where all signs are alike, nothing is left of the condition: such an assignment is always as extreme.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ends = np.stack([(mean - flipped) / (1 - balance), (mean + flipped) / (1 + balance)])
+    alike = np.abs(balance) > 1 - 0.5 / n
+    # Equal sums in another order differ in their last digits.
+    ends[np.abs(ends) <= 1e-9 * float(np.abs(sample).max())] = 0.0
+    lower = np.sort(np.where(alike, -np.inf, ends.min(axis=0)))
+    upper = np.sort(np.where(alike, np.inf, ends.max(axis=0)))
+    p = np.count_nonzero((lower <= 0) if mean > 0 else (upper >= 0)) / len(lower)
+    allowed = math.floor((1 - confidence) * len(lower) + 1e-9)  # assignments outside the interval
+    return float(p), float(lower[allowed]), float(upper[-1 - allowed])
+
+
+def _assignments(sample: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """a_s and b_s for all assignments of signs, or for the given one and 9,999 that are drawn."""
+    n = len(sample)
+    if 2**n <= _ASSIGNMENTS:
+        signs = 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        return signs @ sample / n, signs.mean(axis=1)
+    rows = max(1, 2**22 // n)
+    flipped, balance = [np.array([sample.mean()])], [np.ones(1)]
+    for start in range(1, _ASSIGNMENTS, rows):
+        signs = rng.integers(0, 2, (min(rows, _ASSIGNMENTS - start), n), dtype=np.int8) * 2.0 - 1.0
+        flipped.append(signs @ sample / n)
+        balance.append(signs.mean(axis=1))
+    return np.concatenate(flipped), np.concatenate(balance)
 
 
 @dataclass(frozen=True)
@@ -268,9 +246,9 @@ class PatientTest:
 
     Attributes:
         difference: mean difference over the patients.
-        low: lower end of its 95% bootstrap interval, over resampled patients.
+        low: lower end of its 95% interval (`sign_flip_test`), minus infinity for five patients or fewer.
         high: upper end.
-        p: two-sided p-value of Wilcoxon's signed-rank test.
+        p: two-sided p-value of the same test: at most 0.05 where the interval leaves out 0.
         patients: number of patients.
         better: patients whose score is higher than the baseline's.
         worse: patients whose score is lower.
@@ -306,12 +284,12 @@ def compare_patients(values: Sequence[float], baseline: Sequence[float]) -> Pati
     if len(values) != len(baseline) or len(values) < 2:
         raise ValueError(f"need two or more pairs, got {len(values)} values and {len(baseline)}")
     differences = [a - b for a, b in zip(values, baseline, strict=True)]
-    low, high = bootstrap_interval(differences)
+    p, low, high = sign_flip_test(differences)
     return PatientTest(
         difference=fmean(differences),
         low=low,
         high=high,
-        p=wilcoxon_signed_rank(differences),
+        p=p,
         patients=len(differences),
         better=sum(d > 0 for d in differences),
         worse=sum(d < 0 for d in differences),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis import Run, Score, Table, load_run, patient_table, summary_table, write_report
-from medfedaug.analysis.tables import PatientTable
+from medfedaug.analysis.patient_table import PatientTable
 from medfedaug.analysis.text import TextTable
 from medfedaug.config import RunConfig
 from medfedaug.data.benchmarks import BENCHMARKS

@@ -1,0 +1,210 @@
+"""`compare_groups`: every method against FedAvg, over seeds and by patient, with one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from medfedaug.analysis.grouping import Tested, experiment, whole_seeds
+from medfedaug.analysis.inputs import OTHER_INPUT, input_note
+from medfedaug.analysis.runs import BASELINE, Run
+from medfedaug.analysis.significance import PairedTest, PatientTest, compare_patients, paired_t_test
+from medfedaug.analysis.verdict import Verdict, judge
+
+__all__ = [
+    "DELTA",
+    "MIN_PATIENTS",
+    "MIN_SEEDS",
+    "RESOLUTION",
+    "UNSEEN",
+    "Comparison",
+    "case_name",
+    "compare_groups",
+    "difference_cells",
+    "input_notes",
+]
+
+MIN_SEEDS = 3  # two pairs leave one degree of freedom, and an interval that says nothing
+MIN_PATIENTS = 6  # with five, no outcome of the test is below 0.05
+UNSEEN = "unseen sites"
+
+DELTA = f"Δ to {BASELINE} [95% CI]"
+RESOLUTION = "could see"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One method against FedAvg under otherwise equal settings, at one kind of site.
+
+    Attributes:
+        label: the method's label.
+        baseline: FedAvg's.
+        where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
+        num_seeds: how many seeds they have in common, with all folds and sites.
+        seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three.
+        run_seeds: how many seeds the patients' scores are means over.
+        num_patients: how many patients they have in common.
+        patients: the comparison of the patients' mean scores; ``None`` for fewer than six.
+        cases: what a pair is: ``"patients"`` or ``"images"``.
+        other_input: whether the method's input was scaled otherwise than FedAvg's.
+    """
+
+    label: str
+    baseline: str
+    where: str
+    num_seeds: int
+    seeds: PairedTest | None
+    run_seeds: int
+    num_patients: int
+    patients: PatientTest | None
+    cases: str
+    other_input: bool
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it shows (`medfedaug.analysis.verdict.judge`)."""
+        return judge(self.seeds, self.num_seeds, self.patients, self.num_patients, self.cases)
+
+
+def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
+    """Every method that has a FedAvg to compare with, at the sites that trained or were left out, and unseen.
+
+    A patient's score is the mean over the runs that a method and FedAvg share, by seed and fold; a patient is
+    one pair, however many seeds there are.
+
+    Args:
+        groups: of `medfedaug.analysis.grouping.group_runs`.
+    """
+    pooled, _ = whole_seeds(groups)
+    found = []
+    for label, members in groups.items():
+        baseline = _baseline(groups, label)
+        if baseline is None:
+            continue
+        theirs = {run.repetition: run for run in groups[baseline]}
+        pairs = [(run, theirs[run.repetition]) for run in members if run.repetition in theirs]
+        trained = "sites left out" if members[0].in_turn else "training sites"
+        for where in (trained, UNSEEN):
+            means = _by_seed(pooled[label], pooled[baseline], where == trained)
+            scores = _by_patient(pairs, where == trained)
+            if where == UNSEEN and not scores:
+                continue
+            found.append(
+                Comparison(
+                    label=label,
+                    baseline=baseline,
+                    where=where,
+                    num_seeds=len(means),
+                    seeds=paired_t_test(*zip(*means, strict=True)) if len(means) >= MIN_SEEDS else None,
+                    run_seeds=len({run.seed for run, _ in pairs}),
+                    num_patients=len(scores),
+                    patients=compare_patients(*zip(*scores, strict=True))
+                    if len(scores) >= MIN_PATIENTS
+                    else None,
+                    cases=case_name(members[0].metric),
+                    other_input=members[0].input.differs(groups[baseline][0].input),
+                )
+            )
+    return found
+
+
+def input_notes(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> tuple[str, ...]:
+    """The note on rows whose input was scaled otherwise than that of what they are compared with.
+
+    Args:
+        groups: all that is in the table.
+        marked: the labels of these rows.
+    """
+    notes: dict[str, list[str]] = {}
+    for label in dict.fromkeys(marked):
+        notes.setdefault(_baseline(groups, label) or next(iter(groups)), []).append(label)
+    return tuple(
+        input_note(reference, {label: groups[label][0].input for label in (reference, *labels)})
+        for reference, labels in notes.items()
+    )
+
+
+def case_name(metric: str) -> str:
+    """What a score is of: ``"patients"`` or ``"images"``."""
+    return "patients" if metric == "dice" else "images"
+
+
+def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
+    """Difference with its interval, p-value and resolution, as text; empty for no test."""
+    if test is None:
+        return ["", "", ""]
+    p = "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return [f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]", p, f"{test.detectable:.3f}"]
+
+
+def marked(label: str, other_input: bool) -> str:
+    """A row's label, with a mark where its input was scaled otherwise."""
+    return f"{label} {OTHER_INPUT}" if other_input else label
+
+
+def _baseline(groups: Mapping[str, Sequence[Run]], label: str) -> str | None:
+    """The FedAvg that a group can be compared with: it differs by its methods alone.
+
+    With ``intensity`` ``"by_method"`` its input may be scaled otherwise; one with the same input goes before.
+    """
+    run = groups[label][0]
+    able = [
+        other
+        for other, members in groups.items()
+        if other != label and members[0].methods == (BASELINE,) and _comparable(members[0], run)
+    ]
+    return min(able, key=lambda other: groups[other][0].input.differs(run.input), default=None)
+
+
+def _comparable(baseline: Run, run: Run) -> bool:
+    """Whether two runs differ by their methods and, maybe, their seeds, folds and held-out sites alone."""
+    one, two = experiment(baseline), experiment(run)
+    if not baseline.input.differs(run.input):  # two words may name one input
+        one.pop("intensity", None)
+        two.pop("intensity", None)
+    return one == two
+
+
+def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -> list[tuple[float, float]]:
+    """One pair of means over the sites for each seed in which both have the same sites, all tested."""
+    ours, theirs = ({s.seed: s for s in group if not s.untested} for group in (seeds, baseline))
+    pairs = []
+    for seed in sorted(ours.keys() & theirs.keys()):
+        one, two = ours[seed], theirs[seed]
+        if one.parts != two.parts or one.sites.keys() != two.sites.keys():
+            continue
+        means = (one.mean, two.mean) if about else _unseen_means(one, two)
+        if means[0] is not None and means[1] is not None:
+            pairs.append((means[0], means[1]))
+    return pairs
+
+
+def _unseen_means(one: Tested, two: Tested) -> tuple[float | None, float | None]:
+    """Means over the unseen sites that both could score, unweighted."""
+    known = [
+        (ours, theirs)
+        for site in sorted(one.unseen.keys() & two.unseen.keys())
+        if (ours := one.unseen[site]) is not None and (theirs := two.unseen[site]) is not None
+    ]
+    return (fmean(a for a, _ in known), fmean(b for _, b in known)) if known else (None, None)
+
+
+def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[float, float]]:
+    """One pair of scores for each patient: means over the runs in which both methods have one.
+
+    Args:
+        pairs: the runs of two methods.
+        about: whether at the sites that the runs are about, or at those that are unseen in all runs.
+    """
+    mine = {site for pair in pairs for run in pair for site in run.tested}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for run, other in pairs:
+        sites = {*run.tested} & {*other.tested} if about else ({*run.unseen} & {*other.unseen}) - mine
+        for site in sorted(sites):
+            ours, theirs = run.case_scores.get(site, {}), other.case_scores.get(site, {})
+            for case in ours.keys() & theirs.keys():
+                one, two = ours[case], theirs[case]
+                if one is not None and two is not None:
+                    found.setdefault((site, case), []).append((one, two))
+    return [(fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)]

@@ -1,0 +1,163 @@
+"""`patient_table`: methods compared with FedAvg patient by patient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medfedaug.analysis.comparison import (
+    DELTA,
+    RESOLUTION,
+    case_name,
+    compare_groups,
+    difference_cells,
+    input_notes,
+    marked,
+)
+from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.inputs import OTHER_INPUT
+from medfedaug.analysis.runs import BASELINE, Run
+from medfedaug.analysis.significance import PatientTest
+from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.verdict import Verdict, rule
+
+__all__ = ["PatientRow", "PatientTable", "patient_table"]
+
+
+@dataclass(frozen=True)
+class PatientRow:
+    """One method against FedAvg, patient by patient.
+
+    Attributes:
+        label: the methods.
+        where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
+        seeds: how many seeds the methods have in common.
+        test: the comparison.
+        verdict: what it shows, together with the comparison over seeds.
+        other_input: whether its input was scaled otherwise than FedAvg's.
+    """
+
+    label: str
+    where: str
+    seeds: int
+    test: PatientTest
+    verdict: Verdict
+    other_input: bool = False
+
+    def sentence(self, metric: str) -> str:
+        """The result, what it shows, and the experiment's resolution, in words."""
+        t, cases = self.test, case_name(metric)
+        p = "p < 0.001" if t.p < 0.001 else f"p = {t.p:.3f}"
+        return (
+            f"{self.label}, {self.where}: {t.difference:+.3f} {metric.capitalize()} against {BASELINE} on "
+            f"the same {t.patients} {cases} (95% interval {t.low:+.3f} to {t.high:+.3f}, {p}), with "
+            f"{self.seeds} seed{'s' * (self.seeds != 1)}. Verdict: {self.verdict}. "
+            f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
+            + (f" The two did not see the same input ({OTHER_INPUT})." if self.other_input else "")
+        )
+
+
+@dataclass(frozen=True)
+class PatientTable(TextTable):
+    """Methods against FedAvg, patient by patient.
+
+    Attributes:
+        metric: name of the score.
+        rows: one a method and kind of site.
+        notes: what a reader must know to read the numbers.
+        reduced: see `medfedaug.analysis.text.TextTable`.
+    """
+
+    metric: str
+    rows: tuple[PatientRow, ...]
+    notes: tuple[str, ...] = ()
+    reduced: str = ""
+
+    @property
+    def cases(self) -> str:
+        """What a pair is: ``"patients"`` or ``"images"``."""
+        return case_name(self.metric)
+
+    @property
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+        return ["method", DELTA, "p", RESOLUTION, "better / worse", self.cases, "tested at", "verdict"]
+
+    @property
+    def body(self) -> list[list[str]]:
+        """The cells as text."""
+        return [
+            [
+                marked(row.label, row.other_input),
+                *difference_cells(row.test),
+                f"{row.test.better} / {row.test.worse}",
+                str(row.test.patients),
+                row.where,
+                str(row.verdict),
+            ]
+            for row in self.rows
+        ]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every number in a column of its own."""
+        names = ("patients", "difference", "low", "high", "p", "detectable", "better", "worse")
+        return [
+            {"method": row.label, "where": row.where, "seeds": row.seeds, "other_input": row.other_input}
+            | {name: getattr(row.test, name) for name in names}
+            | {"verdict": str(row.verdict)}
+            for row in self.rows
+        ]
+
+
+def patient_table(runs: Sequence[Run]) -> PatientTable:
+    """Methods against FedAvg, paired by patient.
+
+    A patient's score is the mean over the runs that a method and FedAvg share, by seed and fold; a patient is
+    one pair, however many seeds there are. Where each site was left out in turn, its patients are scored by
+    the run without it. Mean difference over the patients, its 95% interval and p-value
+    (`medfedaug.analysis.significance.sign_flip_test`), the smallest difference that so many patients would
+    have shown, and the verdict (`medfedaug.analysis.verdict.judge`), which also asks for the seeds.
+
+    Args:
+        runs: finished runs of one metric.
+
+    Returns:
+        The table; without rows where no method has FedAvg under the same settings, and patients in common.
+
+    Raises:
+        ConfigError: as `summary_table`.
+    """
+    groups = group_runs(runs)
+    cases = case_name(runs[0].metric)
+    single = cases.removesuffix("s")
+    rows: list[PatientRow] = []
+    few: dict[str, list[str]] = {}
+    for found in compare_groups(groups):
+        if found.patients is not None:
+            told = (found.label, found.where, found.run_seeds, found.patients, found.verdict)
+            rows.append(PatientRow(*told, found.other_input))
+        elif found.num_patients:
+            count = f"{found.num_patients} of the {found.where}' {cases}"
+            few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(found.label)
+    notes = list(input_notes(groups, [row.label for row in rows if row.other_input]))
+    if rows:
+        seeds = max(row.seeds for row in rows)
+        notes.append(
+            f"Δ: mean over the {cases} of the difference to {BASELINE}"
+            + (f" (for each {single}, of its mean over the common seeds)" if seeds > 1 else "")
+            + "; interval and p are those of one test, which changes the signs of differences at random, p "
+            f"two-sided and not corrected for the number of rows. Every one of the {cases} counts alike, "
+            "whatever its site."
+        )
+        notes.append(
+            f"Could see: the smallest true difference that so many {cases}, whose differences vary as these "
+            "do, would have shown four times in five. Something smaller may be there, unseen."
+        )
+        notes.append(
+            f"This covers the choice of the {cases} and not the training's randomness"
+            + (", of which one seed says nothing." if seeds == 1 else " beyond its mean over the seeds.")
+        )
+        notes.append(rule(BASELINE, cases))
+    notes += [f"{what} ({', '.join(labels)})." for what, labels in few.items()]
+    return PatientTable(runs[0].metric, tuple(rows), tuple(notes))

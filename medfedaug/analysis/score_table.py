@@ -1,0 +1,278 @@
+"""`summary_table`: test scores by method and site, with what the comparison with FedAvg shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from medfedaug.analysis.comparison import (
+    DELTA,
+    RESOLUTION,
+    UNSEEN,
+    case_name,
+    compare_groups,
+    difference_cells,
+    input_notes,
+    marked,
+)
+from medfedaug.analysis.grouping import group_runs, whole_seeds
+from medfedaug.analysis.inputs import SCALED, Input
+from medfedaug.analysis.runs import BASELINE, Run
+from medfedaug.analysis.significance import PairedTest
+from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.verdict import Verdict, rule
+
+__all__ = ["MOST_SITES", "Row", "Score", "Table", "summary_table"]
+
+MOST_SITES = 12  # in text; a table of more is read by nobody, and CSV has them all
+
+
+@dataclass(frozen=True)
+class Score:
+    """One cell: the score of one run, or mean and standard deviation (n - 1) over several."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the runs; ``None`` where nothing could be scored."""
+        return fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation over the runs; ``None`` for fewer than two."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "–"
+        return f"{self.mean:.3f}" if self.std is None else f"{self.mean:.3f} ± {self.std:.3f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The scores of one method.
+
+    Attributes:
+        label: the methods.
+        seeds: its seeds.
+        sites: score by site, unseen sites included.
+        mean: mean over the training sites, of the seeds in which all of them were tested.
+        folds: over how many folds the patients of a seed are pooled.
+        held_out: how many sites were left out in turn; 0 for none.
+        test: comparison of ``mean`` with FedAvg's, where there are enough common seeds.
+        verdict: what the comparison with FedAvg shows; ``None`` where there is no FedAvg to compare with.
+        input: what its networks were shown.
+        other_input: whether that is scaled otherwise than what it is compared with.
+    """
+
+    label: str
+    seeds: tuple[int, ...]
+    sites: dict[str, Score]
+    mean: Score
+    folds: int = 1
+    held_out: int = 0
+    test: PairedTest | None = None
+    verdict: Verdict | None = None
+    input: Input = SCALED
+    other_input: bool = False
+
+
+@dataclass(frozen=True)
+class Table(TextTable):
+    """Test scores, one row a method.
+
+    Attributes:
+        metric: name of the score.
+        sites: the training sites, or those that were left out in turn.
+        unseen: sites that trained in none of the runs.
+        rows: one a method, FedAvg first.
+        notes: what a reader must know to read the numbers.
+        reduced: see `medfedaug.analysis.text.TextTable`.
+    """
+
+    metric: str
+    sites: tuple[str, ...]
+    unseen: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    reduced: str = ""
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The sites: their mean says most, and the report has them all."""
+        return frozenset(self.header[1 : 1 + len(self._shown)])
+
+    @property
+    def _shown(self) -> tuple[str, ...]:
+        sites = (*self.sites, *self.unseen)
+        return sites if len(sites) <= MOST_SITES else ()
+
+    @property
+    def header(self) -> list[str]:
+        """Headings of the columns."""
+        compared = [DELTA, "p", RESOLUTION] if self._tested else []
+        compared += ["verdict"] if self._judged else []
+        sites = [f"{site} †" if site in self.unseen else site for site in self._shown]
+        return ["method", *sites, "mean", "seeds", *compared]
+
+    @property
+    def body(self) -> list[list[str]]:
+        """The cells as text."""
+        lines = []
+        for row in self.rows:
+            scores = [str(row.sites.get(site, Score(()))) for site in self._shown]
+            seeds = str(len(row.seeds)) + (f" × {row.folds} folds" if row.folds > 1 else "")
+            seeds += f" × {row.held_out} sites" if row.held_out else ""
+            line = [marked(row.label, row.other_input), *scores, str(row.mean), seeds]
+            line += difference_cells(row.test) if self._tested else []
+            line += [str(row.verdict or "")] if self._judged else []
+            lines.append(line)
+        return lines
+
+    @property
+    def _tested(self) -> bool:
+        return any(row.test for row in self.rows)
+
+    @property
+    def _judged(self) -> bool:
+        return any(row.verdict for row in self.rows)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Mean and standard deviation in columns of their own."""
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {
+                "method": row.label,
+                "seeds": " ".join(map(str, row.seeds)),
+                "folds": row.folds,
+                "held_out": row.held_out,
+                "input": str(row.input),
+            }
+            scores = {site: row.sites.get(site, Score(())) for site in (*self.sites, *self.unseen)}
+            for name, score in {**scores, "mean": row.mean}.items():
+                record |= {name: score.mean, f"{name}_std": score.std}
+            for name in ("difference", "low", "high", "p", "detectable") if self._tested else ():
+                record[name] = getattr(row.test, name) if row.test else None
+            if self._judged:
+                record["verdict"] = str(row.verdict or "")
+            records.append(record)
+        return records
+
+
+def summary_table(runs: Sequence[Run]) -> Table:
+    """Test scores by method and site.
+
+    Runs that differ by seed alone share a row (mean ± standard deviation); the folds of a seed are pooled, so
+    that every patient counts once, and where each site was left out in turn, its score is that of the run
+    without it (`medfedaug.analysis.grouping.pool_runs`). With three or more seeds in common, a row's mean is
+    compared with that of FedAvg under otherwise equal settings: mean difference, its 95% confidence interval,
+    the p-value of a two-sided paired t-test, uncorrected for the number of rows, and the smallest difference
+    that it would have found (`medfedaug.analysis.significance.detectable_difference`). The verdict is that of
+    `medfedaug.analysis.verdict.judge`, the same as in `patient_table`.
+
+    Args:
+        runs: finished runs of one metric.
+
+    Raises:
+        ConfigError: for no run, for different metrics, for one experiment given twice, or for a patient that
+            several folds of a seed have tested.
+    """
+    groups = group_runs(runs)
+    runs = [run for members in groups.values() for run in members]
+    sites = tuple(sorted({site for run in runs for site in run.tested}))
+    unseen = tuple(sorted({site for run in runs for site in run.unseen} - set(sites)))
+    pooled, lacking = whole_seeds(groups)
+    notes = [
+        f"{label}, {run.name}, trained without {', '.join(sorted(run.left_out))}."
+        for label, members in groups.items()
+        for run in members
+        if run.left_out
+    ]
+    compared = {found.label: found for found in compare_groups(groups) if found.where != UNSEEN}
+    first = next(iter(groups))
+    rows = []
+    for label, seeds in pooled.items():
+        folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
+        scores = {
+            site: Score(_known([{**seed.unseen, **seed.sites}.get(site) for seed in seeds]))
+            for site in (*sites, *unseen)
+        }
+        found = compared.get(label)
+        beside = groups[found.baseline if found else first][0].input
+        rows.append(
+            Row(
+                label=label,
+                seeds=tuple(seed.seed for seed in seeds),
+                sites=scores,
+                mean=Score(_known([seed.mean for seed in seeds if not seed.untested])),
+                folds=len(folds),
+                held_out=len(turn) if groups[label][0].in_turn else 0,
+                test=found.seeds if found else None,
+                verdict=found.verdict if found else None,
+                input=groups[label][0].input,
+                other_input=groups[label][0].input.differs(beside),
+            )
+        )
+    inputs = input_notes(groups, [row.label for row in rows if row.other_input])
+    said = (*inputs, *_notes(runs, rows, unseen), *notes, *lacking)
+    return Table(runs[0].metric, sites, unseen, tuple(rows), said)
+
+
+def _known(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(value for value in values if value is not None)
+
+
+def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> tuple[str, ...]:
+    name = runs[0].metric.capitalize()
+    notes = [f"{name} on the test cases; the mean is over the training sites, unweighted."]
+    if any(run.in_turn for run in runs):
+        turns = (
+            f"{name} of each site when it was left out of training; the mean is over the sites, unweighted."
+        )
+        notes[0] = turns if all(run.in_turn for run in runs) else f"{notes[0]} Holdout in turn: {turns}"
+    if any(row.folds > 1 for row in rows):
+        whole = any(run.in_turn and run.options.get("unseen") for run in runs)
+        once = "a case counts with the mean of its scores" if whole else "every case is tested once"
+        notes[0] += f" The folds of a seed are pooled: {once}, by models that never saw it."
+    if unseen:
+        notes[0] += " † Unseen: did not train, not in the mean."
+    counts = _counts(runs)
+    if len(counts) > MOST_SITES:
+        notes.append(
+            f"{sum(counts.values())} test cases of {len(counts)} sites, whose scores are in the CSV."
+        )
+    elif counts:
+        notes.append("Test cases: " + ", ".join(f"{site} {n}" for site, n in sorted(counts.items())) + ".")
+    tested = [row.test for row in rows if row.test]
+    if tested:
+        notes.append(
+            f"Δ and p: paired t-test of the mean against {BASELINE} over common seeds, two-sided, not "
+            "corrected for the number of rows. It covers the training's randomness, not the patients' choice."
+        )
+        notes.append(
+            "Could see: the smallest true difference that so many seeds, whose differences vary as these "
+            "do, would have shown four times in five."
+        )
+    if any(row.verdict for row in rows):
+        notes.append(rule(BASELINE, case_name(runs[0].metric)))
+    elif len(rows) > 1:
+        notes.append(
+            f"No {BASELINE} under the same settings: nothing is compared, differences may be chance."
+        )
+    return tuple(notes)
+
+
+def _counts(runs: Sequence[Run]) -> dict[str, int]:
+    """Number of test cases by site: of one run, or of all folds together."""
+    counts: dict[str, int] = {}
+    about = {site for run in runs for site in run.tested}
+    for site in {site for run in runs for site in run.cases}:
+        # What trained while others were left out is in no column.
+        testing = [run for run in runs if site in ({*run.tested} if site in about else run.unseen)]
+        named = {case for run in testing for case in run.case_scores.get(site, {})}
+        if testing:
+            counts[site] = len(named) or max(run.cases.get(site, 0) for run in testing)
+    return counts

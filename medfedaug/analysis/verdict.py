@@ -1,0 +1,85 @@
+"""`judge`: what a comparison shows, by one rule for tables, page and terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from medfedaug.analysis.significance import PairedTest, PatientTest
+
+__all__ = ["ENOUGH_PATIENTS", "ENOUGH_SEEDS", "Verdict", "judge", "rule"]
+
+ENOUGH_SEEDS = 5
+ENOUGH_PATIENTS = 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison shows.
+
+    Attributes:
+        word: ``"better"``, ``"worse"``, ``"no difference shown"`` or ``"open"``.
+        lacking: what there is too little of, where it is open.
+    """
+
+    word: str
+    lacking: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.word}: {', '.join(self.lacking)}" if self.lacking else self.word
+
+
+def judge(
+    seeds: PairedTest | None,
+    num_seeds: int,
+    patients: PatientTest | None,
+    num_patients: int,
+    cases: str = "patients",
+) -> Verdict:
+    """What the comparison of a method with its baseline shows.
+
+    Two kinds of chance can make a difference: another training would have given other models, and other
+    patients other scores. A difference is claimed only against both:
+
+    - *open* with fewer than five common seeds or fewer than twenty common patients, whatever the numbers:
+      two trainings of one method can differ by as much as methods do, and the interval of so few patients
+      rests on the shape of a distribution that they cannot show;
+    - *better* (*worse*) where the 95% interval over the seeds (Student's t) and that over the patients
+      (`medfedaug.analysis.significance.sign_flip_test`) both lie above (below) 0;
+    - *no difference shown* otherwise.
+
+    The p-value of each comparison belongs to its interval: it is at most 0.05 where the interval leaves out
+    0, and only there. None is corrected for the number of methods.
+
+    Args:
+        seeds: the comparison over seeds; ``None`` where there are too few for one.
+        num_seeds: how many seeds both have.
+        patients: the comparison by patient; ``None`` where there are too few for one.
+        num_patients: how many patients both have.
+        cases: what a pair of scores is of, ``"patients"`` or ``"images"``.
+
+    Example:
+        >>> str(judge(None, 1, None, 8))
+        'open: 1 of 5 seeds, 8 of 20 patients'
+    """
+    lacking = []
+    if num_seeds < ENOUGH_SEEDS or seeds is None:
+        lacking.append(f"{num_seeds} of {ENOUGH_SEEDS} seeds")
+    if num_patients < ENOUGH_PATIENTS or patients is None:
+        lacking.append(f"{num_patients} of {ENOUGH_PATIENTS} {cases}")
+    if lacking or seeds is None or patients is None:
+        return Verdict("open", tuple(lacking))
+    if seeds.low > 0 and patients.low > 0:
+        return Verdict("better")
+    if seeds.high < 0 and patients.high < 0:
+        return Verdict("worse")
+    return Verdict("no difference shown")
+
+
+def rule(baseline: str, cases: str) -> str:
+    """The rule of `judge` in a sentence or two, for who reads a table."""
+    return (
+        f"Verdict: better or worse than {baseline} where both have {ENOUGH_SEEDS} seeds and "
+        f"{ENOUGH_PATIENTS} {cases} or more in common, and the 95% intervals over the seeds and over the "
+        f"{cases} lie on the same side of 0; no difference shown where they do not; "
+        "open with fewer, whatever the numbers."
+    )

@@ -1,0 +1,137 @@
+"""The page: what it holds, what it escapes, what it says."""
+
+import base64
+import re
+from statistics import fmean
+
+import pytest
+from results import Page, content
+
+from medfedaug.analysis import (
+    patient_table,
+    summary_table,
+    write_report,
+)
+from medfedaug.errors import DataError
+
+
+def test_report_holds_everything_and_loads_nothing(write, tmp_path):
+    data = content(methods=("fedrdn", "fedfa"), unseen={"EZ": 0.25})
+    data["rounds"][1]["refused"] = [
+        {"site": "HT", "reason": "site HT, conv: expected finite values, got NaN"}
+    ]
+    out = write_report([write(), write(data)], tmp_path / "new" / "report.html")
+    text = out.read_text()
+    page = Page(text)
+    assert text.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[\w+/=]+", "", text))
+    for drawing in re.findall(r"base64,([\w+/=]+)", text):
+        svg = base64.b64decode(drawing).decode()
+        assert not re.search(r'href="(?!#)|<script|<image|@import|url\((?!#)', svg)
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "srcset", "href"):
+            assert value.startswith("data:image/svg+xml;base64,")
+    assert all(alt for name, alt in page.attributes if name == "alt")
+    for expected in (
+        "0.250",
+        "EZ †",
+        "fedrdn + fedfa",
+        "got NaN",
+        "local_epochs",
+        "8 kB",
+        "γ by layer",
+        "1.5 min",
+    ):
+        assert expected in page.text
+    assert page.tags.count("img") == 3
+    assert ("name", "viewport") in page.attributes
+    assert "prefers-color-scheme: dark" in text
+    assert [p.name for p in out.parent.iterdir()] == ["report.html"]
+
+
+def test_report_escapes_names(write, tmp_path):
+    evil = '<script>alert("1")</script>&$\\foo$'
+    data = content(scores={evil: 0.5})
+    data["config"]["task"] = evil
+    data["rounds"][0]["refused"] = [{"site": evil, "reason": "<img src=x onerror=alert(1)>"}]
+    text = write_report([write(data)], tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert "<script" not in text
+    assert "onerror" not in [name for name, _ in page.attributes]
+    assert page.text.count(evil) >= 3
+
+
+def test_report_is_the_same_for_the_same_runs(write, tmp_path):
+    run = write(methods=("fedfa",))
+    first, second = (write_report([run], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+
+
+def test_report_of_a_run_without_validation_scores(write, tmp_path):
+    data = content(rounds=1)
+    for site in data["rounds"][0]["sites"].values():
+        site["val_dice"] = None
+    data["rounds"][0].pop("bytes")
+    text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
+    assert "No round has a validation score." in text
+    assert "did not record what was sent" in text
+
+
+def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path):
+    data = content(methods=("fedfa",), rounds=6)
+    for entry in data["rounds"]:
+        entry["missing"] = []
+        if entry["round"] != 4:
+            entry["missing"] = [{"site": "CS", "task": "train", "reason": "site CS is not connected"}]
+        del entry["refused"]  # older files lack either
+    data["left_out"] = {"FG": "site FG: no such folder"}
+    data["sites"] = {"DU": 5, "HT": 5}
+    del data["test"]["sites"]["HT"]
+    data["test"]["missing"] = {"HT": "site HT: no answer in time"}
+    text = Page(write_report([write(), write(data)], tmp_path / "r.html").read_text()).text
+    assert text.count("site CS is not connected") == 1
+    assert "no answer to train1–3, 5–6site CS" in text
+    assert "left outsite FG: no such folder" in text
+    assert "not testedsite HT: no answer in time" in text
+    assert "fedfa, seed 0: HT could not be tested" in text
+    nothing = Page(write_report([write()], tmp_path / "n.html").read_text()).text
+    assert "refused updatesNone." in nothing
+
+
+def test_report_states_the_comparison_by_patient_and_what_it_could_see(fold, tmp_path):
+    plain = {f"p{i}": 0.1 * i for i in range(8)}
+    gains = [0.02, 0.05, 0.01, -0.01, 0.04, 0.03, 0.02, 0.065]
+    better = {name: score + gain for (name, score), gain in zip(plain.items(), gains, strict=True)}
+    runs = [fold({"DU": plain}, 0), fold({"DU": better}, 0, methods=("fedrdn",))]
+    page = write_report([run.path.parent for run in runs], tmp_path / "r.html").read_text()
+    (row,) = patient_table(runs).rows
+    text = Page(page).text
+    assert f"fedrdn, training sites: {fmean(gains):+.3f} Dice against fedavg on the same 8 patients" in text
+    assert f"A true difference of {row.test.detectable:.3f} or more would have been seen" in text
+    assert "with 1 seed. Verdict: open: 1 of 5 seeds, 8 of 20 patients." in text
+    # The tables are there as text, to be copied.
+    assert patient_table(runs).csv() in text
+    assert summary_table(runs).latex() in text
+    alone = Page(write_report([runs[0].path.parent], tmp_path / "a.html").read_text()).text
+    assert "Nothing to compare" in alone
+
+
+def test_tables_are_saved_in_three_forms(seeds, tmp_path):
+    table = summary_table(seeds)
+    table.save(tmp_path / "new" / "scores.1")
+    files = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert files == {
+        "scores.1.md": table.markdown(),
+        "scores.1.csv": table.csv(),
+        "scores.1.tex": table.latex(),
+    }
+
+
+def test_a_bad_run_leaves_an_earlier_report_alone(write, tmp_path):
+    out = tmp_path / "r.html"
+    earlier = write_report([write()], out).read_text()
+    with pytest.raises(DataError):
+        write_report([write(seed=1), tmp_path / "nothing"], out)
+    assert out.read_text() == earlier

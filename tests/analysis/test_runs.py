@@ -1,0 +1,85 @@
+"""A finished run: read, checked, and refused where it is malformed."""
+
+import pytest
+from results import content
+
+from medfedaug.analysis import (
+    load_run,
+    summary_table,
+)
+from medfedaug.errors import DataError
+
+
+def test_load_run_takes_folder_or_file(write):
+    folder = write(methods=("fedavg", "fedrdn", "fedfa"), seed=4, unseen={"EZ": 0.6})
+    run = load_run(folder)
+    assert run == load_run(folder / "results.json")
+    assert (run.label, run.seed, run.metric, run.selected_round) == ("fedrdn + fedfa", 4, "dice", 2)
+    assert (run.sites, run.unseen, run.mean) == ({"DU": 0.5, "HT": 0.7}, {"EZ": 0.6}, 0.6)
+    assert run.cases == {"DU": 1, "HT": 1, "EZ": 1}
+    assert run.validation("DU") == pytest.approx([0.1, 0.2, 0.3])
+    assert run.validation() == pytest.approx([0.15, 0.25, 0.35])
+    assert run.gamma()["enc1"]["gamma_mean"] == [(1, 0.3, 0.51), (2, 0.3, 0.52), (3, 0.3, 0.53)]
+
+
+def test_the_metric_comes_from_the_file(write):
+    run = load_run(write(metric="accuracy"))
+    assert run.metric == "accuracy"
+    assert run.validation("DU") == pytest.approx([0.1, 0.2, 0.3])
+    assert "Accuracy" in summary_table([run]).notes[0]
+
+
+def _without(*path):
+    data = content()
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    del node[path[-1]]
+    return data
+
+
+def _with(value, *path):
+    data = content()
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ([], "the content is not an object"),
+        (_without("config"), "config is missing"),
+        (_without("config", "seed"), "config.seed is missing"),
+        (_with(["fedavg"], "config", "methods"), "an entry of config.methods is not an object"),
+        (_with(True, "config", "seed"), "config.seed is not a whole number"),
+        (_without("rounds", 1, "sites"), r"rounds\[1\].sites is missing"),
+        (_with(3, "rounds", 0, "sites", "DU"), r"rounds\[0\].sites.DU is not an object"),
+        (_with("NaN", "rounds", 0, "refused"), r"rounds\[0\].refused is not a list"),
+        (_with(["DU"], "rounds", 0, "missing"), r"an entry of rounds\[0\].missing is not an object"),
+        (_with(["DU"], "left_out"), "left_out is not an object"),
+        (_with(["DU"], "test", "missing"), "test.missing is not an object"),
+        (_with("x", "test", "sites", "DU", "cases", "p1"), "test.sites.DU.cases.p1 is not a number"),
+        (_with({}, "test", "mean"), "test.mean names no metric"),
+        (_with({}, "test", "sites"), "test.sites names no site"),
+        (_with("high", "test", "sites", "DU", "dice"), "test.sites.DU.dice is not a number"),
+        (_with(None, "selected_round"), "selected_round is not a whole number"),
+    ],
+)
+def test_a_malformed_file_is_told_in_one_line(write, data, problem):
+    folder = write(data)
+    with pytest.raises(DataError, match=problem) as error:
+        load_run(folder)
+    assert str(folder / "results.json") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"nothing.results\.json.*not there"):
+        load_run(tmp_path / "nothing")
+    (tmp_path / "results.json").write_text('{"config": ')
+    with pytest.raises(DataError, match=r"results\.json: is not JSON") as error:
+        load_run(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,136 @@
+"""Scores by method and site: numbers, forms, and what is compared with what."""
+
+import csv
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from medfedaug.analysis import (
+    group_runs,
+    load_run,
+    summary_table,
+)
+from medfedaug.errors import ConfigError
+
+
+def test_table_against_numbers_by_hand(seeds):
+    table = summary_table(seeds)
+    assert [row.label for row in table.rows] == ["fedavg", "fedrdn"]
+    fedavg, fedrdn = table.rows
+    assert (fedavg.sites["DU"].mean, fedavg.sites["DU"].std) == pytest.approx((0.42, 0.02))
+    assert (fedrdn.mean.mean, fedrdn.mean.std) == pytest.approx((0.54, 0.03))
+    assert fedrdn.sites["EZ"].values == (0.9, 0.9, 0.9)
+    assert fedavg.test is None
+    # t = 0.02 / (0.01 / sqrt(3)) = 2 sqrt(3); for two degrees of freedom p = 1 - t / sqrt(2 + t^2).
+    assert fedrdn.test.p == pytest.approx(1 - math.sqrt(12 / 14))
+    assert fedrdn.test.difference == pytest.approx(0.02)
+    # 3.264 standard errors: R, power.t.test(n = 3, power = .8, type = "paired").
+    assert fedrdn.test.detectable == pytest.approx(3.26404 * 0.01, rel=1e-4)
+    assert fedrdn.test.high - 0.02 == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
+
+
+def test_markdown(seeds):
+    lines = summary_table(seeds).markdown().splitlines()
+    assert (
+        lines[0]
+        == "| method | DU | HT | EZ † | mean | seeds | Δ to fedavg [95% CI] | p | could see | verdict |"
+    )
+    assert lines[1] == "| --- |" + " ---: |" * 9
+    assert (
+        lines[2]
+        == "| fedavg | 0.420 ± 0.020 | 0.620 ± 0.020 | 0.900 ± 0.000 | 0.520 ± 0.020 | 3 |  |  |  |  |"
+    )
+    told = "+0.020 [-0.005, +0.045] | 0.074 | 0.033 | open: 3 of 5 seeds, 2 of 20 patients |"
+    assert lines[3].endswith(f"| 0.540 ± 0.030 | 3 | {told}")
+
+
+def test_csv_has_full_precision(seeds):
+    fedavg, fedrdn = csv.DictReader(io.StringIO(summary_table(seeds).csv()))
+    assert fedavg["seeds"] == "0 1 2"
+    assert float(fedrdn["mean"]) == pytest.approx(0.54, abs=1e-15)
+    assert float(fedrdn["HT_std"]) == pytest.approx(0.03)
+    assert (fedavg["p"], float(fedrdn["p"])) == ("", pytest.approx(1 - math.sqrt(12 / 14)))
+
+
+def test_latex_is_escaped(write):
+    text = summary_table([load_run(write(scores={"site_A & 50%": 0.5}))]).latex()
+    assert r"method & site\_A \& 50\% & mean & seeds \\" in text
+    assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 1
+
+
+def test_markdown_cells_stay_in_their_column(write):
+    assert r"| a\|b |" in summary_table([load_run(write(scores={"a|b": 0.5}))]).markdown()
+
+
+def test_rich_cuts_no_number_in_a_terminal_of_80_columns(seeds):
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary_table(seeds))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert all(part in text for part in ("0.540", "±0.030", "+0.020", "0.074", "fedrdn"))
+
+
+def test_rich_leaves_out_sites_where_the_terminal_has_no_room_for_all(seeds):
+    for width, complete in ((60, False), (120, True)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(summary_table(seeds))
+        text = console.file.getvalue()
+        assert ("DU" in text.split("─")[0]) == complete  # the heading, of one line or two
+        assert all(part in text for part in ("0.540", "+0.020", "0.074", "0.033"))
+
+
+def test_rich_reads_no_markup_in_names(write):
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary_table([load_run(write(scores={"[red]": 0.5}))]))
+    assert "[red]" in console.file.getvalue()
+
+
+def test_what_cannot_be_scored_is_left_out(write):
+    runs = [
+        load_run(write(seed=0, scores={"DU": None, "HT": 0.7})),
+        load_run(write(seed=1, scores={"DU": None, "HT": 0.5})),
+    ]
+    (row,) = summary_table(runs).rows
+    assert (str(row.sites["DU"]), str(row.mean)) == ("–", "0.600 ± 0.141")
+    nothing = load_run(write(seed=2, scores={"DU": None}))
+    assert str(summary_table([nothing]).rows[0].mean) == "–"
+
+
+def test_nothing_is_tested_on_two_seeds(seeds):
+    table = summary_table(seeds[:4])
+    assert all(row.test is None for row in table.rows)
+    assert "p" not in table.header
+    assert [str(row.verdict) for row in table.rows] == ["None", "open: 2 of 5 seeds, 2 of 20 patients"]
+    assert "open with fewer" in table.notes[-1]
+
+
+def test_only_common_seeds_of_equal_settings_are_compared(write):
+    scores = [{"DU": 0.5}, {"DU": 0.6}, {"DU": 0.4}]
+    runs = [load_run(write(seed=s, scores=scores[s])) for s in range(3)]
+    runs += [load_run(write(methods=("fedfa",), seed=s + 1, scores=scores[s])) for s in range(3)]
+    runs += [load_run(write(methods=("fedbn",), seed=s, scores=scores[s], batch_size=4)) for s in range(3)]
+    assert all(row.test is None for row in summary_table(runs).rows)
+
+
+def test_other_settings_make_another_row_and_the_label_tells_them(write):
+    runs = [
+        load_run(write(methods=("fedfa",), args={"fedfa": {"prob": 0.3}})),
+        load_run(write(methods=("fedfa",))),
+        load_run(write(batch_size=4, threads=1)),
+        load_run(write(batch_size=4, threads=2, seed=1)),
+    ]
+    labels = list(group_runs(runs))
+    assert labels[0] == "fedavg"
+    assert labels[1:] == ["fedfa (fedfa.prob=0.3)", "fedfa (fedfa.prob=default)"]
+
+
+def test_runs_that_do_not_belong_together_are_refused(write):
+    one, same, other = write(), write(), write(metric="accuracy", seed=1)
+    with pytest.raises(ConfigError, match="same seed"):
+        summary_table([load_run(one), load_run(same)])
+    with pytest.raises(ConfigError, match="scores accuracy"):
+        summary_table([load_run(one), load_run(other)])
+    with pytest.raises(ConfigError, match="no run"):
+        summary_table([])

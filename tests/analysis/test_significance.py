@@ -1,0 +1,174 @@
+"""Tests of differences, against equations and printed tables."""
+
+import itertools
+import math
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+
+from medfedaug.analysis import (
+    paired_t_test,
+    significance,
+)
+from medfedaug.analysis.significance import (
+    _power,
+    compare_patients,
+    detectable_difference,
+    sign_flip_test,
+    t_quantile,
+    t_two_sided,
+)
+
+
+@pytest.mark.parametrize(
+    ("df", "t", "p"),
+    [
+        (1, 12.7062, 0.05),
+        (2, 4.30265, 0.05),
+        (3, 3.18245, 0.05),
+        (4, 2.77645, 0.05),
+        (4, 4.60409, 0.01),
+        (5, 2.57058, 0.05),
+        (9, 3.24984, 0.01),
+        (10, 2.22814, 0.05),
+        (30, 2.04227, 0.05),
+        (120, 1.97993, 0.05),
+    ],
+)
+def test_t_distribution_against_the_printed_tables(df, t, p):
+    assert t_two_sided(t, df) == pytest.approx(p, rel=2e-5)
+    assert t_two_sided(-t, df) == t_two_sided(t, df)
+    assert t_quantile(1 - p, df) == pytest.approx(t, rel=1e-5)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 15])
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5])
+def test_t_distribution_against_the_integral_of_its_density(df, t):
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    n = 2000
+    heights = [scale * (1 + (t * i / n) ** 2 / df) ** (-(df + 1) / 2) for i in range(n + 1)]
+    simpson = t / n / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
+    assert t_two_sided(t, df) == pytest.approx(1 - 2 * simpson, abs=1e-10)
+
+
+def test_paired_t_test_on_students_own_data():
+    # "Student" 1908, hours of sleep; t = -4.0621, df = 9.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    test = paired_t_test(first, second)
+    assert test.p == pytest.approx(0.002833, abs=5e-7)
+    assert (test.difference, test.low, test.high) == pytest.approx((-1.58, -2.4598858, -0.7001142), abs=1e-7)
+    assert test.pairs == 10
+
+
+def test_paired_t_test_at_its_edges():
+    assert paired_t_test([0.5, 0.6], [0.5, 0.6]).p == 1
+    assert paired_t_test([1.0, 2.0], [0.5, 1.5]).p == 0
+    assert t_two_sided(math.inf, 4) == pytest.approx(0, abs=1e-15)
+    with pytest.raises(ValueError, match="two or more pairs"):
+        paired_t_test([1.0], [2.0])
+    with pytest.raises(ValueError, match="two or more pairs"):
+        paired_t_test([1.0, 2.0], [2.0])
+    with pytest.raises(ValueError, match="df"):
+        t_two_sided(1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("noncentrality", "df", "power"),
+    [
+        (1 / math.sqrt(2 / 20), 38, 0.8689528),  # R: power.t.test(n = 20, delta = 1, sd = 1)
+        (
+            1 / math.sqrt(2 / 22.02110),
+            42,
+            0.90,
+        ),  # R: power.t.test(delta = 1, power = .90), df to the next whole
+        (0.0, 7, 0.05),
+    ],
+)
+def test_power_against_printed_values(noncentrality, df, power):
+    assert _power(noncentrality, t_quantile(0.95, df), df) == pytest.approx(power, abs=2e-4)
+
+
+def test_detectable_difference_is_found_four_times_in_five():
+    rng = np.random.default_rng(0)
+    n, spread = 6, 0.07
+    shift = detectable_difference(spread, n)
+    samples = rng.normal(shift, spread, (200_000, n))
+    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / math.sqrt(n))
+    found = np.mean(np.abs(t) > t_quantile(0.95, n - 1))
+    assert found == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / len(t)))
+    assert detectable_difference(2 * spread, n) == pytest.approx(2 * shift, rel=1e-8)
+    assert detectable_difference(spread, n, power=0.9) > shift > detectable_difference(spread, n + 1)
+    assert detectable_difference(1, 100_000) * math.sqrt(100_000) == pytest.approx(2.8016, rel=1e-4)  # z + z
+    assert detectable_difference(0.0, n) == 0
+    for bad in ({"pairs": 1}, {"pairs": 5, "power": 1.0}, {"pairs": 5, "power": 0.01}):
+        with pytest.raises(ValueError, match="pairs"):
+            detectable_difference(1.0, **bad)
+
+
+def share_as_extreme(differences, shift):
+    """p(shift) by the definition: of all assignments of signs, those whose mean is as far from 0."""
+    moved = [d - shift for d in differences]
+    observed = abs(fmean(moved)) - 1e-12
+    signs = list(itertools.product((1, -1), repeat=len(moved)))
+    return sum(abs(fmean(s * d for s, d in zip(row, moved, strict=True))) >= observed for row in signs) / len(
+        signs
+    )
+
+
+def test_sign_flip_test_against_all_assignments_of_signs():
+    differences = [0.3, -0.1, 0.2, 0.2, -0.2, 0.0, 0.7, 0.3 + 1e-15]
+    p, low, high = sign_flip_test(differences)
+    assert p == share_as_extreme(differences, 0)
+    # The interval is what the test accepts, to its ends.
+    for inside, outside in ((low + 1e-6, low - 1e-6), (high - 1e-6, high + 1e-6)):
+        assert share_as_extreme(differences, inside) > 0.05 >= share_as_extreme(differences, outside)
+    mirrored = sign_flip_test([-d for d in differences])
+    assert mirrored == pytest.approx((p, -high, -low), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [6, 9, 12, 13, 14, 30])
+def test_p_is_at_most_5_percent_where_the_interval_leaves_out_zero_and_only_there(n):
+    rng, found = np.random.default_rng(n), set()
+    for shift in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, -0.6):
+        for digits in (1, 6):  # with ties and without
+            p, low, high = sign_flip_test(np.round(rng.normal(shift, 0.7, n), digits))
+            assert (p <= 0.05) == (low > 0 or high < 0)
+            found.add(p <= 0.05)
+    assert found == {False, True}
+
+
+def test_sign_flip_test_of_many_differences_joins_its_exact_values(monkeypatch):
+    differences = np.random.default_rng(3).normal(0.3, 1, 12)
+    exact = sign_flip_test(differences)
+    monkeypatch.setattr(significance, "_ASSIGNMENTS", 4000)
+    assert sign_flip_test(differences) == pytest.approx(exact, abs=0.03)
+    values = np.random.default_rng(0).normal(0, 1, 4000)
+    half = 1.96 * values.std() / math.sqrt(4000)
+    _, low, high = sign_flip_test(values)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.003)
+
+
+def test_sign_flip_test_at_its_edges():
+    assert sign_flip_test([0.1] * 6) == pytest.approx((2 / 64, 0.1, 0.1), abs=1e-15)
+    assert sign_flip_test([0.0] * 6) == (1, 0, 0)
+    # Of 32 assignments two always count: no outcome of five differences is below 5 %.
+    p, low, high = sign_flip_test([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (p, low, high) == (2 / 32, -math.inf, math.inf)
+    with pytest.raises(ValueError, match="two or more"):
+        sign_flip_test([1.0])
+
+
+def test_compare_patients_puts_the_numbers_together():
+    ours, theirs = [0.7, 0.8, 0.6, 0.9, 0.5], [0.6, 0.5, 0.7, 0.5, 0.5]
+    test = compare_patients(ours, theirs)
+    assert test.difference == pytest.approx(0.14)
+    assert (test.patients, test.better, test.worse) == (5, 3, 1)
+    # 1, 3, -1 and 4 tenths: 3 of 16 assignments have a sum of 7 or more, 3 of -7 or less.
+    assert test.p == 6 / 16
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    assert (test.p, test.low, test.high) == sign_flip_test(differences)
+    assert test.detectable == pytest.approx(detectable_difference(stdev(differences), 5))
+    with pytest.raises(ValueError, match="two or more pairs"):
+        compare_patients([1.0], [1.0])

@@ -1,0 +1,97 @@
+"""One verdict for page, tables and terminal, through `medfedaug report` on runs made for it."""
+
+import csv
+import random
+
+import pytest
+from results import Page
+
+from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
+
+
+@pytest.fixture
+def against_fedavg(fold):
+    """Runs of FedAvg and FedRDN, whose patients gain about so much: `against_fedavg(60, 5, gain=0.05)`."""
+
+    def make(patients, seeds, gain, spread=0.02):
+        rng, folders = random.Random(5), []
+        for seed in range(seeds):
+            plain = {f"p{i}": 0.5 + 0.002 * i + 0.01 * seed for i in range(patients)}
+            better = {name: score + rng.gauss(gain, spread) for name, score in plain.items()}
+            for methods, scores in ((("fedavg",), plain), (("fedrdn",), better)):
+                folders.append(fold({"DU": scores}, 0, seed=seed, methods=methods).path.parent)
+        return folders
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("patients", "seeds", "gain", "verdict"),
+    [
+        (8, 1, 0.05, "open: 1 of 5 seeds, 8 of 20 patients"),
+        (60, 1, 0.05, "open: 1 of 5 seeds"),
+        (8, 5, 0.05, "open: 8 of 20 patients"),
+        (60, 3, 0.05, "open: 3 of 5 seeds"),
+        (60, 5, 0.05, "better"),
+        (60, 5, -0.05, "worse"),
+        (60, 5, 0.0, "no difference shown"),
+    ],
+)
+def test_page_tables_and_terminal_say_the_same(
+    run, against_fedavg, tmp_path, monkeypatch, patients, seeds, gain, verdict
+):
+    folders = against_fedavg(patients, seeds, gain)
+    monkeypatch.setenv("COLUMNS", "250")
+    out, tables = tmp_path / "page.html", tmp_path / "tables"
+    code, said, err = run("report", *folders, "--out", out, "--tables", tables)
+    assert code == 0, err
+    for name in ("scores", "patients"):
+        *_, record = csv.DictReader((tables / f"{name}.csv").open())
+        assert record["verdict"] == verdict
+        assert f" {verdict} |" in (tables / f"{name}.md").read_text()
+    page = Page(out.read_text()).text
+    assert f"with {seeds} seed{'s' * (seeds > 1)}. Verdict: {verdict}." in page
+    # In both tables, and nowhere a word that says more or less.
+    assert " ".join(said.split()).count(verdict) >= 2
+    for other in ("more than the choice", "may be chance", "none is tested"):
+        assert other not in page + said
+    # With so many patients the numbers alone would have said otherwise.
+    if gain and seeds == 1:
+        (row,) = patient_table([load_run(folder) for folder in folders]).rows
+        assert row.test.p <= 0.05
+        assert row.test.low > 0
+
+
+def test_interval_and_p_of_every_comparison_agree(against_fedavg):
+    for patients, seeds, gain in ((7, 1, 0.01), (12, 3, 0.02), (40, 5, 0.004), (25, 5, 0.0)):
+        runs = [load_run(folder) for folder in against_fedavg(patients, seeds, gain)]
+        tests = [row.test for row in (*patient_table(runs).rows, *summary_table(runs).rows) if row.test]
+        assert tests
+        for test in tests:
+            assert (test.p <= 0.05) == (test.low > 0 or test.high < 0)
+
+
+def test_both_comparisons_must_lie_on_one_side():
+    up, level, zero = [0.1, 0.12, 0.09, 0.11, 0.1], [0.1, -0.1, 0.1, -0.1, 0.01], [0.0] * 5
+    named = {"up": up, "down": [-value for value in up], "level": level}
+    over = {name: paired_t_test(values, zero) for name, values in named.items()}
+    by = {name: compare_patients(values * 4, zero * 4) for name, values in named.items()}
+    found = {(a, b): judge(over[a], 5, by[b], 20).word for a in over for b in by}
+    assert found.pop(("up", "up")) == "better"
+    assert found.pop(("down", "down")) == "worse"
+    assert set(found.values()) == {"no difference shown"}
+    assert str(judge(over["up"], 5, None, 0, "images")) == "open: 0 of 20 images"
+
+
+def test_unseen_sites_are_judged_by_their_own_scores(fold):
+    """Better at the site that trained, worse at the one that never did."""
+    runs = []
+    for seed in range(5):
+        plain = {f"p{i}": 0.5 + 0.001 * i * (seed + 1) for i in range(24)}
+        for methods, gain in ((("fedavg",), 0.0), (("fedrdn",), 0.05 + 0.001 * seed)):
+            seen = {name: score + gain for name, score in plain.items()}
+            unseen = {name: score - gain for name, score in plain.items()}
+            runs.append(fold({"DU": seen}, 0, seed=seed, methods=methods, unseen={"EZ": unseen}))
+    found = {row.where: str(row.verdict) for row in patient_table(runs).rows}
+    assert found == {"training sites": "better", "unseen sites": "worse"}
+    assert str(summary_table(runs).rows[1].verdict) == "better"
