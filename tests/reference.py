@@ -25,6 +25,7 @@ from medfedaug.config import RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer
 from medfedaug.methods.base import Method, SiteContext, SitePart
+from medfedaug.models import build_network
 from medfedaug.models.classifiers import StagedClassifier
 
 State = dict[str, Tensor]
@@ -216,7 +217,9 @@ class Federation:
 
     def network(self) -> nn.Module:
         """The network as it began, float64 and without a method's layers."""
-        network = NETWORKS[self.config.network](self.config.in_channels, len(self.config.classes)).double()
+        config = self.config
+        sizes = {"in_channels": config.in_channels, "out_channels": len(config.classes)}
+        network = build_network(config.network, **sizes, **config.network_args).double()
         network.load_state_dict(self.initial)
         return network
 

@@ -7,10 +7,13 @@ import copy
 import pytest
 import torch
 from monai.networks.nets import ViT
+from reference import UNEVEN, assert_models, federated_averaging, mean
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
+from medfedaug.federation.composition import Composition
 from medfedaug.methods import FedFDPrompt, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import build_network
@@ -117,3 +120,57 @@ def test_what_takes_no_prompts_says_why():
         insert_prompts(insert_prompts(small_vit()))
     with pytest.raises(ValueError, match="count"):
         insert_prompts(small_vit(), count=0)
+
+
+def test_a_federation_mixes_each_sites_prompts_with_the_average(federate):
+    """Eq. 2 and 5 with prompts in the place of statistics, and the draws of the run."""
+    l1, l2, rate = 0.3, 0.5, 0.05
+    arguments = {"img_size": 8, "patch_size": 4, "hidden_size": 12, "mlp_dim": 8, "num_layers": 1}
+    run = federate(
+        "fedfd_prompt",
+        plan=UNEVEN,
+        settings={"fedfd_prompt": {"lambda1": l1, "lambda2": l2, "count": 2}},
+        network="vit",
+        network_args={**arguments, "num_heads": 3},
+        local_epochs=2,
+    )
+    own, common, sent = {}, {}, {}
+    first = find_prompts(Composition(run.config).network).tokens.detach().double()
+
+    def features(network, x, tokens):
+        size = (len(x), -1, -1)
+        parts = [network.cls_token.expand(size), network.patch_embedding(x), tokens.expand(size)]
+        sequence = torch.cat(parts, dim=1)
+        for block in network.blocks:
+            sequence = block(sequence)
+        return network.norm(sequence)[:, 0]
+
+    def train(site, round_, network):
+        if round_ > 1:
+            sites = sent[round_ - 1]
+            common[round_] = mean(list(sites.values()), [run.server.sites[one] for one in sites])["tokens"]
+        tokens = own.get(site, first).clone().requires_grad_()
+        head, batches = network.classification_head, run.batches[site, round_]
+        for (x, y), draws in zip(batches, batches.draws, strict=True):
+            f = features(network, x, tokens)
+            loss = cross_entropy(head(f), y)
+            if round_ > 1:
+                u = draws[0].double()
+                changed = features(network, x, u * tokens + (1 - u) * common[round_])
+                other, distance = cross_entropy(head(changed), y), (f - changed).square().mean()
+                loss = (1 - l1) * loss + l1 * other + l2 * distance
+            parameters = [*network.parameters(), tokens]
+            # MONAI's blocks have a norm for cross-attention, which is not used here.
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    if gradient is not None:
+                        parameter -= rate * gradient
+        own[site] = tokens.detach()
+        sent.setdefault(round_, {})[site] = {"tokens": own[site]}
+
+    assert_models(run, federated_averaging(run, train), atol=5e-6)
+    for round_, sites in sent.items():
+        for site, expected in sites.items():
+            found = run.replies[round_][site].payload["fedfd_prompt/tokens"]
+            torch.testing.assert_close(found.double(), expected["tokens"], rtol=1e-5, atol=5e-6)
