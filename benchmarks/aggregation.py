@@ -52,7 +52,7 @@ def one_round(sites: int, network: str, threads: int) -> dict[str, float]:
     # An engine hands over one update after the other; this is the one at hand.
     weights = {key: server.state[key].clone() for key in server.shared}
     payload = {}
-    for name, exchange in server._every_round.items():
+    for name, exchange in server.aggregation.every_round.items():
         shapes = exchange.shapes.items()
         payload.update(namespaced({key: torch.rand(size, generator=generator) for key, size in shapes}, name))
     histogram = payload["fedfa_h/histogram"]

@@ -48,7 +48,6 @@ def ours(sites: int, rounds: int, folder: Path) -> list[float]:
         network="basicunet",
         network_args={"features": [8, 8, 8, 8, 8, 8]},
         rounds=rounds,
-        threads=1,
     )
     work = folder / "ours"
     work.mkdir()

@@ -29,9 +29,8 @@ from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import check_federation
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.sweep import parse_axis, plan
-from medfedaug.federation import run_in_process
+from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.site import SiteTrainer
 from medfedaug.models.precision import run_in_bfloat16
 
 
@@ -135,7 +134,7 @@ def main() -> None:
         total = time.perf_counter() - started
         trainer = SiteTrainer(config, data, options.device)
         trainer.initialize({ExtraItems.CLIENT_NAME: names[0]})
-        shape = next(iter(trainer._images(trainer._training_samples()[:1]))).shape[1:]
+        shape = next(iter(trainer.samples.images(trainer.samples.training()[:1]))).shape[1:]
         scored = sum(
             len(list(trainer.task.evaluation_cases(site, "validation")))
             if task == "classification"

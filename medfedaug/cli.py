@@ -297,7 +297,8 @@ def simulate(
     options = _run_options(context)
     if in_turn:
         options["holdout"] = ()
-    config = configure(find_sites(data, limit=limit), **options)
+    sites = find_sites(data, limit=limit)
+    config = configure(sites, **options)
     with _RoundProgress(rounds) as progress:
         results = (leave_one_site_out if in_turn else run)(
             data,
@@ -310,6 +311,8 @@ def simulate(
             on_event=progress.show,
             tracking=tracking,
             pictures=pictures,
+            execution=_execution(context),
+            **({} if in_turn else {"sites": sites}),
         )
     if in_turn:
         _print_holdout(results, methods)
@@ -414,7 +417,6 @@ def benchmark(
         folds=folds,
         scale=scale,
         limit=limit,
-        threads=threads,
     )
     with _SweepProgress(len(runs)) as progress:
         failed = run_all(
@@ -426,6 +428,7 @@ def benchmark(
             device=device,
             jobs=jobs,
             memory=int(memory * 2**30),
+            threads=threads,
             on_event=progress.show,
         )
     if len(failed) < len(runs):
@@ -498,7 +501,9 @@ def export(
         "in_channels": channels,
     }
     config = RunConfig.from_dict({**task_defaults(task), **options})
-    recipe = MedFedAugRecipe(config=config, name=out.name, resume=resume, tracking=tracking)
+    recipe = MedFedAugRecipe(
+        config=config, name=out.name, resume=resume, tracking=tracking, execution=_execution(context)
+    )
     recipe.export(job_dir=str(out.parent))
     out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
 
@@ -786,6 +791,14 @@ def _run_options(context: typer.Context) -> dict[str, Any]:
         "methods": _specification(given["methods"], given["set_"]),
         "network_args": _json_object(given["network_args"], "--network-args"),
     }
+
+
+def _execution(context: typer.Context) -> Any:
+    """The fields of `Execution` among a command's options."""
+    from medfedaug.config import Execution
+
+    names = [field.name for field in dataclasses.fields(Execution)]
+    return Execution(**{name: context.params[name] for name in names})
 
 
 def _specification(methods: str, settings: list[str] | None) -> tuple[dict[str, Any], ...]:

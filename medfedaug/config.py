@@ -1,6 +1,7 @@
-"""`RunConfig`: everything that defines a run, in JSON, so that one job serves every engine and every site.
+"""`RunConfig`, what a run computes, and `Execution`, how it is carried out.
 
-What belongs to a site (its data folder, its device) is not here: it never travels with a job.
+Both are JSON, so that one job serves every engine and every site. What belongs to a site (its data folder,
+its device) is not here: it never travels with a job.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from medfedaug.checks import check_choice, check_keys
 from medfedaug.errors import ConfigError
 
-__all__ = ["SCALING", "RunConfig", "derive_seed", "recorded_settings", "task_defaults"]
+__all__ = ["SCALING", "Execution", "RunConfig", "derive_seed", "recorded_settings", "task_defaults"]
 
 _TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "segmentation": {"network": "basicunet", "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
@@ -80,14 +81,8 @@ class RunConfig:
             where none does, as the papers' code has it; two methods may then see different input.
         seed: of the initial network and, by site and round, of everything random.
         limit: at most so many cases of each split a site; ``None`` for all.
-        threads: CPU threads a site may use; 0 leaves PyTorch's choice. Bit-identical results need the
-            same number, since the order of sums inside a convolution depends on it.
         holdout: sites that do not train although they could, and are tested as unseen sites.
         participation: share of the training sites that each round asks, drawn anew in every round.
-        min_sites: good updates that a round needs; 0 for all that it asks.
-        round_timeout: seconds after which a site's answer is no longer waited for; 0 for none.
-        grace: seconds for which the others are waited for once there are ``min_sites`` good answers; ``None``
-            to wait until the timeout.
     """
 
     methods: tuple[dict[str, Any], ...] = ({"name": "fedavg", "args": {}},)
@@ -111,21 +106,14 @@ class RunConfig:
     augmentation: str = "none"
     seed: int = 0
     limit: int | None = None
-    threads: int = 0
     holdout: tuple[str, ...] = ()
     participation: float = 1.0
-    min_sites: int = 0
-    round_timeout: float = 0.0
-    grace: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
         for name in ("holdout", "classes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for entry in dataclasses.fields(self):
-            value, (kinds, needed) = getattr(self, entry.name), _KINDS.get(str(entry.type), ((object,), ""))
-            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and needed):
-                raise ConfigError(f"{entry.name} must be {needed}, got {value!r}")
+        _check_kinds(self)
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         for name in _POSITIVE:
@@ -139,8 +127,8 @@ class RunConfig:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1, got {self.limit}")
-        for name in ("threads", "min_sites", "round_timeout", "grace", "local_steps", "weight_decay"):
-            if (getattr(self, name) or 0) < 0:
+        for name in ("local_steps", "weight_decay"):
+            if getattr(self, name) < 0:
                 raise ConfigError(f"{name} cannot be negative, got {getattr(self, name)}")
 
     @property
@@ -174,8 +162,65 @@ class RunConfig:
         Raises:
             ConfigError: for unknown keys and impossible values.
         """
-        check_keys("unknown configuration keys:", values, sorted(f.name for f in dataclasses.fields(cls)))
+        # Records and checkpoints from before `Execution` hold its settings here too.
+        moved = {entry.name for entry in dataclasses.fields(Execution)}
+        given = {name: value for name, value in values.items() if name not in moved}
+        _check_keys(cls, given)
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is carried out: nothing of it changes what a round computes from the sites' updates.
+
+    Args:
+        threads: CPU threads a site uses; 0 leaves PyTorch's choice. Bit-identical results need the same
+            number, since the order of sums inside a convolution depends on it.
+        min_sites: good updates that a round needs; 0 for all that it asks.
+        round_timeout: seconds after which a site's answer is no longer waited for; 0 for no limit.
+        grace: seconds for which the others are waited for once there are ``min_sites`` good answers; ``None``
+            to wait until the timeout.
+
+    Raises:
+        ConfigError: for a value of another type, or below 0.
+    """
+
+    threads: int = 0
+    min_sites: int = 0
+    round_timeout: float = 0.0
+    grace: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        for entry in dataclasses.fields(self):
+            if (getattr(self, entry.name) or 0) < 0:
+                raise ConfigError(f"{entry.name} cannot be negative, got {getattr(self, entry.name)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON types."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Execution:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ConfigError: for unknown keys and impossible values.
+        """
+        _check_keys(cls, values)
         return cls(**dict(values))
+
+
+def _check_kinds(settings: RunConfig | Execution) -> None:
+    for entry in dataclasses.fields(settings):
+        value, (kinds, needed) = getattr(settings, entry.name), _KINDS.get(str(entry.type), ((object,), ""))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and needed):
+            raise ConfigError(f"{entry.name} must be {needed}, got {value!r}")
+
+
+def _check_keys(settings: type[RunConfig | Execution], values: Mapping[str, Any]) -> None:
+    known = sorted(entry.name for entry in dataclasses.fields(settings))
+    check_keys("unknown configuration keys:", values, known)
 
 
 def task_defaults(task: str) -> dict[str, Any]:

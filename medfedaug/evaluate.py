@@ -16,7 +16,7 @@ from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, exchange_file
-from medfedaug.federation.site import SiteTrainer
+from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.scores import mean_score
 
 __all__ = ["evaluate_model", "open_model"]

@@ -75,7 +75,7 @@ def leave_one_site_out(
         if on_event is not None:
             on_event({"event": "holdout", "site": name})
         run = replace(config, holdout=(*config.holdout, name))
-        test = simulate(data_dir, out / name, run, on_event=on_event, **options)["test"]
+        test = simulate(data_dir, out / name, run, on_event=on_event, sites=found, **options)["test"]
         unseen[name], seen[name] = test["unseen"].get(name, {}).get(metric), test["mean"][metric]
         table = {
             "metric": metric,

@@ -37,7 +37,7 @@ class SiteSettings:
     """What a site decides for itself.
 
     Args:
-        data: the folder with the site's images; see `medfedaug.federation.site.resolve_data_folder`.
+        data: the folder with the site's images; see `medfedaug.federation.resolve_data_folder`.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
         state: the folder for what must survive a restart of the site.
         privacy: the limits of what may leave the site.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from medfedaug.config import RunConfig, recorded_settings, task_defaults
+from medfedaug.config import Execution, RunConfig, recorded_settings, task_defaults
 from medfedaug.data.benchmarks import is_federation, read_federation
 from medfedaug.data.scales import uneven_sites
 from medfedaug.data.sites import SiteFolder, check_federation, find_sites, site_statistics
@@ -23,6 +23,7 @@ from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_json, write_run
+from medfedaug.federation.pooled import run_pooled
 from medfedaug.run_folder import (
     check_results,
     is_json_with,
@@ -74,6 +75,8 @@ def simulate(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     tracking: str | None = None,
     pictures: bool = False,
+    execution: Execution | None = None,
+    sites: Sequence[SiteFolder] | None = None,
 ) -> dict[str, Any]:
     """Run a federation over the sites below ``data_dir``.
 
@@ -95,6 +98,9 @@ def simulate(
         tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case.
+        execution: see `medfedaug.config.Execution`; with NVFlare and without a number of threads, the sites
+            share the cores.
+        sites: the sites where they are open already, with the ``limit`` of ``config``.
 
     Returns:
         The content of ``results.json``. ``data`` is the name of the folder, or of the benchmark whose data it
@@ -111,17 +117,18 @@ def simulate(
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other")
     check_device(device)
-    sites = find_sites(data_dir, limit=config.limit)
+    sites = sites or find_sites(data_dir, limit=config.limit)
     task, channels, classes = check_federation(sites, config.holdout)
     config = replace(config, task=task, in_channels=channels, classes=classes)
     composition = Composition(config)  # whether methods and network go together
     if composition.pools_data:  # nothing is there for NVFlare to carry
-        engine = "inprocess"
+        engine = "pooled"
     if tracking and engine != "nvflare":
         raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
-    if engine == "nvflare" and not config.threads:
+    execution = execution or Execution()
+    if engine == "nvflare" and not execution.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
-        config = replace(config, threads=max(1, (os.cpu_count() or 1) // training))
+        execution = replace(execution, threads=max(1, (os.cpu_count() or 1) // training))
     with only_process(out):
         state = out / STATE
         finished = is_json_with(out / RESULTS, "config", "rounds", "test")
@@ -150,22 +157,22 @@ def simulate(
         for site, reason in uneven.items():
             if on_event is not None:
                 on_event({"event": "uneven", "site": site, "reason": reason})
-        names = [site.name for site in sites]
         work = make_workspace(out)
         try:
             run: dict[str, Any] = {
                 "config": config,
                 "data_dir": data_dir,
-                "sites": names,
                 "device": device,
                 "on_event": on_event,
                 "state_dir": state,
                 "resume": interrupted,
+                "execution": execution,
             }
             if engine == "nvflare":
-                _run_nvflare(work, tracking=tracking, **run)
+                _run_nvflare(work, tracking=tracking, sites=[site.name for site in sites], **run)
             else:
-                write_run(work, run_in_process(**run))
+                carry = run_pooled if engine == "pooled" else run_in_process
+                write_run(work, carry(sites=sites, **run))
             told = {"engine": engine, "seconds": time.perf_counter() - started}
             results = _finish(work, out, sites, config, Path(data_dir), told, uneven)
         except RunFailed as error:
@@ -204,8 +211,8 @@ def check_device(device: str) -> None:
 
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((out / RESULTS).read_text())
-    # A machine with another number of cores may look at it too, and a release that has more settings.
-    if replace(RunConfig.from_dict(recorded_settings(results)), threads=config.threads) != config:
+    # A release that has more settings may look at it too.
+    if RunConfig.from_dict(recorded_settings(results)) != config:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
     return results
 

@@ -17,7 +17,8 @@ from medfedaug import plugins
 from medfedaug.config import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import Reply
-from medfedaug.federation.site import Site, SiteTrainer
+from medfedaug.federation.site import Site
+from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
 from medfedaug.settings import SiteSettings
 
@@ -32,14 +33,16 @@ class SiteExecutor(Executor):
 
     Args:
         config: `medfedaug.config.RunConfig` as a dictionary.
+        threads: CPU threads, at most as many as the site has cores; 0 leaves PyTorch's choice.
 
     Raises:
         ConfigError: when the configuration is not one.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.threads = threads
         self._run_config = RunConfig.from_dict(config)
         self._site: Site | None = None
 
@@ -57,7 +60,7 @@ class SiteExecutor(Executor):
         if self._site is None:
             name, kit = fl_ctx.get_identity_name(), fl_ctx.get_workspace().get_root_dir()
             try:
-                self._site = _site(name, self._run_config, SiteSettings.load(kit))
+                self._site = _site(name, self._run_config, SiteSettings.load(kit), self.threads)
             except MedFedAugError as error:
                 return self._reply(Reply(request.task, request.round, error=f"site {name}: {error}"), fl_ctx)
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
@@ -69,11 +72,12 @@ class SiteExecutor(Executor):
         return FLModelUtils.to_shareable(reply_to_model(reply))
 
 
-def _site(name: str, config: RunConfig, settings: SiteSettings) -> Site:
+def _site(name: str, config: RunConfig, settings: SiteSettings, threads: int) -> Site:
     assert settings.state is not None  # a kit always has one
     plugins.restrict(settings.plugins)
     state = settings.state / name
+    ledger = state / "privacy_ledger.json"
     trainer = SiteTrainer(
-        config, settings.data, settings.device, state, settings.privacy, state / "privacy_ledger.json"
+        config, settings.data, settings.device, state, settings.privacy, ledger, threads=threads
     )
     return Site(name, trainer)

@@ -10,13 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig, task_defaults
+from medfedaug.config import Execution, RunConfig, task_defaults
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 
-__all__ = ["READY_JOBS", "write_ready_jobs"]
+__all__ = ["EXECUTION", "READY_JOBS", "write_ready_jobs"]
 
-_HOSPITALS: dict[str, Any] = {"rounds": 50, "min_sites": 2, "round_timeout": 7200.0}
+EXECUTION = Execution(min_sites=2, round_timeout=7200.0)
+"""How all of them are carried out."""
+
+_HOSPITALS: dict[str, Any] = {"rounds": 50}
 _SEGMENTATION: dict[str, Any] = {"task": "segmentation", **_HOSPITALS}
 _CLASSIFICATION: dict[str, Any] = {
     "task": "classification",
@@ -47,7 +50,7 @@ def write_ready_jobs(folder: str | Path) -> list[Path]:
     for name, options in READY_JOBS.items():
         methods = parse_methods(options["methods"])
         config = RunConfig.from_dict({**task_defaults(options["task"]), **options, "methods": methods})
-        recipe = MedFedAugRecipe(config=config, name=name)
+        recipe = MedFedAugRecipe(config=config, name=name, execution=EXECUTION)
         recipe.export(job_dir=str(folder))
         written.append(Path(folder) / name)
     return written

@@ -9,7 +9,7 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
-from medfedaug.config import RunConfig
+from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.nvflare_jobs.controller import TASKS, FederationController
@@ -34,6 +34,7 @@ class MedFedAugRecipe(Recipe):
         task_request_interval: seconds after which an idle site asks for work again; NVFlare's default of
             2 s is most of what a round of a small model costs.
         tracking: ``"tensorboard"`` or ``"mlflow"``: where the server puts the sites' metrics of every round.
+        execution: see `medfedaug.config.Execution`.
 
     Raises:
         ConfigError: when methods, network and options do not go together, or a tracker is missing.
@@ -54,15 +55,17 @@ class MedFedAugRecipe(Recipe):
         resume: bool = False,
         task_request_interval: float = 0.1,
         tracking: str | None = None,
+        execution: Execution | None = None,
     ) -> None:
         run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
         if Composition(run).pools_data:
             raise ConfigError("no job brings the images of all sites together; `medfedaug simulate` does")
-        self.name = name
+        self.name, execution = name, execution or Execution()
         # Without a key metric no model selector is added: the controller selects.
-        job = BaseFedJob(name=name, min_clients=min_clients or run.min_sites or 2, key_metric="")
-        job.to_server(FederationController(config=run.to_dict(), run_name=name, resume=resume))
-        job.to_clients(SiteExecutor(config=run.to_dict()), tasks=TASKS)
+        job = BaseFedJob(name=name, min_clients=min_clients or execution.min_sites or 2, key_metric="")
+        settings, waits = run.to_dict(), execution.to_dict()
+        job.to_server(FederationController(config=settings, execution=waits, run_name=name, resume=resume))
+        job.to_clients(SiteExecutor(config=settings, threads=execution.threads), tasks=TASKS)
         _name_classes_only(job)
         super().__init__(job)
         self.add_server_config({"server": {"task_request_interval": task_request_interval}})

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from medfedaug import plugins
-from medfedaug.config import RunConfig
+from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.controller import EVENTS_FILE, OUTPUT_FOLDER
@@ -37,6 +37,7 @@ def run_in_simulator(
     state_dir: str | Path | None = None,
     resume: bool = False,
     tracking: str | None = None,
+    execution: Execution | None = None,
 ) -> Path:
     """Run the job in NVFlare's simulator.
 
@@ -52,6 +53,7 @@ def run_in_simulator(
         state_dir: a folder for what must survive a restart, of server and sites; by default in ``work_dir``.
         resume: continue from what is in ``state_dir``.
         tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
+        execution: see `medfedaug.config.Execution`.
 
     Returns:
         The folder with ``results.json`` and the models, and with what was tracked below ``tracking``.
@@ -60,8 +62,13 @@ def run_in_simulator(
         RunFailed: when the run ended without results, with the reason where one is known.
     """
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
+    execution = execution or Execution()
     recipe = MedFedAugRecipe(
-        config=config, min_clients=config.min_sites or len(sites), resume=resume, tracking=tracking
+        config=config,
+        min_clients=execution.min_sites or len(sites),
+        resume=resume,
+        tracking=tracking,
+        execution=execution,
     )
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"
@@ -82,7 +89,7 @@ def run_in_simulator(
         STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
         "PYTHONUNBUFFERED": "1",
         # Sites that each start as many threads as there are cores spend their time waiting for each other.
-        **({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
+        **({"OMP_NUM_THREADS": str(execution.threads)} if execution.threads else {}),
     }
     output = output_folder(work)
     run = output.parent

@@ -82,7 +82,6 @@ def tiny_config():
             "network_args": TINY_NETWORK,
             "rounds": 2,
             "batch_size": 4,
-            "threads": 1,
             **changes,
         }
         return RunConfig(methods=tuple(parse_methods(methods, settings)), **values)
@@ -114,7 +113,7 @@ def photo_config(make_photos, tmp_path):
         make_photos(name, per_class=5)
 
     def make(methods: str = "fedavg", settings=None, **changes) -> RunConfig:
-        values = {"network": "lenet5", "rounds": 2, "batch_size": 3, "threads": 1, **changes}
+        values = {"network": "lenet5", "rounds": 2, "batch_size": 3, **changes}
         sites = find_sites(tmp_path / "photos")
         return configure(sites, methods=tuple(parse_methods(methods, settings)), **values)
 
@@ -141,8 +140,6 @@ def federate(make_photos, tmp_path, monkeypatch):
             "rounds": 3,
             "batch_size": 6,
             "learning_rate": 0.05,
-            "threads": 1,
-            "min_sites": 1,
             **changes,
         }
         chosen = tuple(parse_methods(f"{reference.Recorder.name},{methods}", settings))

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
-from medfedaug.config import RunConfig
+from medfedaug.config import Execution, RunConfig
 from medfedaug.data.sites import open_site
-from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer
+from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run
+from medfedaug.federation.messages import TEST, TRAIN
+from medfedaug.federation.protocol import Accept
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.models import build_network
 from medfedaug.models.classifiers import StagedClassifier
@@ -141,6 +143,42 @@ class _RecorderSite(SitePart):
         return inputs, targets
 
 
+class _Planned(Carrier):
+    """The sites of a `Federation`, of which those are connected that the plan names for the next round."""
+
+    def __init__(self, federation: Federation, plan: Sequence[Sequence[str]] | None) -> None:
+        self.federation, self.plan = federation, plan
+
+    def connected(self) -> list[str]:
+        """Those of the plan; held-out sites before the first round, and all after the last."""
+        done = self.federation.server.round
+        if self.plan is None or done >= len(self.plan):
+            return sorted(self.federation.sites)
+        held_out = () if done else self.federation.config.holdout
+        return sorted({*self.plan[done], *held_out})
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        """Every site answers at once, and what it says must be used."""
+        federation = self.federation
+        if request.task == TRAIN:
+            federation.requests.append(request)
+            federation.replies.append({})
+        for name in sites:
+            if federation.states and request.task == TRAIN:
+                federation.sites[name] = federation.start(name)
+            reply = federation.sites[name].answer(request)
+            if request.task == TRAIN:
+                federation.replies[-1][name] = reply
+            elif request.task == TEST:
+                federation.tested[name] = reply
+            assert accept(name, reply), reply.error
+        return {}
+
+    def round_done(self, server: FederationServer) -> None:
+        """Keep the model."""
+        self.federation.models.append(self.federation.shared())
+
+
 class Federation:
     """A server and its sites.
 
@@ -170,50 +208,23 @@ class Federation:
         self.config, self.root, self.states = config, root, states
         self.batches: dict[tuple[str, int], Batches] = {}
         Recorder.batches = self.batches
-        self.server = FederationServer(config)
+        self.server = FederationServer(config, execution=Execution(min_sites=1))
         self.initial = {key: value.clone() for key, value in self.server.state.items()}
-        self.sites = {name: self._site(name) for name in sites}
-        self.models = [self._shared()]
+        self.sites = {name: self.start(name) for name in sites}
+        self.models = [self.shared()]
         self.replies: list[dict[str, Reply]] = [{}]
         self.requests: list[Any] = [None]
         self.tested: dict[str, Reply] = {}
-        self._run(plan)
+        run(self.server, _Planned(self, plan))
 
-    def _site(self, name: str) -> Site:
+    def start(self, name: str) -> Site:
+        """A site that has just been started."""
         folder = self.states / name if self.states else None
         return Site(name, SiteTrainer(self.config, self.root, "cpu", folder))
 
-    def _shared(self) -> State:
+    def shared(self) -> State:
+        """The global model's shared entries."""
         return {key: self.server.state[key].clone() for key in self.server.shared}
-
-    def _run(self, plan: Sequence[Sequence[str]] | None) -> None:
-        server = self.server
-        for round_ in range(1, self.config.rounds + 1):
-            asked = list(plan[round_ - 1]) if plan else list(self.sites)
-            new = sorted({*asked, *([] if round_ > 1 else self.config.holdout)} - server.known)
-            for name in new:
-                assert server.accept_preparation(name, self.sites[name].answer(server.prepare())), name
-            if new:
-                server.finish_preparation()
-            targets = sorted(asked) if plan else server.choose_sites()
-            request, replies = server.start_round(targets), {}
-            for name in targets:
-                if self.states:
-                    self.sites[name] = self._site(name)
-                replies[name] = self.sites[name].answer(request)
-                assert server.accept(name, replies[name]), replies[name].error
-            server.finish_round()
-            self.models.append(self._shared())
-            self.replies.append(replies)
-            self.requests.append(request)
-        request = server.validate()
-        for name in sorted(server.sites):
-            server.accept_validation(name, self.sites[name].answer(request))
-        server.finish_validation()
-        request = server.test()
-        for name in sorted(server.known):
-            self.tested[name] = self.sites[name].answer(request)
-            assert server.accept_test(name, self.tested[name]), self.tested[name].error
 
     def network(self) -> nn.Module:
         """The network as it began, float64 and without a method's layers."""

@@ -139,7 +139,7 @@ def test_a_run_over_a_benchmark_opens_each_site_by_name_and_is_evaluated_again(t
     write_federation(tmp_path, "cifar_10", tmp_path, clients=2)
     sites = find_sites(tmp_path)
     methods = ({"name": "fedrdn"}, {"name": "fedfa"})
-    config = configure(sites, methods=methods, network="lenet5", rounds=1, threads=1, batch_size=16)
+    config = configure(sites, methods=methods, network="lenet5", rounds=1, batch_size=16)
     server = run_in_process(config, tmp_path, [site.name for site in sites], "cpu")
     results = server.results()
     assert set(results["test"]["sites"]) == {"client_000", "client_001"}

@@ -175,7 +175,7 @@ def test_a_run_over_photographs(make_photos, tmp_path):
         make_photos(name, per_class=6)
     sites = find_sites(tmp_path / "photos")
     methods = ({"name": "fedrdn"}, {"name": "fedfa"}, {"name": "fedfa_h"})
-    config = configure(sites, methods=methods, network="lenet5", rounds=2, threads=1, image_size=32)
+    config = configure(sites, methods=methods, network="lenet5", rounds=2, image_size=32)
     results = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu").results()
     assert 0 <= results["test"]["mean"]["accuracy"] <= 1
     assert all("val_accuracy" in site for entry in results["rounds"] for site in entry["sites"].values())
@@ -187,9 +187,7 @@ def test_what_leaves_a_site_are_plain_tensors(make_photos, tmp_path):
     for name in "AB":
         make_photos(name, per_class=6)
     methods = ({"name": "fedrdn"}, {"name": "fedfa"}, {"name": "fedfa_h"})
-    config = configure(
-        find_sites(tmp_path / "photos"), methods=methods, network="lenet5", threads=1, image_size=32
-    )
+    config = configure(find_sites(tmp_path / "photos"), methods=methods, network="lenet5", image_size=32)
     trainer = SiteTrainer(config, tmp_path / "photos", "cpu")
     trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
     own = trainer.statistics()
@@ -199,5 +197,5 @@ def test_what_leaves_a_site_are_plain_tensors(make_photos, tmp_path):
     for value in (*sent.weights.values(), *sent.statistics["payload"].values()):
         assert type(value) is torch.Tensor
         assert value.is_contiguous()
-    batch = next(iter(trainer._loader(0)))
+    batch = next(iter(trainer.samples.loader(trainer.own_dataset(0), 0)))
     assert type(batch["image"]) is torch.Tensor

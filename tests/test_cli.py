@@ -94,7 +94,9 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     (executor,) = client["executors"]
     assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
     config = RunConfig.from_dict(executor["executor"]["args"]["config"])
-    assert (config.rounds, config.min_sites, config.classes) == (3, 4, ("background", "lesion"))
+    assert (config.rounds, config.classes) == (3, ("background", "lesion"))
+    server = json.loads((job / "app/config/config_fed_server.json").read_text())
+    assert server["workflows"][0]["args"]["execution"]["min_sites"] == 4
     assert config.holdout == ("hospital-d",)
     assert [method["name"] for method in config.methods] == ["fedrdn", "fedfa"]
     code, _, err = run("export", *options, "--out", job)

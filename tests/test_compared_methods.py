@@ -18,9 +18,12 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError, PrivacyRefused, RunFailed
 from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import Site, SiteTrainer, run_in_process
+from medfedaug.federation.acceptance import check_tensors
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages import PREPARE, TRAIN, Request, check_tensors
+from medfedaug.federation.messages import PREPARE, TRAIN, Request
 from medfedaug.federation.output import write_run
+from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.training import LocalTraining
 from medfedaug.methods import (
     FedAvgM,
     FedDyn,
@@ -187,7 +190,7 @@ def test_scaffold_leaves_a_sites_norm_layers_at_the_site(phantom_dir, tiny_confi
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     composition = Composition(config)
     assert composition.kept_keys
-    assert set(server._every_round["scaffold"].shapes) == {
+    assert set(server.aggregation.every_round["scaffold"].shapes) == {
         name for name, _ in composition.network.named_parameters() if name not in composition.kept_keys
     }
 
@@ -208,9 +211,9 @@ def test_scaffolds_corrections_cancel_over_the_sites(phantom_dir, tiny_config, w
         for name, site in sites.items():
             assert server.accept(name, site.answer(request))
         server.finish_round()
-    weights = server._every_round["scaffold"].weights()
+    weights = server.aggregation.every_round["scaffold"].weights()
     assert len(set(weights.values())) == (1 if weighting == "uniform" else 2)
-    for key, common in server._every_round["scaffold"].result().items():
+    for key, common in server.aggregation.every_round["scaffold"].result().items():
         own = sum(w * sites[name].trainer.parts["scaffold"].own[key] for name, w in weights.items())
         own = own / sum(weights.values())
         torch.testing.assert_close(common, own, rtol=1e-4, atol=1e-7)
@@ -868,7 +871,6 @@ def test_fedproto_is_for_classification(tiny_config, make_photos, tmp_path):
             methods=[{"name": name} for name in methods],
             network="lenet5",
             rounds=2,
-            threads=1,
             image_size=32,
         )
         server = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
@@ -892,19 +894,19 @@ def test_fine_tuning_is_local_training_before_the_test(phantom_dir, tiny_config,
     config = tiny_config("finetune", settings={"finetune": {"epochs": 2}})
     tuned = run_in_process(config, phantom_dir, sites, "cpu")
     assert same(tuned.state, plain.state)
-    assert same(tuned.selected_state, plain.selected_state)
+    assert same(tuned.selection.state, plain.selection.state)
     first, _, unseen = tested[-3:]
-    assert all(torch.equal(unseen[key], tuned.selected_state[key]) for key in tuned.shared)
+    assert all(torch.equal(unseen[key], tuned.selection.state[key]) for key in tuned.shared)
 
     trainer = SiteTrainer(config, phantom_dir, "cpu")
     trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    trainer.receive(ExchangeObject(weights={key: tuned.selected_state[key] for key in tuned.shared}))
+    trainer.receive(ExchangeObject(weights={key: tuned.selection.state[key] for key in tuned.shared}))
     seed = derive_seed(config.seed, "site_A", "fine-tuning")
     torch.manual_seed(seed)
-    trainer._train_epochs(seed, None, 2)
+    trainer.training.run(trainer.samples.loader(trainer.own_dataset(seed), seed), 2)
     found = trainer.network.state_dict()
     assert all(torch.equal(found[key], first[key]) for key in tuned.shared)
-    assert not all(torch.equal(found[key], tuned.selected_state[key]) for key in tuned.shared)
+    assert not all(torch.equal(found[key], tuned.selection.state[key]) for key in tuned.shared)
 
 
 def test_fine_tuning_for_no_epochs_is_fedavg_to_the_bit(phantom_dir, tiny_config):
@@ -915,14 +917,14 @@ def test_fine_tuning_for_no_epochs_is_fedavg_to_the_bit(phantom_dir, tiny_config
 
 def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_config, monkeypatch):
     sizes = []
-    epochs = SiteTrainer._train_epochs
+    steps = LocalTraining.run
 
-    def counted(self, seed, *numbers):
-        sizes.append(len(self._training_dataset(seed)))
-        return epochs(self, seed, *numbers)
+    def counted(self, loader, *args, **kwargs):
+        sizes.append(len(loader.dataset))
+        return steps(self, loader, *args, **kwargs)
 
-    monkeypatch.setattr(SiteTrainer, "_train_epochs", counted)
-    server = run_in_process(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
+    monkeypatch.setattr(LocalTraining, "run", counted)
+    server = run_pooled(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
     own = [server.sites[name] for name in SITES]
     assert sizes == [sum(own), *own]
 
@@ -950,6 +952,6 @@ def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
     output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)
-    assert same(torch.load(output / "global_model.pt", weights_only=True), server.selected_state)
+    assert same(torch.load(output / "global_model.pt", weights_only=True), server.selection.state)
     results = json.loads((output / "results.json").read_text())
     assert results["test"] == json.loads(json.dumps(server.results()["test"]))

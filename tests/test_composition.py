@@ -9,7 +9,8 @@ import torch
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
-from medfedaug.federation import run_in_process
+from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import build_methods, method_names
 from medfedaug.models import network_names
 from medfedaug.simulate import configure
@@ -23,6 +24,11 @@ CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # a
 
 PROTOTYPES = ("fedproto", "fedsr", "fpl")  # take labels and features of the last layer, and exchange
 AVERAGED = ("fedprox", "fedavgm", "scaffold", "fednova", "feddyn")  # act on what sites have in common
+
+
+def carried(config, *args):
+    pooled = any(spec["name"] == "pooled" for spec in config.methods)
+    return (run_pooled if pooled else run_in_process)(config, *args)
 
 
 def small(methods):
@@ -88,14 +94,14 @@ def test_which_methods_exclude_each_other():
 )
 def test_every_pair_of_methods(tiny_config, phantom_dir, pair):
     config = tiny_config(",".join(pair), rounds=1, limit=1, settings=small(pair))
-    check(run_in_process(config, phantom_dir, SITES, "cpu"))
+    check(carried(config, phantom_dir, SITES, "cpu"))
 
 
 @pytest.mark.parametrize("name", [name for name in SEGMENTING_METHODS if name not in CORE])
 def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, name):
     methods = ("norm", "mixstyle", name) if name == "pooled" else ("fedrdn", "fedfa", name)
     config = tiny_config(",".join(methods), rounds=1, limit=1, settings=small(methods))
-    check(run_in_process(config, phantom_dir, SITES, "cpu"))
+    check(carried(config, phantom_dir, SITES, "cpu"))
 
 
 # A transformer has neither batch norms nor stages.
@@ -126,8 +132,8 @@ def test_every_method_beside_those_for_classification(make_photos, tmp_path, tin
         make_photos(name, per_class=5, size=32)
     sites = find_sites(tmp_path / "photos")
     specs = tiny_config(f"{method},{other}", settings=small((method, other))).methods
-    options = {"network": network, "network_args": args, "rounds": 2, "threads": 1}
-    check(run_in_process(configure(sites, methods=specs, **options), tmp_path / "photos", ["A", "B"], "cpu"))
+    options = {"network": network, "network_args": args, "rounds": 2}
+    check(carried(configure(sites, methods=specs, **options), tmp_path / "photos", ["A", "B"], "cpu"))
 
 
 # Together they name every method; what a method does to a network does not depend on its company.
@@ -151,16 +157,16 @@ def test_every_method_on_every_network(phantom_dir, make_photos, tmp_path, tiny_
     specs = tiny_config(methods, settings=settings).methods
     if network in SEGMENTING:
         config = tiny_config(methods, rounds=1, limit=1, network=network, network_args={}, settings=settings)
-        check(run_in_process(config, phantom_dir, SITES, "cpu"))
+        check(carried(config, phantom_dir, SITES, "cpu"))
         return
     for name in "AB":
         make_photos(name, per_class=5, size=64)
     sites = find_sites(tmp_path / "photos", limit=2)
     args = {"img_size": 64, "num_layers": 2} if network == "vit" else {}
-    config = configure(sites, methods=specs, network=network, network_args=args, rounds=1, limit=2, threads=1)
+    config = configure(sites, methods=specs, network=network, network_args=args, rounds=1, limit=2)
     reason = NOT_ON.get((network, methods))
     if reason:
         with pytest.raises(ConfigError, match=reason):
-            run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
+            carried(config, tmp_path / "photos", ["A", "B"], "cpu")
         return
-    check(run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu"))
+    check(carried(config, tmp_path / "photos", ["A", "B"], "cpu"))

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from medfedaug.config import Execution
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, inprocess, run_in_process
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
+from medfedaug.federation.training import LocalTraining
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 from medfedaug.simulate import simulate
 
@@ -65,12 +67,16 @@ def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
         ["C", "train", 2, "hang", 5],
         ["A", "train", 3, "nan", 0],
         ["D", "train", 3, "shape", 0],
+        ["B", "train", 4, "float8", 0],
+        ["C", "train", 4, "metrics", 0],
         ["D", "train", 4, "die", 0],
+        ["A", "train", 5, "variance", 0],
     )
     work = tmp_path / "work"
     work.mkdir()
-    config = tiny_config("fedrdn,fedfa", rounds=5, min_sites=2, grace=3, round_timeout=60)
-    output = run_in_simulator(config, four_sites, list("ABCD"), work, "cpu")
+    execution = Execution(threads=1, min_sites=2, grace=3, round_timeout=60)
+    config = tiny_config("fedrdn,fedfa", rounds=5)
+    output = run_in_simulator(config, four_sites, list("ABCD"), work, "cpu", execution=execution)
     results = json.loads((output / "results.json").read_text())
     first, second, third, fourth, fifth = map(troubles, results["rounds"])
     assert first == {}
@@ -81,9 +87,14 @@ def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
     assert third.keys() == {"A", "D"}
     assert "expected finite values, got" in third["A"]
     assert "conv_0.conv_0.conv.weight: expected shape (4, 1, 3, 3), got (1,)" in third["D"]
-    assert fourth.keys() == fifth.keys() == {"D"}
+    assert fourth.keys() == {"B", "D"}
+    assert "float8" in fourth["B"]
+    assert results["rounds"][3]["sites"]["C"]["nested"] == {}
+    assert fifth.keys() == {"A", "D"}
+    assert "expected a variance, 0 or above" in fifth["A"]
     # All but the dead one came back.
-    assert set(results["rounds"][4]["sites"]) == set("ABC")
+    last = results["rounds"][4]["sites"]
+    assert {site for site, entry in last.items() if "samples" in entry} == set("BC")
     assert set(results["test"]["sites"]) == set("ABC")
     assert set(results["test"]["missing"]) == {"D"}
     for model in ("global_model.pt", "final_model.pt"):
@@ -100,6 +111,8 @@ def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
         ("shape", "expected shape"),
         ("unknown", "'no.such.entry': expected no such entry"),
         ("nothing", "got none"),
+        ("float8", "torch.float8_e4m3fn"),
+        ("variance", "expected a variance"),
     ],
 )
 def test_too_few_good_updates_end_the_run_with_the_reason(
@@ -122,9 +135,8 @@ def test_too_few_good_updates_end_the_run_with_the_reason(
         RunFailed, match=rf"round 2: 3 of 4 needed updates could be used \(.*site B.*{reason}"
     ):
         run_in_process(config, four_sites, list("ABCD"), "cpu")
-    server = run_in_process(
-        tiny_config("fedrdn,fedfa", rounds=3, min_sites=3), four_sites, list("ABCD"), "cpu"
-    )
+    three = Execution(min_sites=3)
+    server = run_in_process(config, four_sites, list("ABCD"), "cpu", execution=three)
     assert [set(troubles(entry)) for entry in server.rounds] == [set(), {"B"}, set()]
     assert set(server.rounds[2]["sites"]) == set("ABCD")
     assert reason in troubles(server.rounds[1])["B"]
@@ -142,16 +154,16 @@ def test_a_site_that_broke_off_goes_on_from_what_it_kept(four_sites, tiny_config
     request = server.start_round(["A"])
     site.answer(request)
     kept = {key: site.trainer.network.state_dict()[key].clone() for key in site.trainer.kept_keys}
-    epochs = SiteTrainer._train_epochs
+    steps = LocalTraining.run
 
     def break_off(self, *args):
-        epochs(self, *args)
+        steps(self, *args)
         raise RuntimeError("no memory left")
 
     request.round = 2
-    monkeypatch.setattr(SiteTrainer, "_train_epochs", break_off)
+    monkeypatch.setattr(LocalTraining, "run", break_off)
     assert "no memory left" in site.answer(request).error
-    monkeypatch.setattr(SiteTrainer, "_train_epochs", lambda *args: [])
+    monkeypatch.setattr(LocalTraining, "run", lambda *args: [])
     request.round = 3
     assert not site.answer(request).error
     assert same({k: site.trainer.network.state_dict()[k] for k in kept}, kept)
@@ -161,11 +173,12 @@ def test_a_site_without_data_is_left_out_where_enough_others_are_there(four_site
     (four_sites / "B/images/0.nii.gz").unlink()
     with pytest.raises(RunFailed, match=r"min_sites is 0: site B, .*images/0\.nii\.gz"):
         run_in_process(tiny_config(), four_sites, list("ABCD"), "cpu")
-    server = run_in_process(tiny_config(min_sites=3), four_sites, list("ABCD"), "cpu")
+    config = tiny_config()
+    server = run_in_process(config, four_sites, list("ABCD"), "cpu", execution=Execution(min_sites=3))
     assert set(server.sites) == set("ACD")
     assert "images/0.nii.gz" in server.results()["left_out"]["B"]
     with pytest.raises(RunFailed, match="3 of the sites can train; the federation needs 4"):
-        run_in_process(tiny_config(min_sites=4), four_sites, list("ABCD"), "cpu")
+        run_in_process(config, four_sites, list("ABCD"), "cpu", execution=Execution(min_sites=4))
 
 
 # ---------------------------------------------------------------- server and restarts
@@ -205,7 +218,7 @@ def check_resumed(config, data, sites, state_dir):
         run_in_process(config, data, sites, "cpu", stop_after(2), state_dir)
     server = run_in_process(config, data, sites, "cpu", state_dir=state_dir, resume=True)
     assert same(server.state, whole.state)
-    assert same(server.selected_state, whole.selected_state)
+    assert same(server.selection.state, whole.selection.state)
     found, expected = server.results(), whole.results()
     assert found.pop("run") != expected.pop("run")
     for entry in (*found["rounds"], *expected["rounds"]):
@@ -293,7 +306,7 @@ def test_a_run_that_saves_seldom_is_resumed_to_the_bit(
     assert load_checkpoint(server_checkpoint(tmp_path))["round"] == (3 if between_files else 1)
     server = run_in_process(config, phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
     assert same(server.state, whole.state)
-    assert same(server.selected_state, whole.selected_state)
+    assert same(server.selection.state, whole.selection.state)
     assert server.results()["test"] == whole.results()["test"]
 
 
@@ -384,7 +397,7 @@ def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_conf
     assert sorted(p.name for p in (out / "state").iterdir()) == ["site_A", "site_B"]
     expected = run_in_process(config, phantom_dir, ["site_A", "site_B", "site_C"], "cpu")
     assert same(torch.load(out / "final_model.pt", weights_only=True), expected.state)
-    assert same(torch.load(out / "global_model.pt", weights_only=True), expected.selected_state)
+    assert same(torch.load(out / "global_model.pt", weights_only=True), expected.selection.state)
     # A finished run is not run again.
     before = (out / "results.json").read_bytes()
     shown = subprocess.run([*command, "--resume"], capture_output=True, text=True)

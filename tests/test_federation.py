@@ -10,7 +10,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from monai.utils import CommonKeys as Keys
 
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config import Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
@@ -19,8 +19,8 @@ from medfedaug.models import ffa_layers
 SITES = ["site_A", "site_B", "site_C"]
 
 
-def started_server(config, samples=(10, 30)):
-    server = FederationServer(config)
+def started_server(config, samples=(10, 30), min_sites=0):
+    server = FederationServer(config, execution=Execution(min_sites=min_sites))
     for name, count in zip("AB", samples, strict=True):
         server.accept_preparation(name, Reply("prepare", num_samples=count))
     server.finish_preparation()
@@ -78,7 +78,7 @@ BAD_UPDATES = {
 @pytest.mark.parametrize("fault", BAD_UPDATES)
 def test_bad_updates_are_refused_with_a_reason_and_leave_no_trace(tiny_config, fault):
     spoil, words = BAD_UPDATES[fault]
-    server = started_server(tiny_config(min_sites=1))
+    server = started_server(tiny_config(), min_sites=1)
     server.start_round()
     reply = update(server, "B", 7.0)
     spoil(server, reply, server.shared[0])
@@ -113,10 +113,10 @@ def test_too_few_good_updates_end_the_run_with_the_reason(tiny_config):
 
 
 def test_a_bad_ffa_payload_does_not_reach_the_average(tiny_config):
-    server = started_server(tiny_config("fedfa", min_sites=1))
+    server = started_server(tiny_config("fedfa"), min_sites=1)
     request = server.start_round()
     assert request.payload == {}
-    shapes = server._every_round["fedfa"].shapes
+    shapes = server.aggregation.every_round["fedfa"].shapes
     good = {f"fedfa/{key}": torch.rand(shape) for key, shape in shapes.items()}
     bad = {**good, "fedfa/enc2/std": torch.full((8,), math.inf)}
     assert not server.accept("B", update(server, "B", 1.0, payload=bad))
@@ -143,7 +143,7 @@ def test_selection_takes_the_best_validation_mean_and_scores_the_last_round(tiny
     assert server.selected_round == 3
     assert [entry["val_dice"] for entry in server.rounds] == pytest.approx([0.4, 0.3, 0.9])
     assert server.rounds[0]["sites"]["B"]["val_dice"] == 0.6
-    assert float(server.selected_state[server.shared[0]].flatten()[0]) == 3.0
+    assert float(server.selection.state[server.shared[0]].flatten()[0]) == 3.0
 
 
 def test_what_is_exchanged_once_is_sent_once_and_again_to_a_late_site(tiny_config):
@@ -167,7 +167,7 @@ def test_what_is_exchanged_once_is_sent_once_and_again_to_a_late_site(tiny_confi
 def test_bytes_are_those_of_the_numbers(tiny_config):
     server = started_server(tiny_config("fedfa"))
     size = 4 * sum(server.state[key].numel() for key in server.shared)
-    shapes = server._every_round["fedfa"].shapes
+    shapes = server.aggregation.every_round["fedfa"].shapes
     payload = {f"fedfa/{key}": torch.rand(shape) for key, shape in shapes.items()}
     ffa = 4 * 2 * (4 + 8 + 8 + 8 + 8)
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
     trainer.train(ExchangeObject(weights=weights), {"round": 1})
     found = trainer.get_weights().weights
 
-    batch = trainer.task.collate(trainer._training_samples())
+    batch = trainer.task.collate(trainer.samples.training())
     start.train()
     loss = trainer.task.loss(start(batch[Keys.IMAGE]), batch[Keys.LABEL])
     loss.backward()
@@ -366,7 +366,7 @@ def test_configuration_round_trip_and_faults():
 
 
 def test_metrics_that_no_json_could_hold_are_dropped(tiny_config):
-    from medfedaug.federation.messages import clean_metrics
+    from medfedaug.federation.acceptance import clean_metrics
 
     deep: dict = {}
     for _ in range(5000):

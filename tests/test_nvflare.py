@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from medfedaug.config import RunConfig
+from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages import Reply, Request
@@ -37,19 +37,19 @@ def simulated(phantom_dir, tmp_path_factory):
             "network_args": {"features": [4, 8, 8, 8, 8, 4]},
             "rounds": 3,
             "batch_size": 4,
-            "threads": 1,
         }
     )
     work = tmp_path_factory.mktemp("simulator")
     events: list[dict] = []
-    output = run_in_simulator(config, phantom_dir, SITES, work, "cpu", events.append)
+    one = Execution(threads=1)
+    output = run_in_simulator(config, phantom_dir, SITES, work, "cpu", events.append, execution=one)
     return config, work, output, events
 
 
 def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simulated, phantom_dir):
     config, _, output, _ = simulated
     server = run_in_process(config, phantom_dir, SITES, "cpu")
-    for file, expected in (("global_model.pt", server.selected_state), ("final_model.pt", server.state)):
+    for file, expected in (("global_model.pt", server.selection.state), ("final_model.pt", server.state)):
         found = torch.load(output / file, weights_only=True)
         assert found.keys() == expected.keys()
         different = [key for key in found if not torch.equal(found[key], expected[key])]
@@ -147,57 +147,72 @@ def test_a_reply_of_any_form_is_read_without_harm(meta):
     assert reply.metrics == {}
 
 
-def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, monkeypatch):
-    """The controller with a server and clients that are not there."""
+def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, monkeypatch, tmp_path):
+    """The protocol on NVFlare's carrier, with clients that are not there."""
     from types import SimpleNamespace
 
-    from medfedaug.federation import FederationServer
-    from medfedaug.nvflare_jobs import FederationController
+    from medfedaug.federation import FederationServer, protocol
+    from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
 
-    server = FederationServer(tiny_config("fedrdn"))
     pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
-    for site in "AB":
-        server.accept_preparation(site, Reply("prepare", num_samples=1, payload=dict(pair)))
-    server.finish_preparation()
-    controller = FederationController(server.config.to_dict())
-    connected, asked, answers = ["A", "B"], [], []
-    controller.engine = SimpleNamespace(
-        get_clients=lambda: [SimpleNamespace(name=name) for name in connected]
+    server = FederationServer(tiny_config("fedrdn", rounds=4))
+    connected, asked, beside, known = ["A", "B"], [], [], []
+    clients = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in connected])
+    controller = SimpleNamespace(
+        get_client_disconnect_time=lambda name: None, fire_event=lambda *args: None, log_warning=print
     )
-    controller._late = set()
-    monkeypatch.setattr(controller, "get_client_disconnect_time", lambda name: None)
+    context = SimpleNamespace(get_engine=lambda: clients, set_prop=lambda *args, **more: None)
+    signal = SimpleNamespace(triggered=False)
+    carrier = NVFlareCarrier(controller, Execution(), tmp_path / "server.pt", context, signal, 0.01)
 
-    def send(request, targets, accept, done):
-        asked.append((request.task, targets))
-        answers.append((accept, done))
+    def good(site, request):
+        reply = Reply(request.task, request.round, num_samples=1)
+        if request.task == "prepare":
+            reply.payload = dict(pair)
+        elif request.task == "train":
+            reply.weights = {key: value.clone() for key, value in request.weights.items()}
+        return reply
 
-    monkeypatch.setattr(controller, "_send", send)
-    controller._invite(server)
-    assert asked == []
-    connected += ["C", "D"]
-    controller._invite(server)
-    controller._invite(server)  # not twice, while they have not answered
-    assert asked == [("prepare", ["C", "D"])]
-    assert server.choose_sites(connected) == ["A", "B"]
-    accept, done = answers[0]
-    server.start_round()
-    assert accept("C", Reply("prepare", num_samples=2, payload=dict(pair)))
-    assert not accept("D", Reply("prepare", error="site D, /data: no such folder"))
-    done(None, None)
-    assert server.choose_sites(connected) == ["A", "B", "C"]
+    def send(request, sites, accept, done=None):
+        asked.append((request.task, request.round, list(sites)))
+        if done is not None:
+            beside.append((accept, done))
+            return None
+        for site in sites:
+            accept(site, good(site, request))
+        if request.task == "train":
+            known.append(sorted(key for key in request.once if key.startswith("fedrdn/mean/")))
+            if request.round == 1:
+                connected.extend(["C", "D"])
+            if request.round == 2:  # they were asked before this round, and answer while it goes on
+                (take, over) = beside[0]
+                assert take("C", Reply("prepare", num_samples=2, payload=dict(pair)))
+                assert not take("D", Reply("prepare", error="site D, /data: no such folder"))
+                over(None, None)
+        return SimpleNamespace(completion_status="ok")
+
+    monkeypatch.setattr(carrier, "_send", send)
+    protocol.run(server, carrier)
+    assert asked == [
+        ("prepare", 0, ["A", "B"]),
+        ("train", 1, ["A", "B"]),
+        ("prepare", 0, ["C", "D"]),
+        ("train", 2, ["A", "B"]),
+        ("prepare", 0, ["D"]),  # whoever could not be prepared is asked again
+        ("train", 3, ["A", "B", "C"]),
+        ("train", 4, ["A", "B", "C"]),  # D has not answered yet, and is not asked twice
+        ("validate", 4, ["A", "B", "C"]),
+        ("test", 4, ["A", "B", "C"]),
+    ]
+    assert [len(keys) for keys in known] == [2, 0, 3, 0]  # C is new to all in round 3
     assert server.left_out == {"D": "site D, /data: no such folder"}
-    assert "fedrdn/mean/C" in server.start_round().once
-    controller._invite(server)  # whoever could not be prepared is asked again
-    assert asked[1:] == [("prepare", ["D"])]
-    connected.remove("B")
-    assert server.choose_sites(connected) == ["A", "C"]
 
 
 @pytest.mark.parametrize("fault", ["code", "nothing", "text"])
 def test_whatever_nvflare_delivers_becomes_a_reply(fault):
     from nvflare.apis.shareable import Shareable, make_reply
 
-    from medfedaug.nvflare_jobs.controller import _reply
+    from medfedaug.nvflare_jobs.carrier import _reply
 
     result = {"code": make_reply("TASK_ABORTED"), "nothing": None, "text": Shareable({"DXO": "text"})}[fault]
     reply = _reply("A", Request("train", 3), result)

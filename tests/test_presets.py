@@ -227,7 +227,7 @@ def test_a_finished_run_of_the_preset_before_it_changed_is_not_taken_for_one_of_
     now = PRESETS["office_caltech_10"]
 
     def failures(preset) -> list[str]:
-        runs = plan(preset, root, ["fedprox"], seeds=1, axes=axes, threads=1)
+        runs = plan(preset, root, ["fedprox"], seeds=1, axes=axes)
         failed = list(run_all(runs, preset, root, tmp_path / "out", device="cpu").values())
         if failed:
             with pytest.raises(ConfigError, match="no run is finished"):  # and none stands in a table

@@ -14,6 +14,7 @@ import torch
 from opacus.accountants import RDPAccountant
 
 from medfedaug import privacy
+from medfedaug.config import Execution
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.methods import FedFA, FedFAh, FedMix, FedRDN, Norm, method_names
@@ -152,7 +153,7 @@ def test_patients_count_and_not_slices(tiny_config, phantom_dir):
     """Three training patients have more than ten slices."""
     trainer = SiteTrainer(tiny_config("fedrdn"), phantom_dir, "cpu", policy=PrivacyPolicy(min_images=4))
     reply = Site("site_A", trainer).answer(FederationServer(tiny_config("fedrdn")).prepare())
-    assert len(trainer._training_samples()) > 4
+    assert len(trainer.samples.training()) > 4
     assert reply.payload == {}
     assert "site_A: fedrdn's statistics would summarise 3 images" in reply.error
 
@@ -541,12 +542,12 @@ def test_the_budget_is_entered_before_the_images_are_read(tmp_path):
 
 def test_a_run_records_epsilon_and_stops_at_the_cap(tiny_config, phantom_dir, tmp_path):
     """FedRDN is one release, FedFA+ two a round."""
-    config = tiny_config("fedrdn,fedfa+", rounds=3, min_sites=1)
+    config = tiny_config("fedrdn,fedfa+", rounds=3)
     cap = by_hand(0.5, 5, 1e-5) * 1.0001
     trainer = SiteTrainer(
         config, phantom_dir, "cpu", policy=policy(max_epsilon=cap), ledger=tmp_path / "ledger.json"
     )
-    site, server = Site("site_A", trainer), FederationServer(config)
+    site, server = Site("site_A", trainer), FederationServer(config, execution=Execution(min_sites=1))
     reply = site.answer(server.prepare())
     server.accept_preparation("site_A", reply)
     twin = {key: value.clone() for key, value in reply.payload.items()}

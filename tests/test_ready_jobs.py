@@ -10,15 +10,14 @@ import pytest
 
 from medfedaug.config import RunConfig
 from medfedaug.federation import FederationServer
-from medfedaug.nvflare_jobs.ready_jobs import READY_JOBS
+from medfedaug.nvflare_jobs.ready_jobs import EXECUTION, READY_JOBS
 
 SHIPPED = Path(str(resources.files("medfedaug.nvflare_jobs"))) / "jobs"
 AGAIN = "write them again with `python -m medfedaug.nvflare_jobs.ready_jobs nvflare_jobs/jobs`"
-OPTIONS = {"methods": "--methods", "task": "--task", "rounds": "--rounds", "min_sites": "--min-sites"} | {
+OPTIONS = {"methods": "--methods", "task": "--task", "rounds": "--rounds"} | {
     "classes": "--classes",
     "in_channels": "--channels",
     "image_size": "--image-size",
-    "round_timeout": "--round-timeout",
 }
 
 
@@ -35,6 +34,7 @@ def test_a_shipped_job_is_what_export_writes(run, tmp_path, name):
     arguments = []
     for field, value in READY_JOBS[name].items():
         arguments += [OPTIONS[field], ",".join(value) if isinstance(value, tuple) else value]
+    arguments += ["--min-sites", EXECUTION.min_sites, "--round-timeout", EXECUTION.round_timeout]
     code, _, err = run("export", *arguments, "--out", tmp_path / name)
     assert code == 0, err
     assert files(SHIPPED / name) == files(tmp_path / name), AGAIN

@@ -81,7 +81,6 @@ def page(phantom_dir, tmp_path_factory):
         network_args={"features": [4, 8, 8, 8, 8, 4]},
         rounds=1,
         batch_size=4,
-        threads=1,
     )
     results = simulate(phantom_dir, folder / "run", config, engine="inprocess", device="cpu")
     results["rounds"][0]["missing"] = [

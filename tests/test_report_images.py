@@ -33,7 +33,6 @@ def trained(phantom_dir, tmp_path_factory):
         network_args={"features": [4, 8, 8, 8, 8, 4]},
         rounds=1,
         batch_size=4,
-        threads=1,
     )
     simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
     return out
@@ -223,7 +222,6 @@ def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, t
         methods=({"name": "fedavg", "args": {}},),
         network="lenet5",
         rounds=1,
-        threads=1,
     )
     simulate(photographs, tmp_path / "run", config, engine="inprocess", device="cpu")
     trainer, _ = next(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu"))
@@ -284,7 +282,6 @@ def test_the_run_of_a_fold_is_shown_with_the_patients_of_its_fold(tmp_path):
         network_args={"features": [4, 8, 8, 8, 8, 4]},
         rounds=1,
         limit=2,
-        threads=1,
     )
     results = simulate(
         tmp_path / "fold", tmp_path / "run", config, engine="inprocess", device="cpu", pictures=True
@@ -324,7 +321,6 @@ def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp
         network_args={"features": [4, 8, 8, 8, 8, 4]},
         rounds=1,
         batch_size=4,
-        threads=1,
     )
     results = simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu")
     text = write_report([tmp_path / "run"], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()

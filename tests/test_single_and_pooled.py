@@ -14,8 +14,11 @@ from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.evaluate import evaluate_model
-from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation import SiteTrainer
+from medfedaug.federation import run_in_process as in_process
 from medfedaug.federation.composition import Composition
+from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.training import LocalTraining
 from medfedaug.methods import build_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.simulate import configure, simulate
@@ -39,7 +42,6 @@ def simulated(phantom_dir, tmp_path_factory):
             network_args={"features": [4, 8, 8, 8, 8, 4]},
             rounds=2,
             batch_size=4,
-            threads=1,
         )
         engine = "nvflare" if name == "single" else "inprocess"
         simulate(phantom_dir, out, config, engine=engine, device="cpu")
@@ -86,14 +88,14 @@ def test_single_and_pooled_leave_what_a_federation_leaves(simulated, phantom_dir
 def test_pooled_is_a_step_on_everybodys_images(phantom_dir, tiny_config):
     """One batch of everything: w − lr·∇loss, by hand; the mean of equal models is that model to the bit."""
     config = tiny_config("pooled", optimizer="sgd", learning_rate=0.1, batch_size=1000, rounds=1)
-    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    server = run_pooled(config, phantom_dir, SITES, "cpu")
 
     network = Composition(config).network.train()
     samples = []
     for name in SITES[:2]:
         trainer = SiteTrainer(config, phantom_dir, "cpu")
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
-        dataset = trainer._training_dataset(0)
+        dataset = trainer.own_dataset(0)
         samples += [dataset[i] for i in range(len(dataset))]
     batch = trainer.task.collate(samples)
     loss = trainer.task.loss(network(batch[Keys.IMAGE]), batch[Keys.LABEL])
@@ -108,27 +110,33 @@ def test_pooled_is_a_step_on_everybodys_images(phantom_dir, tiny_config):
 
 def test_pooled_trains_once_a_round(phantom_dir, tiny_config, monkeypatch):
     calls = []
-    epochs = SiteTrainer._train_epochs
+    steps = LocalTraining.run
 
     def counted(self, *args):
-        calls.append(self.name)
-        return epochs(self, *args)
+        calls.append(self.folder.name)
+        return steps(self, *args)
 
-    monkeypatch.setattr(SiteTrainer, "_train_epochs", counted)
-    run_in_process(tiny_config("pooled", rounds=3), phantom_dir, SITES, "cpu")
+    monkeypatch.setattr(LocalTraining, "run", counted)
+    run_pooled(tiny_config("pooled", rounds=3), phantom_dir, SITES, "cpu")
     assert calls == ["site_A"] * 3
 
 
-def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config):
-    from medfedaug.federation.pooled import Pool
+def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config, monkeypatch):
+    seen = []
+    steps = LocalTraining.run
 
-    pool = Pool(tiny_config("pooled,norm"), phantom_dir, SITES, "cpu")
-    found = pool.dataset(0)
+    def watched(self, loader, *args):
+        seen.append(loader.dataset)
+        return steps(self, loader, *args)
+
+    monkeypatch.setattr(LocalTraining, "run", watched)
+    run_pooled(tiny_config("pooled,norm", rounds=1), phantom_dir, SITES, "cpu")
+    (found,) = seen
     expected = []
     for name in SITES[:2]:
         trainer = SiteTrainer(tiny_config("norm"), phantom_dir, "cpu")
         trainer.initialize({ExtraItems.CLIENT_NAME: name})
-        expected += [image for batch in trainer._images(trainer._training_samples()) for image in batch]
+        expected += [image for batch in trainer.samples.images(trainer.samples.training()) for image in batch]
     assert len(found) == len(expected)
     for i, image in enumerate(expected):
         torch.testing.assert_close(torch.as_tensor(found[i][Keys.IMAGE]), image)
@@ -143,10 +151,9 @@ def test_pooled_photographs(make_photos, tmp_path, tiny_config):
         methods=({"name": "pooled"}, {"name": "mixup"}, {"name": "fedsam"}),
         network="lenet5",
         rounds=2,
-        threads=1,
         image_size=32,
     )
-    results = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu").results()
+    results = run_pooled(config, tmp_path / "photos", ["A", "B"], "cpu").results()
     assert set(results["test"]["sites"]) == {"A", "B"}
 
 
@@ -160,6 +167,7 @@ def test_they_resume_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
             raise Stopped
 
     config = tiny_config(methods, rounds=3)
+    run_in_process = run_pooled if methods == "pooled" else in_process
     whole = run_in_process(config, phantom_dir, SITES, "cpu")
     with pytest.raises(Stopped):
         run_in_process(config, phantom_dir, SITES, "cpu", stop, tmp_path)
@@ -172,7 +180,9 @@ def test_what_makes_no_sense_is_refused(phantom_dir, tiny_config):
     for other in ("fedrdn", "fedfa", "fedbn", "fedavgm", "single"):
         with pytest.raises(ConfigError, match=f"pooled has all images in one place; {other} needs sites"):
             build_methods([{"name": "pooled"}, {"name": other}])
+    with pytest.raises(ConfigError, match="this engine keeps the sites apart"):
+        in_process(tiny_config("pooled"), phantom_dir, SITES, "cpu")
     with pytest.raises(ConfigError, match="no job brings the images of all sites together"):
         MedFedAugRecipe(config=tiny_config("pooled"))
     with pytest.raises(RunFailed, match=r"fedprox acts on .* all stay at their sites"):
-        run_in_process(tiny_config("single,fedprox"), phantom_dir, SITES, "cpu")
+        in_process(tiny_config("single,fedprox"), phantom_dir, SITES, "cpu")

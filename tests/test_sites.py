@@ -13,8 +13,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation import SiteTrainer, run_in_process
-from medfedaug.federation.site import resolve_data_folder
+from medfedaug.federation import SiteTrainer, resolve_data_folder, run_in_process
 
 
 def edit(folder, change):
@@ -249,9 +248,9 @@ def test_one_image_left_over_makes_no_batch_of_its_own(make_site, tmp_path, tiny
     for name in "AB":
         make_site(name, shape=(16, 16, 4), cases=(5, 1, 1))  # two slices with foreground each
     trainer = train_once(tiny_config(rounds=1, batch_size=3), tmp_path / "data")
-    assert [len(batch["image"]) for batch in trainer._loader(0)] == [3, 3, 3]
+    assert [len(batch["image"]) for batch in trainer.samples.loader(trainer.own_dataset(0), 0)] == [3, 3, 3]
     trainer = train_once(tiny_config(rounds=1, batch_size=4), tmp_path / "data")
-    assert [len(batch["image"]) for batch in trainer._loader(0)] == [4, 4, 2]
+    assert [len(batch["image"]) for batch in trainer.samples.loader(trainer.own_dataset(0), 0)] == [4, 4, 2]
 
 
 def test_no_site_and_no_folder(tmp_path):

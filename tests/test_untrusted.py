@@ -20,6 +20,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
+from medfedaug.config import Execution
 from medfedaug.federation import FederationServer, Reply
 from medfedaug.nvflare_jobs.messages import reply_from_model, reply_to_model
 
@@ -46,7 +47,7 @@ def pair(mean=0.5, std=0.2, count=12.0):
 
 @pytest.fixture
 def server(tiny_config):
-    server = FederationServer(tiny_config(METHODS, min_sites=1))
+    server = FederationServer(tiny_config(METHODS), execution=Execution(min_sites=1))
     for site in "AB":
         assert server.accept_preparation(site, Reply("prepare", num_samples=10, payload=pair()))
     server.finish_preparation()
@@ -56,7 +57,7 @@ def server(tiny_config):
 
 def update(server, site="A", **changes):
     payload = {}
-    for name, exchange in server._every_round.items():
+    for name, exchange in server.aggregation.every_round.items():
         for key, shape in exchange.shapes.items():
             value = torch.rand(shape)
             payload[f"{name}/{key}"] = value / value.sum(dim=-1, keepdim=True)
@@ -85,8 +86,48 @@ ABSURD = {
     "an object in the payload": lambda s: {"payload": {"fedfa/enc1/mean": Bomb("/nonexistent/never")}},
     "an object in the weights": lambda s: {"weights": {s.shared[0]: Bomb("/nonexistent/never")}},
     "a list": lambda s: {"payload": {"fedfa/enc1/mean": [0.0] * 4}},
+    "numbers of 8 bits": lambda s: {
+        "weights": {s.shared[0]: s.state[s.shared[0]].to(torch.float8_e5m2)},
+    },
+    "statistics of 8 bits": lambda s: {
+        "payload": {"fedfa/enc1/mean": torch.ones(4).to(torch.float8_e4m3fn)},
+    },
+    "a sparse tensor": lambda s: {"weights": {s.shared[0]: s.state[s.shared[0]].to_sparse()}},
+    "a tensor without values": lambda s: {"weights": {s.shared[0]: s.state[s.shared[0]].to("meta")}},
+    "a negative variance": lambda s: {
+        "weights": {k: -s.state[k] for k in s.shared if k.endswith("running_var")},
+    },
     "complex numbers": lambda s: {"payload": {"fedfa/enc1/mean": torch.zeros(4, dtype=torch.complex64)}},
 }
+
+
+def test_what_a_site_calls_its_metrics_is_its_own_affair(tiny_config):
+    told = []
+    server = FederationServer(tiny_config(METHODS), told.append, Execution(min_sites=1))
+    for site in "AB":
+        server.accept_preparation(site, Reply("prepare", num_samples=10, payload=pair()))
+    server.finish_preparation()
+    server.start_round()
+    names = {"event": "failed", "site": "B", "round": 7, "large": 10**400, 5: 1.0, "self": 2.0}
+    assert server.accept("A", update(server, "A", metrics=names))
+    assert {**told[-1], "event": "trained", "site": "A", "round": 1} == told[-1]
+    assert "large" not in server.rounds[0]["sites"]["A"]
+    assert not server.rounds[0]["refused"]
+
+
+@pytest.mark.parametrize("field", ["num_samples", "round", "weights", "payload", "metrics"])
+def test_a_reply_in_which_nothing_is_what_it_should_be_ends_nobody_elses_round(server, field):
+    for wrong in (None, "text", [1], {"x": 1}, object(), float("nan"), 1 + 1j):
+        reply = update(server, "A")
+        setattr(reply, field, wrong)
+        before = len(server.rounds[-1]["refused"])
+        used = server.accept("A", reply)
+        assert used is (len(server.rounds[-1]["refused"]) == before)
+        if used:  # metrics decide nothing
+            assert field == "metrics"
+            break
+    assert server.accept("B", update(server, "B"))
+    server.finish_round()
 
 
 @pytest.mark.parametrize("harm", ABSURD)
@@ -119,7 +160,7 @@ def test_a_harmful_update_is_refused_by_name_and_leaves_no_trace(server, harm):
     ],
 )
 def test_harmful_statistics_before_training_keep_a_site_out(tiny_config, payload):
-    server = FederationServer(tiny_config(METHODS, min_sites=2))
+    server = FederationServer(tiny_config(METHODS), execution=Execution(min_sites=2))
     assert not server.accept_preparation("E", Reply("prepare", num_samples=10, payload=payload))
     assert list(server.left_out) == ["E"]
     for site in "AB":

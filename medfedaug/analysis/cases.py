@@ -18,7 +18,7 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.data.base import Case
-from medfedaug.federation.site import SiteTrainer
+from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.tasks import SegmentationTask
 
 __all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs"]

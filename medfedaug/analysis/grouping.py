@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.runs import BASELINE, Run
+from medfedaug.config import Execution
 from medfedaug.errors import ConfigError
 
 __all__ = ["Tested", "experiment", "group_runs", "pool_runs", "whole_seeds"]
 
 # Runs that differ in these alone are repetitions of one experiment.
-_REPETITION = ("seed", "threads")
+_REPETITION = ("seed", *(entry.name for entry in fields(Execution)))
 _REPETITION_OF_DATA = ("fold", "fold_seed")
 
 

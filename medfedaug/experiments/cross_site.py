@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.federation import FederationServer, Site, SiteTrainer
+from medfedaug.federation import FederationServer, Request, SiteTrainer
+from medfedaug.federation import run as federate
+from medfedaug.federation.inprocess import InProcessCarrier, Saving
+from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file, write_json
+from medfedaug.federation.protocol import Accept
 from medfedaug.methods import build_methods
 
 __all__ = ["CROSS_SITE", "cross_site"]
@@ -54,38 +59,52 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
     if any(method.pools_data for method in build_methods(config.methods)):
         raise ConfigError(f"{run}: all images were in one place; there are no local models")
+    server = FederationServer(replace(config, rounds=round_))
     with tempfile.TemporaryDirectory(prefix="medfedaug-cross-") as folder:
         state = Path(folder) / STATE  # copied, since training on would overwrite what belongs to the run
         if (run / STATE).exists():
             shutil.copytree(run / STATE, state)
         trainers = {name: SiteTrainer(config, data_dir, device, state / name) for name in record["sites"]}
-        server = FederationServer(config)
-        for name, trainer in trainers.items():
-            request = replace(server.prepare(), run=record["run"])
-            reply = Site(name, trainer).answer(request)
-            if reply.error:
-                raise RunFailed(reply.error)
-            server.accept_preparation(name, reply)
-        server.finish_preparation()
-        once = server.start_round(list(trainers)).once
-        model = torch.load(run / GLOBAL_MODEL, weights_only=True)
-        beside = exchange_file(run / GLOBAL_MODEL)
-        payload = torch.load(beside, weights_only=True) if beside.exists() else {}
-        data = ExchangeObject(weights=model, statistics={"once": once, "payload": payload})
-        scores: dict[str, dict[str, float | None]] = {}
-        for source, trainer in trainers.items():
-            trainer.train(data, {"round": round_})
-            scores[source] = {
-                name: _score(target, trainer.network, config.batch_size) for name, target in trainers.items()
-            }
-    result = {"metric": trainer.task.metric, "round": round_, "scores": scores}
+        # Where the server of the run stood when it had selected the model.
+        model, beside = torch.load(run / GLOBAL_MODEL, weights_only=True), exchange_file(run / GLOBAL_MODEL)
+        server.run, server.round, server.state = record["run"], round_ - 1, model
+        server.payload = torch.load(beside, weights_only=True) if beside.exists() else {}
+        carrier = _CrossSiteCarrier(server, trainers, Saving(server, trainers.values(), None))
+        with suppress(_Scored):
+            federate(server, carrier)
+    result = {"metric": server.metric, "round": round_, "scores": carrier.scores}
     write_json(run / CROSS_SITE, result)
     return result
 
 
-def _score(target: SiteTrainer, network: torch.nn.Module, batch_size: int) -> float | None:
+class _Scored(Exception):
+    """Every site's model was tested: the round is not averaged."""
+
+
+class _CrossSiteCarrier(InProcessCarrier):
+    """Tests the model of each site at every site as soon as it is trained."""
+
+    scores: dict[str, dict[str, float | None]]
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        """Let the sites train one after another, and end there."""
+        if request.task != TRAIN:
+            return super().ask(request, sites, needed, accept)
+        self.scores = {}
+        for source in sites:
+            reply = self.sites[source].answer(request)
+            if reply.error:
+                raise RunFailed(reply.error)
+            network = self.sites[source].trainer.network
+            self.scores[source] = {
+                name: _score(target.trainer, network) for name, target in self.sites.items()
+            }
+        raise _Scored
+
+
+def _score(target: SiteTrainer, network: torch.nn.Module) -> float | None:
     cases = target.task.evaluation_cases(target.folder, "test")
     transform = target.evaluation_transform()
-    found = target.task.evaluate(network, cases, transform, target.device, batch_size)
+    found = target.task.evaluate(network, cases, transform, target.device, target.config.batch_size)
     score: float | None = found[target.task.metric]
     return score

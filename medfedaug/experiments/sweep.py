@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig, recorded_settings
+from medfedaug.config import Execution, RunConfig, recorded_settings
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import (
     BENCHMARKS,
@@ -55,10 +55,10 @@ TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfe
 BASE = "base"  # the variant that is the preset itself
 
 # What a sweep decides by itself, or what follows from the data.
-_NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "threads", "limit")
+_NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "limit")
 _SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
 # What the data and the machine decide.
-_FROM_ELSEWHERE = ("task", "classes", "in_channels", "threads")
+_FROM_ELSEWHERE = ("task", "classes", "in_channels")
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,6 @@ def plan(
     folds: int = 0,
     scale: float = 1.0,
     limit: int | None = None,
-    threads: int = 0,
 ) -> list[PlannedRun]:
     """List the runs of a sweep: all with the first seed, then all with the second, and so on.
 
@@ -167,7 +166,6 @@ def plan(
         folds: number of folds by patient; 0 for none.
         scale: share of the preset's rounds.
         limit: at most this many cases per split and site.
-        threads: as in `RunConfig`.
 
     Raises:
         ConfigError: for unknown settings, and methods that cannot be combined.
@@ -197,7 +195,7 @@ def plan(
     )
     sites = _held_out(preset, holdout, found)
     runs = [
-        _planned(preset, text, chosen, seed, fold, site, folds, scale, limit, threads)
+        _planned(preset, text, chosen, seed, fold, site, folds, scale, limit)
         for seed in range(seeds)
         for text, specs in specifications.items()
         for chosen in _combinations([a for a in axes if not a.method or a.method in _names(specs)])
@@ -252,7 +250,6 @@ def _planned(
     folds: int,
     scale: float,
     limit: int | None,
-    threads: int,
 ) -> PlannedRun:
     config, data = dict(preset.config), dict(preset.data)
     present = _names(parse_methods(methods))
@@ -298,7 +295,6 @@ def _planned(
             "methods": parse_methods(methods, settings),
             "seed": seed,
             "limit": limit,
-            "threads": threads,
             "holdout": [site] if site else [],
         }
     )
@@ -316,6 +312,7 @@ def run_all(
     device: str = "auto",
     jobs: int = 1,
     memory: int = 4 * 2**30,
+    threads: int = 0,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[Path, str]:
     """Make the missing runs; interrupted ones are continued, and finished ones stay as they are.
@@ -332,6 +329,7 @@ def run_all(
         device: the device of all sites.
         jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
         memory: bytes of decoded images that a process keeps.
+        threads: see `medfedaug.config.Execution`.
         on_event: called with ``{"event": "run", "folder": ..., "number": n, "of": n}`` for each run that is
             finished now or was finished before, with ``{"event": "failed", "folder": ..., "reason": ...}``,
             and with one job also with the events of each run.
@@ -347,7 +345,15 @@ def run_all(
     tell = on_event or (lambda event: None)
     for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
         write_federation(out / folder, preset.benchmark, source, **run.data)
-    make = partial(_run, benchmark=preset.benchmark, out=out, engine=engine, device=device)
+    execution = Execution(threads=threads)
+    make = partial(
+        _run,
+        benchmark=preset.benchmark,
+        out=out,
+        engine=engine,
+        device=device,
+        execution=execution,
+    )
     failed: dict[Path, str] = {}
     with ExitStack() as stack:
         if jobs > 1:
@@ -396,6 +402,7 @@ def _run(
     out: Path,
     engine: str,
     device: str,
+    execution: Execution,
     on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> str:
     """Make one run; return the reason if it failed."""
@@ -420,6 +427,7 @@ def _run(
                 run.config,
                 engine=engine,
                 device=device,
+                execution=execution,
                 resume=True,
                 on_event=tell,
             )

@@ -1,9 +1,22 @@
-"""The site's trainer, the server's aggregation and the in-process runner; no engine is imported here."""
+"""The protocol, the server, the site and the in-process runner; no engine is imported here."""
 
 from medfedaug.averaging import WeightedMean
 from medfedaug.federation.inprocess import run_in_process
 from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.protocol import Carrier, run
 from medfedaug.federation.server import FederationServer
-from medfedaug.federation.site import Site, SiteTrainer
+from medfedaug.federation.site import Site
+from medfedaug.federation.trainer import SiteTrainer, resolve_data_folder
 
-__all__ = ["FederationServer", "Reply", "Request", "Site", "SiteTrainer", "WeightedMean", "run_in_process"]
+__all__ = [
+    "Carrier",
+    "FederationServer",
+    "Reply",
+    "Request",
+    "Site",
+    "SiteTrainer",
+    "WeightedMean",
+    "resolve_data_folder",
+    "run",
+    "run_in_process",
+]

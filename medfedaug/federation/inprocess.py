@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig
+from medfedaug.config import Execution, RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.errors import ConfigError
 from medfedaug.federation.checkpoint import server_checkpoint
-from medfedaug.federation.pooled import Pool
+from medfedaug.federation.messages import Request
+from medfedaug.federation.protocol import Accept, Carrier, run
 from medfedaug.federation.server import FederationServer
-from medfedaug.federation.site import Site, SiteTrainer
+from medfedaug.federation.site import Site
+from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 
-__all__ = ["run_in_process"]
+__all__ = ["InProcessCarrier", "run_in_process"]
 
 # A checkpoint that is written in less than so many seconds is written after each round; one that takes longer
 # may take this share of the time.
@@ -27,12 +31,14 @@ _BRIEF, _SHARE_FOR_CHECKPOINTS = 1.0, 0.1
 def run_in_process(
     config: RunConfig,
     data_dir: str | Path,
-    sites: Sequence[str],
+    sites: Sequence[str] | Sequence[SiteFolder],
     device: str = "auto",
     on_event: Callable[[dict[str, Any]], None] | None = None,
     state_dir: str | Path | None = None,
     resume: bool = False,
     policy: PrivacyPolicy | None = None,
+    execution: Execution | None = None,
+    carrier: type[InProcessCarrier] | None = None,
 ) -> FederationServer:
     """Run a federation to its end.
 
@@ -43,12 +49,14 @@ def run_in_process(
     Args:
         config: the run.
         data_dir: the folder that holds the sites' folders.
-        sites: their names.
+        sites: their names, or their data where they are open already.
         device: see `medfedaug.federation.SiteTrainer`.
         on_event: see `medfedaug.federation.FederationServer`.
         state_dir: a folder for what must survive a restart, of server and sites; ``None`` keeps nothing.
         resume: continue from what is in ``state_dir``.
         policy: every site's, each with a budget of its own that lasts as long as the run.
+        execution: see `medfedaug.config.Execution`; nobody is late here, so that its times have no effect.
+        carrier: how requests become replies; by default each site answers for itself.
 
     Returns:
         The server with its `FederationServer.results` and models.
@@ -56,48 +64,69 @@ def run_in_process(
     Raises:
         MedFedAugError: when too few sites can train, or too few updates of a round can be used.
     """
-    server = FederationServer(config, on_event)
-    states = Path(state_dir) if state_dir is not None else None
-    checkpoint = server_checkpoint(states) if states else None
-    if server.pools_data:
-        trainers: Mapping[str, SiteTrainer] = Pool(config, data_dir, sites, device).trainers
-    else:
-        trainers = {
-            name: SiteTrainer(config, data_dir, device, states / name if states else None, policy)
-            for name in sites
-        }
-    members = {name: Site(name, trainers[name]) for name in sites}
+    carrier = carrier or InProcessCarrier
+    server = FederationServer(config, on_event, execution, travels=carrier.travels)
+    if carrier.travels and server.pools_data:
+        raise ConfigError("all images are to be in one place, and this engine keeps the sites apart")
+    threads = server.execution.threads
+    trainers: dict[str, SiteTrainer] = {}
+    for site in sites:
+        name, data = (site, data_dir) if isinstance(site, str) else (site.name, site)
+        state = Path(state_dir) / name if state_dir is not None else None
+        trainers[name] = SiteTrainer(config, data, device, state, policy, threads=threads)
+    target = next(iter(trainers.values())).device
+    checkpoint = server_checkpoint(state_dir) if state_dir is not None else None
     if resume and checkpoint is not None:
         server.restore(checkpoint)
-    saving = _Saving(server, trainers.values(), checkpoint)
-    target = next(iter(trainers.values())).device
     # What makes a model otherwise has tensors of its own, on the CPU.
     if target.type != "cpu" and not server.has_aggregators:
         server.move_models(target)
         for trainer in trainers.values():
             trainer.exchange_device = target
-    for name in sorted(set(sites) - server.known):
-        server.accept_preparation(name, members[name].answer(server.prepare()))
-    server.finish_preparation()
-    while server.round < config.rounds:
-        targets = server.choose_sites()
-        request = server.start_round(targets)
-        for name in targets:
-            server.accept(name, members[name].answer(request))
-        server.finish_round()
-        saving.save(last=server.round == config.rounds)
-    request = server.validate()
-    for name in sorted(server.sites):
-        server.accept_validation(name, members[name].answer(request))
-    server.finish_validation()
-    request = server.test()
-    for name in sites:
-        server.accept_test(name, members[name].answer(request))
+    run(server, carrier(server, trainers, Saving(server, trainers.values(), checkpoint)))
     return server
 
 
-class _Saving:
-    """The server's state and the sites', of one and the same round."""
+class InProcessCarrier(Carrier):
+    """Asks one site after another.
+
+    Args:
+        server: what is asked for.
+        trainers: the sites' trainers, by name.
+        saving: keeps the state after a round.
+    """
+
+    travels = True
+    """Whether anything travels between the sites."""
+
+    def __init__(self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Saving) -> None:
+        self.server = server
+        self.sites = {name: Site(name, trainer) for name, trainer in sorted(trainers.items())}
+        self.saving = saving
+
+    def connected(self) -> list[str]:
+        """All sites."""
+        return list(self.sites)
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        """Every site answers at once."""
+        for name in sites:
+            accept(name, self.sites[name].answer(request))
+        return {}
+
+    def round_done(self, server: FederationServer) -> None:
+        """Save, where it is time to."""
+        self.saving.save(last=server.round == server.config.rounds)
+
+
+class Saving:
+    """Keeps the server's state and the sites', of one and the same round.
+
+    Args:
+        server: the server, restored where the run is continued.
+        trainers: the sites' trainers.
+        checkpoint: the server's file; ``None`` keeps nothing.
+    """
 
     def __init__(
         self, server: FederationServer, trainers: Iterable[SiteTrainer], checkpoint: Path | None
@@ -111,9 +140,10 @@ class _Saving:
     def _pin(self) -> None:
         # Killed between the files, sites are ahead of the server, and need what it then asks them for.
         for trainer in self.trainers:
-            trainer.checkpointed = (self.server.round, self.server.selected_round)
+            trainer.memory.checkpointed = (self.server.round, self.server.selected_round)
 
     def save(self, *, last: bool) -> None:
+        """Write both, unless that would take too much of the time and this is not the last round."""
         started = time.perf_counter()
         if self.checkpoint is None:
             return

@@ -42,9 +42,10 @@ def write_run(folder: str | Path, server: FederationServer) -> None:
 
 def write_models(folder: Path, server: FederationServer) -> None:
     """Write the selected model, where one is selected, with the exchange that belongs to it, and the last."""
-    if server.selected_state:
-        write_state(folder / GLOBAL_MODEL, server.selected_state)
-        _write_exchange(folder / GLOBAL_MODEL, server.payload_for_inference(server.selected_payload))
+    best = server.selection
+    if best.round:
+        write_state(folder / GLOBAL_MODEL, best.state)
+        _write_exchange(folder / GLOBAL_MODEL, server.payload_for_inference(best.payload))
     write_state(folder / FINAL_MODEL, server.state)
     _write_exchange(folder / FINAL_MODEL, server.payload_for_inference(server.payload))
 

@@ -1,91 +1,79 @@
-"""The server of a federation, without any engine: aggregation, model selection and the record of a run."""
+"""The server of a federation, without any engine: what it knows, and what it makes of a reply."""
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medfedaug.averaging import WeightedMean
-from medfedaug.config import RunConfig, derive_seed, recorded_settings
-from medfedaug.errors import ConfigError, MedFedAugError, RunFailed, UpdateRefused
+from medfedaug.config import Execution, RunConfig, derive_seed, recorded_settings
+from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
+from medfedaug.federation.acceptance import Acceptance, refusal, score_of
+from medfedaug.federation.aggregation import Aggregation
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages import (
-    PREPARE,
-    TEST,
-    TRAIN,
-    VALIDATE,
-    Reply,
-    Request,
-    check_tensors,
-    clean_metrics,
-    namespaced,
-    num_bytes,
-    own_entries,
-)
-from medfedaug.methods.base import (
-    Aggregator,
-    Payload,
-    RoundMean,
-    ServerContext,
-    ServerExchange,
-    Shapes,
-    SiteUpdate,
-)
+from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE, Reply, Request
+from medfedaug.federation.record import Event, Record
+from medfedaug.federation.selection import Selection
+from medfedaug.methods.base import Payload, ServerContext
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import make_task
 
 __all__ = ["FederationServer"]
 
-Event = Callable[[dict[str, Any]], None]
-
-# An update that moves the weights by so many times their own norm is no training that went well.
-_LARGEST_MOVE = 100.0
-
-# What may differ between a run and its continuation: neither changes what a round computes.
-_CHANGEABLE = ("rounds", "round_timeout", "grace", "min_sites", "threads")
-
 
 class FederationServer:
-    """What the server knows and decides; an engine only carries its requests and the sites' replies.
+    """The server: each request to the sites is made here, and each reply ends here.
 
-    An engine calls ``prepare`` → ``accept_preparation`` for each site → ``finish_preparation``; for every
-    round ``start_round`` → ``accept`` for each reply → ``finish_round``; then ``validate`` →
-    ``accept_validation`` → ``finish_validation`` → ``test`` → ``accept_test``. `no_answer` takes the place
-    of a reply that did not come. `results` is the record of the run at any time.
+    The order of the calls is that of `medfedaug.federation.protocol.run`. What a reply must be is
+    `Acceptance`, what is made of the replies `Aggregation`, which model is the best one `Selection`, and what
+    is told of it all `Record`.
 
     A site that fails is left out of what it failed in, by name and with the reason, and is asked again in the
     next round. A round needs `needed` good updates.
 
-    The best global model is the one with the highest mean of the sites' validation scores, unweighted. A
-    round's model is scored by the sites when it reaches them, with the next round's request, and the last
+    A round's model is scored by the sites when it reaches them, with the next round's request, and the last
     one with a request of its own.
 
     Args:
         config: the run.
         on_event: called with a small dictionary whenever something happened that a user may want to see.
+        execution: how many good updates a round needs.
+        travels: whether anything travels between sites and server: not where all images are in one place.
+
+    Attributes:
+        run: the identity of the run, which a resumed one keeps.
+        sites: the sites that train, with their number of samples.
+        unseen: the sites that are tested alone.
+        left_out: sites that could not be prepared, with the reason.
+        round: the round that is under way, or was the last; 0 before the first.
+        state: the state dict of the global model.
+        payload: what the methods' exchange of the last round gave.
+        statistics: the sites' channel statistics, where a method exchanged them.
     """
 
-    def __init__(self, config: RunConfig, on_event: Event | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RunConfig,
+        on_event: Event | None = None,
+        execution: Execution | None = None,
+        *,
+        travels: bool = True,
+    ) -> None:
+        self.config, self.execution = config, execution or Execution()
         composition = Composition(config)
         self.input, self.intensity = composition.input, composition.intensity
         task = make_task(config, normalised=composition.normalises_input)
         self.metric = task.metric
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
-        self.shared = composition.shared
-        self.pools_data = composition.pools_data
-        self._parameters = {name for name, _ in composition.network.named_parameters()} & set(self.shared)
-        self._weight_shapes: Shapes = {key: tuple(self.state[key].shape) for key in self.shared}
+        self.shared, self.pools_data = composition.shared, composition.pools_data
         context = ServerContext(
             composition.network,
             config.in_channels,
@@ -93,37 +81,26 @@ class FederationServer:
             weights=lambda: {site: self._weight(samples) for site, samples in self.sites.items()},
             task=task,
         )
-        self._once = _exchanges({m.name: m.before_training(context) for m in composition.methods})
-        self._every_round = _exchanges({m.name: m.every_round(context) for m in composition.methods})
-        self._aggregators: dict[str, Aggregator] = {}
-        for method in composition.methods:
-            aggregator = method.aggregator(context)
-            if aggregator is not None:
-                self._aggregators[method.name] = aggregator
-        self._on_event = on_event or (lambda event: None)
-        self._lock = threading.Lock()
-
+        self.aggregation = Aggregation(composition, context)
+        self.acceptance = Acceptance(
+            composition.network, self.shared, self.aggregation.once, self.aggregation.every_round
+        )
+        self.selection = Selection()
+        self.record = Record(task.metric, on_event, counts_bytes=travels)
         self.run = uuid.uuid4().hex
-        self.sites: dict[str, int] = {}  # training sites, with their number of samples
+        self.sites: dict[str, int] = {}
         self.unseen: list[str] = []
-        self.left_out: dict[str, str] = {}  # sites that could not be prepared, with the reason
+        self.left_out: dict[str, str] = {}
         self.round = 0
-        self.rounds: list[dict[str, Any]] = []
-        self.selected_round = 0
-        self.selected_state: dict[str, Tensor] = {}
-        self.selected_payload: Payload = {}  # what of the methods' exchange belongs to the selected model
+        self.payload: Payload = {}
         self.statistics: dict[str, ChannelStatistics] = {}
-        self._best = -math.inf
-        self.payload: Payload = {}  # what the methods' exchange of the last round gave
+        self._prepared = False
         self._once_payload: Payload = {}
         self._once_known: dict[str, int] = {}
         self._once_version = 0
-        self._once_bytes: dict[str, int] = {}
-        self._test: dict[str, dict[str, Any]] = {}
-        self._untested: dict[str, str] = {}
-        self._mean = WeightedMean()
-        self._accepted: dict[str, float] = {}  # with their weights
         self._started = time.perf_counter()
+        self._needed_now = 0  # by the round that is under way: a site that joins beside it is not asked in it
+        self._lock = threading.Lock()  # sites answer in threads of their own
 
     @property
     def known(self) -> set[str]:
@@ -132,8 +109,22 @@ class FederationServer:
 
     @property
     def needed(self) -> int:
-        """Good updates that a round needs: ``min_sites``, or all that a round asks."""
-        return self.config.min_sites or self._round_size()
+        """Good updates that the next round needs: ``min_sites``, or all that a round asks."""
+        return self.execution.min_sites or self._round_size()
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds so far, as in ``results.json``."""
+        return self.record.rounds
+
+    @property
+    def selected_round(self) -> int:
+        """The round of the best model, 0 while there is none."""
+        return self.selection.round
+
+    def missing(self) -> set[str]:
+        """The sites that did not answer in the last round, or when its model was validated."""
+        return {trouble["site"] for trouble in self.rounds[-1]["missing"]}
 
     def _round_size(self) -> int:
         return max(1, round(self.config.participation * len(self.sites)))
@@ -141,10 +132,6 @@ class FederationServer:
     def _weight(self, samples: int) -> float:
         """What a site with so many samples weighs in the mean."""
         return float(samples) if self.config.weighting == "samples" else 1.0
-
-    def _sizes(self, weights: Mapping[str, Tensor], *payloads: Payload) -> dict[str, int]:
-        """The bytes that travel, by method: none where the data of all sites are in one place."""
-        return {} if self.pools_data else {"model": num_bytes(weights), **_bytes_by_method(*payloads)}
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
         """A site did not answer a request in a way that can be used.
@@ -157,20 +144,15 @@ class FederationServer:
         with self._lock:
             if task == PREPARE:
                 self._leave_out(site, reason)
-                return
-            if task == TEST:
-                self._untested[site] = reason
+            elif task == TEST:
+                self.record.not_tested(task, site, reason)
             else:
-                self.rounds[-1]["missing"].append({"site": site, "task": task, "reason": reason})
-            self._tell("missing", round=self.round, task=task, site=site, reason=reason)
+                self.record.missing(task, site, reason)
 
     def _leave_out(self, site: str, reason: str) -> None:
         if self.left_out.get(site) != reason:
-            self._tell("left_out", site=site, reason=reason)
+            self.record.tell("left_out", site=site, reason=reason)
         self.left_out[site] = reason
-
-    def _tell(self, event: str, **details: Any) -> None:
-        self._on_event({"event": event, **details})
 
     # ------------------------------------------------------------------ before training
 
@@ -179,7 +161,7 @@ class FederationServer:
         return Request(PREPARE, run=self.run)
 
     def accept_preparation(self, site: str, reply: Reply) -> bool:
-        """Take in a site's answer to `prepare`.
+        """Take in a site's answer to `prepare`: before the first round, or beside any later one.
 
         Returns:
             Whether the site takes part; where it does not, the reason is in `left_out`.
@@ -187,65 +169,59 @@ class FederationServer:
         with self._lock:
             if site in self.known:
                 return False
-            try:
-                if reply.error:
-                    raise MedFedAugError(reply.error)
-                if not 0 <= reply.num_samples <= 2**31:
-                    raise UpdateRefused(
-                        site, "num_samples", expected="a number of images", got=str(reply.num_samples)
-                    )
+
+            def use() -> None:
+                self.acceptance.preparation(site, reply)
                 if reply.num_samples:
-                    _check_payload(site, reply.payload, self._once)
-            except MedFedAugError as error:
-                self._leave_out(site, str(error))
+                    self.aggregation.prepare(site, reply, self._weight(reply.num_samples))
+
+            reason = refusal(site, use)
+            if reason is not None:
+                self._leave_out(site, reason)
                 return False
             self.left_out.pop(site, None)
             if not reply.num_samples:
                 self.unseen = sorted({*self.unseen, site})
-                self._tell("unseen", site=site)
+                self.record.tell("unseen", site=site)
                 return True
-            for name, exchange in self._once.items():
-                exchange.accept(site, own_entries(reply.payload, name), self._weight(reply.num_samples))
-            for name, size in _bytes_by_method(reply.payload).items():
-                self._once_bytes[name] = self._once_bytes.get(name, 0) + size
             self.sites[site] = reply.num_samples
             self._once_version += 1
-            self._tell("prepared", site=site, samples=reply.num_samples)
+            self.record.prepared(site, reply.num_samples, reply.payload)
+            if self._prepared:
+                self._share_once()
             return True
 
     def finish_preparation(self) -> None:
-        """All sites have answered, or those that joined since.
+        """All sites have answered.
 
         Raises:
-            RunFailed: before the first round, when fewer sites can train than the federation needs.
+            RunFailed: when fewer sites can train than the federation needs.
         """
         with self._lock:
-            if not self.round:
-                self._check_federation()
-            self._once_payload = _results(self._once)
-            for exchange in self._once.values():
-                self.statistics.update(exchange.channel_statistics())
+            self._check_federation()
+            self._share_once()
+            self._prepared = True
+
+    def _share_once(self) -> None:
+        self._once_payload = self.aggregation.once_result()
+        self.statistics.update(self.aggregation.channel_statistics())
 
     def payload_for_inference(self, payload: Payload) -> Payload:
         """What a model is used with, beside what its methods exchanged in the round that it is of."""
-        once = {
-            key: value
-            for key, value in self._once_payload.items()
-            if self._once[key.split("/", 1)[0]].needed_at_inference
-        }
-        return {**once, **payload}
+        return {**self.aggregation.needed_at_inference(self._once_payload), **payload}
 
     def _check_federation(self) -> None:
         reasons = "; ".join(f"{reason}" for _, reason in sorted(self.left_out.items()))
-        if self.left_out and not self.config.min_sites:
+        min_sites = self.execution.min_sites
+        if self.left_out and not min_sites:
             raise RunFailed(f"every site is needed, since min_sites is 0: {reasons}")
-        needed = max(2, self.config.min_sites)
+        needed = max(2, min_sites)
         if len(self.sites) < needed:
             text = f"{len(self.sites)} of the sites can train; the federation needs {needed}"
             raise RunFailed(text + (f" ({reasons})" if reasons else ""))
         if self.needed > self._round_size():
             raise ConfigError(
-                f"min_sites is {self.config.min_sites}, and with participation {self.config.participation} a "
+                f"min_sites is {min_sites}, and with participation {self.config.participation} a "
                 f"round asks {self._round_size()} of {len(self.sites)} sites"
             )
 
@@ -271,7 +247,8 @@ class FederationServer:
         """
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
-        self._mean, self._accepted, self._started = WeightedMean(), {}, time.perf_counter()
+        self._started, self._needed_now = time.perf_counter(), self.needed
+        self.aggregation.start_round()
         fresh = any(self._once_known.get(site) != self._once_version for site in targets)
         self._once_known.update(dict.fromkeys(targets, self._once_version))
         request = Request(
@@ -280,23 +257,10 @@ class FederationServer:
             weights={key: self.state[key] for key in self.shared},
             once=self._once_payload if fresh else {},
             payload=self.payload,
-            selected_round=self.selected_round,
+            selected_round=self.selection.round,
             run=self.run,
         )
-        down = self._sizes(request.weights, request.payload, request.once)
-        self.rounds.append(
-            {
-                "round": self.round,
-                "sites": {},
-                "bytes_up": 0,
-                "bytes_down": len(targets) * sum(down.values()),
-                "bytes": {name: {"up": 0, "down": len(targets) * n} for name, n in down.items()},
-                "methods": {},
-                "refused": [],
-                "missing": [],
-            }
-        )
-        self._tell("round_started", round=self.round, rounds=self.config.rounds)
+        self.record.start_round(request, targets, self.config.rounds)
         return request
 
     def accept(self, site: str, reply: Reply) -> bool:
@@ -306,62 +270,19 @@ class FederationServer:
             Whether the update was used; where it was not, the reason is recorded under ``refused``.
         """
         with self._lock:
-            entry = self.rounds[-1]
-            try:
-                self._check_update(site, reply)
-            except MedFedAugError as refusal:
-                entry["refused"].append({"site": site, "reason": str(refusal)})
-                self._tell("refused", round=self.round, site=site, reason=str(refusal))
-                return False
-            weight = self._weight(reply.num_samples)
-            for name, exchange in self._every_round.items():
-                exchange.accept(site, own_entries(reply.payload, name), weight)
-            for name, aggregator in self._aggregators.items():
-                own = own_entries(reply.payload, name)
-                update = SiteUpdate(site, self.round, reply.weights, own, weight)
-                weight = aggregator.weigh(update)
-                aggregator.accept(update)
-            self._accepted[site] = weight
-            self._mean.add(reply.weights, weight)
-            metrics = clean_metrics(reply.metrics)
-            score = _score_of(metrics.pop(f"val_{self.metric}", None))
-            if self.round > 1:
-                self.rounds[-2]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
-            entry["sites"][site] = {**metrics, "samples": reply.num_samples}
-            up = self._sizes(reply.weights, reply.payload)
-            for name, size in up.items():
-                entry["bytes"].setdefault(name, {"up": 0, "down": 0})["up"] += size
-            entry["bytes_up"] += sum(up.values())
-            self._tell("trained", **{**entry["sites"][site], "round": self.round, "site": site})
-            return True
 
-    def _check_update(self, site: str, reply: Reply) -> None:
-        if reply.error:
-            raise MedFedAugError(reply.error)
-        if site not in self.sites:
-            raise UpdateRefused(site, "update", expected="a site that was prepared", got="another")
-        if site in self._accepted:
-            raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
-        if reply.round != self.round:
-            raise UpdateRefused(site, "round", expected=str(self.round), got=str(reply.round))
-        if not 0 < reply.num_samples <= self.sites[site]:
-            raise UpdateRefused(
-                site, "num_samples", expected=f"1 to {self.sites[site]}", got=str(reply.num_samples)
-            )
-        check_tensors(site, reply.weights, self._weight_shapes)
-        self._check_move(site, reply.weights)
-        _check_payload(site, reply.payload, self._every_round)
+            def use() -> None:
+                if site in self.aggregation.weights:
+                    raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
+                self.acceptance.update(site, reply, self.round, self.sites.get(site), self.state)
+                self.aggregation.add(site, reply, self._weight(reply.num_samples))
 
-    def _check_move(self, site: str, weights: Mapping[str, Tensor]) -> None:
-        """Running statistics may leap in the first round, parameters may not."""
-        moved = math.hypot(*(float((weights[k] - self.state[k]).norm()) for k in self._parameters))
-        allowed = _LARGEST_MOVE * max(
-            math.hypot(*(float(self.state[k].norm()) for k in self._parameters)), 1.0
-        )
-        if moved > allowed:
-            raise UpdateRefused(
-                site, "parameters", expected=f"a step of norm up to {allowed:.4g}", got=f"{moved:.4g}"
-            )
+            reason = refusal(site, use)
+            if reason is None:
+                self.record.trained(site, reply)
+            else:
+                self.record.refused(site, reason)
+            return reason is None
 
     def finish_round(self) -> dict[str, Tensor]:
         """Average what was accepted; first settle whether the model of the round before is the best so far.
@@ -372,30 +293,24 @@ class FederationServer:
         Raises:
             RunFailed: when too few updates were accepted; the last good model stands.
         """
-        entry = self.rounds[-1]
-        if len(self._accepted) < self.needed:
-            reasons = "; ".join(trouble["reason"] for trouble in (*entry["refused"], *entry["missing"]))
+        accepted = len(self.aggregation.weights)
+        if accepted < self._needed_now:
+            reasons = "; ".join(self.record.reasons())
             raise RunFailed(
-                f"round {self.round}: {len(self._accepted)} of {self.needed} needed updates could be used"
+                f"round {self.round}: {accepted} of {self._needed_now} needed updates could be used"
                 + (f" ({reasons})" if reasons else "")
             )
         if self.round > 1:
-            self._score(self.round - 1)
-        shared = self._mean.result()
-        for aggregator in self._aggregators.values():
-            previous = {key: self.state[key] for key in self.shared}
-            shared = aggregator.result(RoundMean(self.round, previous, shared, self._accepted))
-        self.state = {**self.state, **shared}
-        self.payload = _results(self._every_round)
-        halves: list[tuple[str, ServerExchange | Aggregator]] = [
-            *self._every_round.items(),
-            *self._aggregators.items(),
-        ]
-        for name, half in halves:
-            entry["methods"].setdefault(name, {}).update(half.summary())
-        entry["seconds"] = time.perf_counter() - self._started
-        self._tell("round_finished", round=self.round, seconds=entry["seconds"])
+            self._select(self.round - 1)
+        self.state, self.payload = self.aggregation.finish_round(self.round, self.state)
+        self.record.finish_round(self.aggregation.summaries(), time.perf_counter() - self._started)
         return self.state
+
+    def _select(self, round_: int) -> None:
+        """Settle whether the model of a round, which is still the global one, is the best so far."""
+        score = self.record.validation(round_)
+        if score is not None:
+            self.selection.offer(round_, score, self.state, self.payload)
 
     # ------------------------------------------------------------------ after training
 
@@ -409,25 +324,23 @@ class FederationServer:
         Returns:
             Whether it could be used.
         """
-        if reply.error or site not in self.sites:
-            self.no_answer(VALIDATE, site, reply.error or f"site {site} does not train")
+        if not self._accept_scores(VALIDATE, site, reply, self.sites):
             return False
         with self._lock:
-            score = _score_of(reply.metrics.get(self.metric))
-            self.rounds[-1]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
+            self.record.validated(site, score_of(reply.metrics.get(self.metric)))
         return True
 
     def finish_validation(self) -> None:
         """Settle the best round."""
-        self._score(self.round)
-        if not self.selected_round:
+        self._select(self.round)
+        if not self.selection.round:
             # No validation case of any site has foreground, so that no round can be preferred.
-            self.selected_round, self.selected_state = self.round, self.state
-            self.selected_payload = self.payload
+            self.selection.take(self.round, self.state, self.payload)
 
     def test(self) -> Request:
         """Ask all sites, the unseen among them, to score the selected model on their test cases."""
-        return self._score_request(TEST, self.selected_round, self.selected_state, self.selected_payload)
+        chosen = self.selection
+        return self._score_request(TEST, chosen.round, chosen.state, chosen.payload)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Take in a site's test scores.
@@ -435,53 +348,54 @@ class FederationServer:
         Returns:
             Whether they could be used.
         """
-        if reply.error or site not in self.known:
-            self.no_answer(TEST, site, reply.error or f"site {site} was not prepared")
+        if not self._accept_scores(TEST, site, reply, self.known):
             return False
         with self._lock:
-            metrics = clean_metrics(reply.metrics)
-            cases = metrics.get("cases")
-            self._test[site] = {
-                **metrics,
-                self.metric: _score_of(metrics.get(self.metric)),
-                "cases": cases if isinstance(cases, dict) else {},
-            }
-            self._tell("tested", site=site, **{self.metric: self._test[site][self.metric]})
+            self.record.tested(site, reply)
         return True
+
+    def _accept_scores(self, task: str, site: str, reply: Reply, asked: Collection[str]) -> bool:
+        reason = refusal(site, lambda: self.acceptance.scores(site, reply, asked))
+        if reason is not None:
+            self.no_answer(task, site, reason)
+        return reason is None
+
+    def _score_request(self, task: str, round_: int, state: dict[str, Tensor], payload: Payload) -> Request:
+        return Request(
+            task,
+            round_,
+            weights={key: state[key] for key in self.shared},
+            once=self._once_payload,
+            payload=payload,
+            selected_round=self.selection.round,
+            run=self.run,
+        )
 
     def results(self) -> dict[str, Any]:
         """The record of the run, ready for JSON."""
-        test = {
-            group: {site: self._test[site] for site in sorted(members) if site in self._test}
-            for group, members in (("sites", self.sites), ("unseen", self.unseen))
-        }
-        known = [s[self.metric] for s in test["sites"].values() if s[self.metric] is not None]
         return {
             "config": self.config.to_dict(),
             "input": self.input,
+            "execution": self.execution.to_dict(),
             "run": self.run,
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
             "left_out": dict(sorted(self.left_out.items())),
-            "bytes_up_before_training": self._once_bytes,
+            "bytes_up_before_training": self.record.once_bytes,
             "rounds": self.rounds,
-            "selected_round": self.selected_round,
-            "test": {
-                **test,
-                "mean": {self.metric: sum(known) / len(known) if known else None},
-                **({"missing": dict(sorted(self._untested.items()))} if self._untested else {}),
-            },
+            "selected_round": self.selection.round,
+            "test": self.record.scores(self.sites, self.unseen),
         }
 
     @property
     def has_aggregators(self) -> bool:
         """Whether a method makes the global model of the sites' mean."""
-        return bool(self._aggregators)
+        return bool(self.aggregation.aggregators)
 
     def move_models(self, device: torch.device) -> None:
         """Keep the models there; updates must then come from there too."""
         self.state = {key: value.to(device) for key, value in self.state.items()}
-        self.selected_state = {key: value.to(device) for key, value in self.selected_state.items()}
+        self.selection.state = {key: value.to(device) for key, value in self.selection.state.items()}
 
     # ------------------------------------------------------------------ restarts
 
@@ -504,12 +418,9 @@ class FederationServer:
                 "model": self.state,
                 "payload": self.payload,
                 "once": self._once_payload,
-                "once_bytes": self._once_bytes,
-                "selected_round": self.selected_round,
-                "selected_model": self.selected_state,
-                "selected_payload": self.selected_payload,
-                "best": self._best,
-                "methods": {name: state for name, half in self._halves_by_name() if (state := half.state())},
+                "once_bytes": self.record.once_bytes,
+                **self.selection.saved(),
+                "methods": self.aggregation.state(),
             },
         )
 
@@ -517,104 +428,24 @@ class FederationServer:
         """Continue from a checkpoint, in a server that has done nothing yet.
 
         Raises:
-            ConfigError: when there is none, or it is of another run: only the number of rounds and the limits
-                for sites that fail may differ.
+            ConfigError: when there is none, or it is of another run: only the number of rounds may differ.
         """
         saved = load_checkpoint(path)
         # Through `RunConfig`, so that a setting that came with a later release has its default.
         asked, before = self.config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
-        differing = sorted(name for name in {*asked} - {*_CHANGEABLE} if asked[name] != before[name])
+        differing = sorted(name for name in {*asked} - {"rounds"} if asked[name] != before[name])
         if differing:
             name = differing[0]
             raise ConfigError(
                 f"{path} is of a run with another {name}: {before[name]}, asked for {asked[name]}"
             )
-        for name in ("run", "sites", "unseen", "round", "rounds", "selected_round"):
+        for name in ("run", "sites", "unseen", "round", "payload"):
             setattr(self, name, saved[name])
-        self.state, self.selected_state = saved["model"], saved["selected_model"]
-        self.payload, self.selected_payload = saved["payload"], saved["selected_payload"]
-        self._once_payload = saved["once"]
-        self._once_bytes, self._best = saved["once_bytes"], saved["best"]
+        self.state, self._once_payload = saved["model"], saved["once"]
+        self.record.rounds, self.record.once_bytes = saved["rounds"], saved["once_bytes"]
+        self.selection.restore(saved)
         # Sites may have lost what they were sent once: they are sent it again.
-        self._once_version, self._once_known = len(self.sites), {}
-        for name, half in self._halves_by_name():
-            if name in saved["methods"]:
-                half.restore(saved["methods"][name])
-        for exchange in self._once.values():
-            self.statistics.update(exchange.channel_statistics())
-        self._tell("resumed", round=self.round, rounds=self.config.rounds)
-
-    def _halves_by_name(self) -> list[tuple[str, ServerExchange | Aggregator]]:
-        groups: list[tuple[str, Mapping[str, ServerExchange | Aggregator]]] = [
-            ("once", self._once),
-            ("every_round", self._every_round),
-            ("server", self._aggregators),
-        ]
-        return [(f"{group}/{name}", half) for group, halves in groups for name, half in halves.items()]
-
-    def _score_request(self, task: str, round_: int, state: dict[str, Tensor], payload: Payload) -> Request:
-        return Request(
-            task,
-            round_,
-            weights={key: state[key] for key in self.shared},
-            once=self._once_payload,
-            payload=payload,
-            selected_round=self.selected_round,
-            run=self.run,
-        )
-
-    def _score(self, round_: int) -> None:
-        entry = self.rounds[round_ - 1]
-        scores = [s.get(f"val_{self.metric}") for s in entry["sites"].values()]
-        known = [score for score in scores if score is not None]
-        if not known:
-            return
-        mean = sum(known) / len(known)
-        entry[f"val_{self.metric}"] = mean
-        self._tell("validated", round=round_, **{f"val_{self.metric}": mean})
-        if mean > self._best:
-            self._best, self.selected_round = mean, round_
-            # `self.state` is still the model of `round_`, and the payload that which it made: both are
-            # replaced after this.
-            self.selected_state = {key: value.clone() for key, value in self.state.items()}
-            self.selected_payload = dict(self.payload)
-
-
-def _score_of(value: Any) -> float | None:
-    """A score as a metric gives it; anything else would decide which model is best."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
-        return float(value)
-    return None
-
-
-def _exchanges(found: dict[str, ServerExchange | None]) -> dict[str, ServerExchange]:
-    return {name: exchange for name, exchange in found.items() if exchange is not None}
-
-
-def _check_payload(site: str, payload: Payload, exchanges: dict[str, ServerExchange]) -> None:
-    """Everything that could be refused is refused here, before the first exchange takes anything in."""
-    shapes: dict[str, tuple[int | None, ...]] = {}
-    for name, exchange in exchanges.items():
-        shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})
-    check_tensors(site, payload, shapes)
-    for name, exchange in exchanges.items():
-        try:
-            exchange.check(own_entries(payload, name))
-        except ValueError as error:
-            raise UpdateRefused(site, name, expected="usable statistics", got=str(error)) from error
-
-
-def _results(exchanges: dict[str, ServerExchange]) -> Payload:
-    merged: Payload = {}
-    for name, exchange in exchanges.items():
-        merged.update(namespaced(exchange.result(), name))
-    return merged
-
-
-def _bytes_by_method(*payloads: Payload) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for payload in payloads:
-        for key, value in payload.items():
-            name = key.split("/", 1)[0]
-            sizes[name] = sizes.get(name, 0) + num_bytes({key: value})
-    return sizes
+        self._once_version, self._once_known, self._prepared = len(self.sites), {}, True
+        self.aggregation.restore(saved["methods"])
+        self.statistics.update(self.aggregation.channel_statistics())
+        self.record.tell("resumed", round=self.round, rounds=self.config.rounds)

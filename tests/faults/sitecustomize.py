@@ -31,6 +31,13 @@ def _cause(fault, seconds, reply):
         reply.weights[key] = torch.full_like(reply.weights[key], 1e9)
     if fault == "unknown":
         reply.weights["no.such.entry"] = torch.zeros(3)
+    if fault == "float8":
+        reply.weights[key] = reply.weights[key].to(torch.float8_e4m3fn)
+    if fault == "variance":
+        name = next(k for k in reply.weights if k.endswith("running_var"))
+        reply.weights[name] = -torch.ones_like(reply.weights[name])
+    if fault == "metrics":  # names that events have too
+        reply.metrics.update({"event": "finished", "site": "A", "round": 99, "nested": {"deep": {"x": 1}}})
     if fault == "nothing":
         reply.weights = {}
     return reply

@@ -159,7 +159,7 @@ def test_the_exchange_is_the_average_weighted_as_the_models_are(method):
 
 
 def trained_payload(server):
-    return {key.split("/", 1)[1]: value for key, value in server.selected_payload.items()}
+    return {key.split("/", 1)[1]: value for key, value in server.selection.payload.items()}
 
 
 @pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "fedfd,silobn", "fedfd_a,silobn"])
@@ -173,7 +173,7 @@ def test_an_unseen_site_is_scored_by_the_selected_model_with_what_belongs_to_it(
     # The same by hand: the selected weights, with the statistics and adapters of that round.
     composition = Composition(server.config)
     network, payload = composition.network, trained_payload(server)
-    network.load_state_dict({key: server.selected_state[key] for key in composition.shared}, strict=False)
+    network.load_state_dict({key: server.selection.state[key] for key in composition.shared}, strict=False)
     for name, norm in adaptive_norms(network).items():
         norm.set_global_statistics(payload[f"{name}.running_mean"], payload[f"{name}.running_var"])
         norm.running_mean.copy_(payload[f"{name}.running_mean"])
@@ -184,7 +184,7 @@ def test_an_unseen_site_is_scored_by_the_selected_model_with_what_belongs_to_it(
     trainer = SiteTrainer(server.config, phantom_dir, "cpu")
     trainer.initialize({ExtraItems.CLIENT_NAME: "site_C"})
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
-    transform = trainer._transform(training=False)
+    transform = trainer.evaluation_transform()
     assert trainer.task.evaluate(network, cases, transform, trainer.device, 4) == scores
 
 
@@ -228,7 +228,7 @@ def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, p
 def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, inference):
     config = tiny_config("fedfd_a", settings={"fedfd_a": {"inference": inference}}, rounds=1)
     server = run_in_process(config, phantom_dir, SITES, "cpu")
-    assert not any("adapter" in key for key in server.selected_payload)
+    assert not any("adapter" in key for key in server.selection.payload)
     assert server.results()["test"]["unseen"]["site_C"]["dice"] is not None
 
 
@@ -242,7 +242,7 @@ def test_one_step_of_the_adapters_is_the_update_written_out(tiny_config, phantom
     trainer = SiteTrainer(config, phantom_dir, "cpu")
     trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
     part = trainer.parts["fedfd_a"]
-    batch = trainer.task.collate(trainer._training_samples()[:4])
+    batch = trainer.task.collate(trainer.samples.training()[:4])
     trainer.network.train()
     payload = drawn_payload(trainer.network, FedFDA())
     trainer.receive(ExchangeObject(statistics={"payload": {f"fedfd_a/{k}": v for k, v in payload.items()}}))

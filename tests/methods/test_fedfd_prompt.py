@@ -87,7 +87,7 @@ def test_the_loss_is_equation_5_and_reaches_the_sites_prompts():
 def test_prompts_stay_at_their_site_and_come_back_averaged(make_photos, tmp_path):
     for name in "ABC":
         make_photos(name, per_class=5, size=32)
-    options = {"network": "vit", "network_args": SMALL, "rounds": 2, "threads": 1, "holdout": ("C",)}
+    options = {"network": "vit", "network_args": SMALL, "rounds": 2, "holdout": ("C",)}
     config = configure(
         find_sites(tmp_path / "photos"), methods=tuple(parse_methods("fedfd_prompt")), **options
     )

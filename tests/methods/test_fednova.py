@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from medfedaug.config import derive_seed
+from medfedaug.config import Execution, derive_seed
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.federation.composition import Composition
@@ -51,7 +51,7 @@ def test_opposite_updates_of_sites_that_go_unequally_far_cancel(tiny_config):
 
 @pytest.mark.parametrize("length", [0.0, -3.0, 1e9])
 def test_a_length_that_no_training_has_is_refused(tiny_config, length):
-    server = FederationServer(tiny_config("fednova", min_sites=1))
+    server = FederationServer(tiny_config("fednova"), execution=Execution(min_sites=1))
     for site in "AB":
         server.accept_preparation(site, Reply("prepare", num_samples=7))
     server.finish_preparation()
@@ -80,7 +80,6 @@ def configuration(data, momentum):
             "rounds": 3,
             "local_epochs": 2,
             "batch_size": BATCH,
-            "threads": 1,
         },
         **{"optimizer": "sgd", "learning_rate": RATE, "momentum": momentum, "participation": 0.67},
     )
@@ -129,7 +128,8 @@ def by_hand(config, data, taking_part):
 def test_a_simulation_is_the_papers_loop(uneven, tmp_path, engine, momentum):
     """Uneven sites, each of which misses a round."""
     config = configuration(uneven, momentum)
-    results = simulate(uneven, tmp_path / "out", config, engine=engine, device="cpu")
+    one = Execution(threads=1)
+    results = simulate(uneven, tmp_path / "out", config, engine=engine, device="cpu", execution=one)
     taking_part = [
         sorted(s for s, r in entry["sites"].items() if "samples" in r) for entry in results["rounds"]
     ]

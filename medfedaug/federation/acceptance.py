@@ -1,0 +1,235 @@
+"""What a site's reply must be for the server to use it; what is wrong with it concerns that site alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfedaug.errors import MedFedAugError, UpdateRefused, first_line
+from medfedaug.federation.messages import Reply, own_entries
+from medfedaug.methods.base import Payload, ServerExchange, Shapes
+
+__all__ = ["LARGEST", "Acceptance", "check_tensors", "clean_metrics", "fits", "refusal", "score_of"]
+
+# Beyond any intensity that a scanner stores and any weight that still trains, and far inside float32.
+LARGEST = 1e10
+_LONGEST_NAME = 500
+# An update that moves the weights by so many times their own norm is no training that went well.
+_LARGEST_MOVE = 100.0
+_MOST_SAMPLES = 2**31
+# A list, since `is_floating_point` is also true of 8-bit formats, of which PyTorch computes almost nothing.
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Acceptance:
+    """The checks of replies. What passes them can be added up; nothing is added before all have passed.
+
+    Args:
+        network: the global network, with every method's layers in it.
+        shared: the entries of its state dict that are averaged.
+        once: the methods' exchanges before training, by method.
+        every_round: those of every round.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        shared: list[str],
+        once: Mapping[str, ServerExchange],
+        every_round: Mapping[str, ServerExchange],
+    ) -> None:
+        state = network.state_dict()
+        self.shapes: Shapes = {key: tuple(state[key].shape) for key in shared}
+        self.parameters = {name for name, _ in network.named_parameters()} & set(shared)
+        self.variances = _variances(network) & set(shared)
+        self.once, self.every_round = once, every_round
+
+    def preparation(self, site: str, reply: Reply) -> None:
+        """Check an answer to a request to prepare.
+
+        Raises:
+            MedFedAugError: naming site, key, what was expected and what came.
+        """
+        _raise_error(reply)
+        _check_count(site, reply.num_samples, 0, _MOST_SAMPLES)
+        if reply.num_samples:
+            _check_payload(site, reply.payload, self.once)
+
+    def update(
+        self, site: str, reply: Reply, round_: int, samples: int | None, state: Mapping[str, Tensor]
+    ) -> None:
+        """Check an update of a round.
+
+        Args:
+            site: who sent it.
+            reply: what came; what of its metrics cannot be recorded is dropped.
+            round_: the round that is under way.
+            samples: how many training samples the site said that it has; ``None`` for a site that does not
+                train.
+            state: the global model that the round began with.
+
+        Raises:
+            MedFedAugError: naming site, key, what was expected and what came.
+        """
+        _raise_error(reply)
+        if samples is None:
+            raise UpdateRefused(site, "update", expected="a site that was prepared", got="another")
+        reply.metrics = clean_metrics(reply.metrics)
+        if reply.round != round_:
+            raise UpdateRefused(site, "round", expected=str(round_), got=str(reply.round)[:80])
+        _check_count(site, reply.num_samples, 1, samples)
+        check_tensors(site, reply.weights, self.shapes)
+        for key in sorted(self.variances):
+            if bool((reply.weights[key] < 0).any()):
+                raise UpdateRefused(site, key, expected="a variance, 0 or above", got="a negative one")
+        self._check_move(site, reply.weights, state)
+        _check_payload(site, reply.payload, self.every_round)
+
+    def scores(self, site: str, reply: Reply, asked: Collection[str]) -> None:
+        """Check a reply that holds a site's scores.
+
+        Args:
+            site: who sent it.
+            reply: what came; what of its metrics cannot be recorded is dropped.
+            asked: the sites that may send some.
+
+        Raises:
+            MedFedAugError: naming the site.
+        """
+        _raise_error(reply)
+        if site not in asked:
+            raise UpdateRefused(site, "scores", expected="a site that was asked", got="another")
+        reply.metrics = clean_metrics(reply.metrics)
+
+    def _check_move(self, site: str, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Running statistics may leap in the first round, parameters may not."""
+        moved = math.hypot(*(float((weights[k] - state[k]).norm()) for k in self.parameters))
+        norm = math.hypot(*(float(state[k].norm()) for k in self.parameters))
+        allowed = _LARGEST_MOVE * max(norm, 1.0)
+        if moved > allowed:
+            raise UpdateRefused(
+                site, "parameters", expected=f"a step of norm up to {allowed:.4g}", got=f"{moved:.4g}"
+            )
+
+
+def refusal(site: str, use: Callable[[], None]) -> str | None:
+    """Why a reply could not be used, or ``None`` where it was.
+
+    Args:
+        site: who sent it.
+        use: checks the reply and takes it in. Whatever it raises is that site's affair: an exception that
+            went further would end the run for everybody.
+    """
+    try:
+        use()
+    except MedFedAugError as error:
+        return str(error)
+    except Exception as error:
+        return f"site {site}: its answer cannot be used ({type(error).__name__}: {first_line(error)})"
+    return None
+
+
+def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:
+    """Refuse what is not exactly the expected keys and shapes, floating point, finite and below `LARGEST`.
+
+    Raises:
+        UpdateRefused: naming site, key, what was expected and what came.
+    """
+    for key in tensors:
+        if key not in shapes:
+            raise UpdateRefused(site, repr(key)[:80], expected="no such entry", got="one")
+    for key, shape in shapes.items():
+        value = tensors.get(key)
+        if not isinstance(value, Tensor):
+            got = "none" if value is None else type(value).__name__
+            raise UpdateRefused(site, key, expected=f"a tensor of shape {tuple(shape)}", got=got)
+        # Compared before anything is added: (1,) would otherwise broadcast silently into (4,).
+        if not fits(tuple(value.shape), shape):
+            raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
+        if value.dtype not in _DTYPES or value.layout is not torch.strided:
+            expected = "floating point of 16, 32 or 64 bits"
+            raise UpdateRefused(site, key, expected=expected, got=f"{value.dtype}, {value.layout}")
+        if not value.numel():
+            continue
+        low, high = (float(edge) for edge in torch.aminmax(value))  # a NaN anywhere makes both NaN
+        if not (math.isfinite(low) and math.isfinite(high)):
+            bad = int((~torch.isfinite(value)).sum())
+            raise UpdateRefused(
+                site, key, expected="finite values", got=f"{bad} of {value.numel()} NaN or infinite"
+            )
+        if max(-low, high) > LARGEST:
+            raise UpdateRefused(site, key, expected=f"values up to {LARGEST:g}", got=f"{max(-low, high):g}")
+
+
+def fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Whether a shape is the expected one, in which ``None`` stands for any length but zero.
+
+    >>> fits((3, 4), (None, 4)), fits((0, 4), (None, 4)), fits((3, 4), (None, 5))
+    (True, False, False)
+    """
+    return len(found) == len(expected) and all(
+        n > 0 if wanted is None else n == wanted for n, wanted in zip(found, expected, strict=True)
+    )
+
+
+def clean_metrics(metrics: Any, nested: bool = True) -> dict[str, Any]:
+    """What of a site's metrics is fit for ``results.json``: finite numbers, and short texts as notes.
+
+    A mapping inside, such as the scores by case, is treated alike, but not what is nested in that. Everything
+    else is dropped: metrics decide nothing that would be worth ending a round for.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        if not isinstance(key, str) or len(key) > _LONGEST_NAME:
+            continue
+        # True and false among them; a whole number may be too large for `isfinite`.
+        number = isinstance(value, int) and abs(value) < 2**63
+        number = number or (isinstance(value, float) and math.isfinite(value))
+        text = isinstance(value, str) and len(value) <= _LONGEST_NAME
+        if value is None or number or text:
+            kept[key] = value
+        elif nested and isinstance(value, Mapping):
+            kept[key] = clean_metrics(value, nested=False)
+    return kept
+
+
+def score_of(value: Any) -> float | None:
+    """A score as a metric gives it; anything else would decide which model is best."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    return None
+
+
+def _raise_error(reply: Reply) -> None:
+    if reply.error:
+        raise MedFedAugError(str(reply.error))
+
+
+def _check_count(site: str, found: Any, least: int, most: int) -> None:
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+        raise UpdateRefused(site, "num_samples", expected=f"{least} to {most}", got=str(found)[:80])
+
+
+def _check_payload(site: str, payload: Payload, exchanges: Mapping[str, ServerExchange]) -> None:
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for name, exchange in exchanges.items():
+        shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})
+    check_tensors(site, payload, shapes)
+    for name, exchange in exchanges.items():
+        try:
+            exchange.check(own_entries(payload, name))
+        except ValueError as error:
+            raise UpdateRefused(site, name, expected="usable statistics", got=str(error)) from error
+
+
+def _variances(network: nn.Module) -> set[str]:
+    """The running variances of norm layers, by the modules' type."""
+    return {
+        f"{prefix}.running_var" if prefix else "running_var"
+        for prefix, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_var is not None
+    }

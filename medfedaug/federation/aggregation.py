@@ -1,0 +1,142 @@
+"""From the sites' updates to the next global model, and to what the methods send back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from medfedaug.averaging import WeightedMean
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.messages import Reply, namespaced, own_entries
+from medfedaug.methods.base import (
+    Aggregator,
+    Payload,
+    RoundMean,
+    ServerContext,
+    ServerExchange,
+    SiteUpdate,
+)
+from medfedaug.statistics import ChannelStatistics
+
+__all__ = ["Aggregation"]
+
+
+class Aggregation:
+    """The mean of the sites' models, and the server's halves of the methods.
+
+    Args:
+        composition: methods and network.
+        context: what the methods see of the federation.
+
+    Attributes:
+        once: the exchanges before training, by method.
+        every_round: those of every round.
+        aggregators: what makes the global model of the mean; at most one.
+        weights: the weight in the mean of every site whose update of this round was taken in.
+    """
+
+    def __init__(self, composition: Composition, context: ServerContext) -> None:
+        methods = composition.methods
+        self.once = _there({m.name: m.before_training(context) for m in methods})
+        self.every_round = _there({m.name: m.every_round(context) for m in methods})
+        self.aggregators = _there({m.name: m.aggregator(context) for m in methods})
+        self.shared = composition.shared
+        self.weights: dict[str, float] = {}
+        self._mean = WeightedMean()
+
+    def prepare(self, site: str, reply: Reply, weight: float) -> None:
+        """Take in what a site exchanges before training."""
+        for name, exchange in self.once.items():
+            exchange.accept(site, own_entries(reply.payload, name), weight)
+
+    def once_result(self) -> Payload:
+        """What all sites receive of it."""
+        return _results(self.once)
+
+    def channel_statistics(self) -> dict[str, ChannelStatistics]:
+        """The sites' channel statistics, where they are what was exchanged."""
+        found: dict[str, ChannelStatistics] = {}
+        for exchange in self.once.values():
+            found.update(exchange.channel_statistics())
+        return found
+
+    def needed_at_inference(self, once: Payload) -> Payload:
+        """What of the exchange before training a finished model is used with."""
+        return {
+            key: value for key, value in once.items() if self.once[key.split("/", 1)[0]].needed_at_inference
+        }
+
+    def start_round(self) -> None:
+        """Begin a new mean."""
+        self._mean, self.weights = WeightedMean(), {}
+
+    def add(self, site: str, reply: Reply, weight: float) -> None:
+        """Take in an update that was checked.
+
+        Args:
+            site: who sent it.
+            reply: the update.
+            weight: the site's, unless the method that makes the global model says otherwise.
+        """
+        for name, exchange in self.every_round.items():
+            exchange.accept(site, own_entries(reply.payload, name), weight)
+        for name, aggregator in self.aggregators.items():
+            own = own_entries(reply.payload, name)
+            update = SiteUpdate(site, reply.round, reply.weights, own, weight)
+            weight = aggregator.weigh(update)
+            aggregator.accept(update)
+        self._mean.add(reply.weights, weight)
+        self.weights[site] = weight
+
+    def finish_round(self, round_: int, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
+        """The state dict of the new global model, and what the sites receive with it.
+
+        Args:
+            round_: the round that is over.
+            state: the state dict of the global model that it began with.
+        """
+        shared = self._mean.result()
+        for aggregator in self.aggregators.values():
+            previous = {key: state[key] for key in self.shared}
+            shared = aggregator.result(RoundMean(round_, previous, shared, self.weights))
+        return {**state, **shared}, _results(self.every_round)
+
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """A few numbers about the round, by method."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, half in (*self.every_round.items(), *self.aggregators.items()):
+            found.setdefault(name, {}).update(half.summary())
+        return found
+
+    def state(self) -> dict[str, Payload]:
+        """What the methods must find again after a restart."""
+        return {name: state for name, half in self._halves() if (state := half.state())}
+
+    def restore(self, saved: Mapping[str, Payload]) -> None:
+        """Take in what `state` gave."""
+        for name, half in self._halves():
+            if name in saved:
+                half.restore(saved[name])
+
+    def _halves(self) -> Iterable[tuple[str, ServerExchange | Aggregator]]:
+        # The groups' names stand in checkpoints.
+        for group, halves in (
+            ("once", self.once),
+            ("every_round", self.every_round),
+            ("server", self.aggregators),
+        ):
+            for name, half in halves.items():
+                yield f"{group}/{name}", half
+
+
+def _there(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: half for name, half in found.items() if half is not None}
+
+
+def _results(exchanges: Mapping[str, ServerExchange]) -> Payload:
+    merged: Payload = {}
+    for name, exchange in exchanges.items():
+        merged.update(namespaced(exchange.result(), name))
+    return merged

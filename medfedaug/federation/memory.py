@@ -1,0 +1,137 @@
+"""What a site keeps to itself from round to round, in memory and on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.methods.base import Payload, SitePart
+
+__all__ = ["RoundMemory"]
+
+
+@dataclass
+class _Kept:
+    """What a site keeps to itself after a round: entries of the network, and the methods' own state."""
+
+    network: dict[str, Tensor]
+    methods: dict[str, Payload]
+
+
+class RoundMemory:
+    """Kept by round: of the selected one for the test, of the last one, and of the one before.
+
+    The one before is there in case the server has to repeat a round.
+
+    Args:
+        site: the site's name, for messages.
+        folder: where it survives the process; ``None`` for in memory alone.
+
+    Attributes:
+        run: the run that it belongs to.
+        sent: what the site sent before training; ``None`` until then.
+        once: what it then received.
+        present: the round whose state is in the network and in the methods right now; 0 for none yet, -1
+            where what is in the network belongs to no round.
+        checkpointed: rounds that the server would continue from if it were started again now.
+    """
+
+    def __init__(self, site: str, folder: Path | None) -> None:
+        self.site, self.folder = site, folder
+        self.run = ""
+        self.sent: Payload | None = None
+        self.once: Payload = {}
+        self.present = 0
+        self.checkpointed: tuple[int, ...] = ()
+        self._rounds: dict[int, _Kept] = {}
+
+    def enter(self, run: str) -> bool:
+        """Find what was kept in a run, where the site took part in it before a restart.
+
+        Args:
+            run: see `medfedaug.federation.Request`.
+
+        Returns:
+            Whether this is another run than before.
+
+        Raises:
+            MedFedAugError: when the name cannot be one, or the file is damaged.
+        """
+        if run == self.run:
+            return False
+        if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
+            raise MedFedAugError(f"site {self.site}: {run[:40]!r} is not the identity of a run")
+        self.run, self.sent, self.once, self._rounds, self.present = run, None, {}, {}, 0
+        path = self._file()
+        if path is not None and path.exists():
+            saved = load_checkpoint(path)
+            self.sent, self.once = saved["sent"], saved["once"]
+            self._rounds = {r: _Kept(**kept) for r, kept in saved["rounds"].items()}
+        return True
+
+    def latest(self, round_: int) -> int:
+        """The last round, up to the given one, in which this site trained: it may have missed some."""
+        return max((r for r in self._rounds if r <= round_), default=0)
+
+    def forget(self, selected: int, current: int) -> None:
+        """Drop what was kept for rounds that can no longer be asked for."""
+        needed = {self.latest(round_) for round_ in (selected, current - 1, *self.checkpointed)}
+        self._rounds = {r: state for r, state in self._rounds.items() if r in needed}
+
+    def remember(
+        self, round_: int, network: nn.Module, keys: Iterable[str], parts: Mapping[str, SitePart]
+    ) -> None:
+        """Keep what belongs to a round that is over.
+
+        Args:
+            round_: the round.
+            network: the trained network.
+            keys: the entries of its state dict that stay at the site.
+            parts: the methods' halves, by name.
+        """
+        state = network.state_dict()
+        self._rounds[round_] = _Kept(
+            network={key: _copy(state[key]) for key in keys},
+            methods={
+                name: {key: _copy(value) for key, value in part.state().items()}
+                for name, part in parts.items()
+            },
+        )
+        self.present = round_
+
+    def recall(self, round_: int, network: nn.Module, parts: Mapping[str, SitePart]) -> bool:
+        """Put back what was kept after a round, where something else is in its place.
+
+        Returns:
+            Whether anything was put back.
+        """
+        if not round_ or round_ == self.present:
+            return False
+        kept = self._rounds[round_]
+        network.load_state_dict(kept.network, strict=False)
+        for name, part in parts.items():
+            if kept.methods[name]:
+                part.restore(kept.methods[name])
+        self.present = round_
+        return True
+
+    def save(self) -> None:
+        """Write it, where there is a folder."""
+        path = self._file()
+        if path is not None:
+            rounds = {r: vars(kept) for r, kept in self._rounds.items()}
+            content = {"run": self.run, "sent": self.sent, "once": self.once, "rounds": rounds}
+            save_checkpoint(path, content)
+
+    def _file(self) -> Path | None:
+        return self.folder / f"{self.run}.pt" if self.folder is not None and self.run else None
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().cpu().clone()

@@ -1,0 +1,160 @@
+"""What happened in a run: the record that ``results.json`` holds, and the events while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from medfedaug.federation.acceptance import score_of
+from medfedaug.federation.messages import Reply, Request, num_bytes
+from medfedaug.methods.base import Payload
+from medfedaug.scores import mean_score
+
+__all__ = ["Event", "Record"]
+
+Event = Callable[[dict[str, Any]], None]
+
+
+class Record:
+    """Rounds, refusals, scores and bytes of a run.
+
+    Args:
+        metric: the name of the task's.
+        on_event: called with a small dictionary whenever something happened that a user may want to see.
+        counts_bytes: whether anything travels at all.
+
+    Attributes:
+        rounds: an entry for each round, as in ``results.json``.
+        once_bytes: bytes that came up before training, by method.
+        test: the test scores, by site.
+        untested: sites that gave none, with the reason.
+    """
+
+    def __init__(self, metric: str, on_event: Event | None = None, *, counts_bytes: bool = True) -> None:
+        self.metric, self.counts_bytes = metric, counts_bytes
+        self.rounds: list[dict[str, Any]] = []
+        self.once_bytes: dict[str, int] = {}
+        self.test: dict[str, dict[str, Any]] = {}
+        self.untested: dict[str, str] = {}
+        self._on_event = on_event or (lambda event: None)
+
+    def tell(self, event: str, details: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Report an event. A site's ``details`` can neither rename it nor say that another site sent them."""
+        self._on_event({**(details or {}), **more, "event": event})
+
+    def prepared(self, site: str, samples: int, payload: Payload) -> None:
+        """A site takes part."""
+        for name, size in _bytes_by_method(payload).items():
+            self.once_bytes[name] = self.once_bytes.get(name, 0) + size
+        self.tell("prepared", site=site, samples=samples)
+
+    def start_round(self, request: Request, sites: Iterable[str], rounds: int) -> None:
+        """A round begins, and its request goes to these sites."""
+        asked, down = len(list(sites)), self._sizes(request)
+        self.rounds.append(
+            {
+                "round": request.round,
+                "sites": {},
+                "bytes_up": 0,
+                "bytes_down": asked * sum(down.values()),
+                "bytes": {name: {"up": 0, "down": asked * n} for name, n in down.items()},
+                "methods": {},
+                "refused": [],
+                "missing": [],
+            }
+        )
+        self.tell("round_started", round=request.round, rounds=rounds)
+
+    def trained(self, site: str, reply: Reply) -> None:
+        """An update was used; it also says how the model of the round before has done."""
+        entry, metrics = self.rounds[-1], dict(reply.metrics)
+        score = score_of(metrics.pop(f"val_{self.metric}", None))
+        if len(self.rounds) > 1:
+            self.validated(site, score, -2)
+        entry["sites"][site] = {**metrics, "samples": reply.num_samples}
+        up = self._sizes(reply)
+        for name, size in up.items():
+            entry["bytes"].setdefault(name, {"up": 0, "down": 0})["up"] += size
+        entry["bytes_up"] += sum(up.values())
+        self.tell("trained", entry["sites"][site], round=entry["round"], site=site)
+
+    def refused(self, site: str, reason: str) -> None:
+        """An update was not used."""
+        self.rounds[-1]["refused"].append({"site": site, "reason": reason})
+        self.tell("refused", round=self.rounds[-1]["round"], site=site, reason=reason)
+
+    def missing(self, task: str, site: str, reason: str) -> None:
+        """A site did not answer, or not with anything that could be used."""
+        entry = self.rounds[-1]
+        entry["missing"].append({"site": site, "task": task, "reason": reason})
+        self.tell("missing", round=entry["round"], task=task, site=site, reason=reason)
+
+    def not_tested(self, task: str, site: str, reason: str) -> None:
+        """A site gave no test scores."""
+        self.untested[site] = reason
+        self.tell("missing", round=len(self.rounds), task=task, site=site, reason=reason)
+
+    def validated(self, site: str, score: float | None, index: int = -1) -> None:
+        """A site's validation score of the model of a round: by default of the last one."""
+        self.rounds[index]["sites"].setdefault(site, {})[f"val_{self.metric}"] = score
+
+    def validation(self, round_: int) -> float | None:
+        """The mean of the sites' validation scores of the model of a round, where any site has one."""
+        entry, name = self.rounds[round_ - 1], f"val_{self.metric}"
+        mean = mean_score(scores.get(name) for scores in entry["sites"].values())
+        if mean is not None:
+            entry[name] = mean
+            self.tell("validated", round=round_, **{name: mean})
+        return mean
+
+    def finish_round(self, summaries: Mapping[str, dict[str, Any]], seconds: float) -> None:
+        """A round is over."""
+        entry = self.rounds[-1]
+        for name, summary in summaries.items():
+            entry["methods"].setdefault(name, {}).update(summary)
+        entry["seconds"] = seconds
+        self.tell("round_finished", round=entry["round"], seconds=seconds)
+
+    def tested(self, site: str, reply: Reply) -> None:
+        """A site's test scores."""
+        cases, score = reply.metrics.get("cases"), score_of(reply.metrics.get(self.metric))
+        self.test[site] = {
+            **reply.metrics,
+            self.metric: score,
+            "cases": cases if isinstance(cases, dict) else {},
+        }
+        self.tell("tested", site=site, **{self.metric: score})
+
+    def reasons(self) -> list[str]:
+        """Why sites are absent from the last round."""
+        entry = self.rounds[-1]
+        return [trouble["reason"] for trouble in (*entry["refused"], *entry["missing"])]
+
+    def scores(self, sites: Iterable[str], unseen: Iterable[str]) -> dict[str, Any]:
+        """The test, ready for JSON."""
+        groups = {
+            name: {site: self.test[site] for site in sorted(members) if site in self.test}
+            for name, members in (("sites", sites), ("unseen", unseen))
+        }
+        mean = mean_score(scores[self.metric] for scores in groups["sites"].values())
+        missing = {"missing": dict(sorted(self.untested.items()))} if self.untested else {}
+        return {**groups, "mean": {self.metric: mean}, **missing}
+
+    def _sizes(self, message: Request | Reply) -> dict[str, int]:
+        """The bytes of a message, by method; the model's under ``"model"``."""
+        if not self.counts_bytes:
+            return {}
+        once = message.once if isinstance(message, Request) else {}
+        sizes = {"model": num_bytes(message.weights)}
+        for payload in (message.payload, once):
+            for name, size in _bytes_by_method(payload).items():
+                sizes[name] = sizes.get(name, 0) + size
+        return sizes
+
+
+def _bytes_by_method(payload: Payload) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for key, value in payload.items():
+        name = key.split("/", 1)[0]
+        sizes[name] = sizes.get(name, 0) + num_bytes({key: value})
+    return sizes

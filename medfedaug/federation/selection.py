@@ -1,0 +1,55 @@
+"""Which round's model is the best one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from medfedaug.methods.base import Payload
+
+__all__ = ["Selection"]
+
+
+class Selection:
+    """The global model with the highest unweighted mean of the sites' validation scores; the first of equals.
+
+    Attributes:
+        round: the round that it was made in, 0 while there is none.
+        state: its state dict.
+        payload: what of the methods' exchange belongs to it.
+    """
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.state: dict[str, Tensor] = {}
+        self.payload: Payload = {}
+        self._best = -math.inf
+
+    def offer(self, round_: int, score: float, state: Mapping[str, Tensor], payload: Payload) -> None:
+        """Take a model if it is better than the best so far."""
+        if score > self._best:
+            self._best = score
+            self.take(round_, state, payload)
+
+    def take(self, round_: int, state: Mapping[str, Tensor], payload: Payload) -> None:
+        """Take a model without a score."""
+        self.round = round_
+        self.state = {key: value.clone() for key, value in state.items()}
+        self.payload = dict(payload)
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {
+            "selected_round": self.round,
+            "selected_model": self.state,
+            "selected_payload": self.payload,
+            "best": self._best,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take in what `saved` gave."""
+        self.round, self._best = saved["selected_round"], saved["best"]
+        self.state, self.payload = saved["selected_model"], saved["selected_payload"]

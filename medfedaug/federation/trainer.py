@@ -1,0 +1,439 @@
+"""The site's trainer, as MONAI's engine-neutral `ClientAlgo`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.fl.client import ClientAlgo
+from monai.fl.utils.constants import ExtraItems, WeightType
+from monai.fl.utils.exchange_object import ExchangeObject
+from monai.transforms import Compose
+from monai.utils import convert_to_tensor
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medfedaug.config import RunConfig, derive_seed
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.sites import is_federation, is_site, open_site
+from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.memory import RoundMemory
+from medfedaug.federation.messages import namespaced, own_entries
+from medfedaug.federation.samples import SiteSamples
+from medfedaug.federation.training import LocalTraining
+from medfedaug.methods.base import Payload, SiteContext
+from medfedaug.models.precision import run_in_bfloat16
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
+from medfedaug.settings import DATA_VARIABLE
+from medfedaug.statistics import ChannelStatistics
+from medfedaug.tasks import EvaluationCase, make_task
+
+__all__ = ["SiteTrainer", "resolve_data_folder"]
+
+_SPLITS = ("validation", "test")
+_CPU = torch.device("cpu")
+
+
+def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
+    """The folder of a site's data: never from the job, always from the site.
+
+    Args:
+        site: the site's name.
+        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
+
+    Raises:
+        DataError: when neither is there.
+    """
+    root = data_dir or os.environ.get(DATA_VARIABLE)
+    if not root:
+        raise DataError(
+            "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
+        )
+    if is_federation(Path(root)):
+        return Path(root)
+    # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
+    for folder in (Path(root) / site, Path(root)):
+        if folder.is_dir() and is_site(folder):
+            return folder
+    raise DataError(
+        "no data of a site", site=site, path=root, hint=f"{DATA_VARIABLE} names the site's folder."
+    )
+
+
+class SiteTrainer(ClientAlgo):
+    """A site of the federation, as MONAI's engine-neutral `ClientAlgo`.
+
+    The order of calls is ``initialize``, ``get_data_stats`` once, then ``train``, ``get_weights`` and
+    ``evaluate`` round by round. `ExchangeObject.weights` holds the shared entries of the state dict,
+    `ExchangeObject.statistics` the methods' exchange: under ``"once"`` what was gathered before training,
+    under ``"payload"`` what travels in every round. An object without weights stands for the model that is
+    there: one request brings one model, which is first scored and then trained.
+
+    Everything random follows from the run's seed, the site's name and the round, so that a round gives the
+    same weights in any process and after a restart.
+
+    What the site keeps to itself (local norm layers, a method's own state) is remembered by round
+    (`medfedaug.federation.memory.RoundMemory`), so that it survives the process and a repeated round.
+
+    Args:
+        config: the run.
+        data: see `resolve_data_folder`, or the site's data where they are open already.
+        device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
+        state_dir: a folder for what the site keeps; ``None`` keeps it in memory alone.
+        policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass: a
+            simulation, in which nothing leaves the machine.
+        ledger: the file in which the site keeps what of its privacy budget is spent, over all jobs.
+        threads: CPU threads; 0 leaves PyTorch's choice.
+
+    Attributes:
+        exchange_device: where the weights of an update lie; not the CPU only where the server is in the same
+            process.
+        saves_each_round: whether what is kept is written after each round, or when somebody calls `save`.
+        training_dataset: makes what a round trains on, of the round's seed: `own_dataset`.
+        samples: what `initialize` made of the data; ``None`` before.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: str | Path | SiteFolder | None = None,
+        device: str = "auto",
+        state_dir: str | Path | None = None,
+        policy: PrivacyPolicy | None = None,
+        ledger: str | Path | None = None,
+        threads: int = 0,
+    ) -> None:
+        self.config, self.data, self.threads = config, data, threads
+        self.policy = policy or PrivacyPolicy(min_images=1)
+        self.ledger = PrivacyLedger(ledger)
+        self.device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        )
+        self.name = ""
+        self.last_metrics: dict[str, Any] = {}
+        self.exchange_device = _CPU
+        self.saves_each_round = True
+        self.training_dataset: Callable[[int], Dataset] = self.own_dataset
+        self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
+        self._round = 0
+        self._aborted = False
+        self._personal = False  # whether what is in the network was personalised since it was received
+        self._collected: Payload = {}
+        self.samples: SiteSamples | None = None
+
+    def initialize(self, extra: dict[str, Any] | None = None) -> None:
+        """Open the data folder and build the network with the methods' layers.
+
+        Args:
+            extra: ``{ExtraItems.CLIENT_NAME: the site's name}``.
+
+        Raises:
+            DataError: when the data cannot be used.
+            ConfigError: when methods, network and data do not go together.
+        """
+        if self.threads:
+            torch.set_num_threads(min(self.threads, os.cpu_count() or 1))
+        self.name = self.memory.site = str((extra or {}).get(ExtraItems.CLIENT_NAME, self.name))
+        self.folder = self._open()
+        self.trains = self.folder.trains and self.name not in self.config.holdout
+        composition = Composition(self.config)
+        # Convolutions of slices are a fifth faster this way on CPUs, and more on GPUs with tensor cores.
+        network = composition.network.to(self.device)
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.task = make_task(self.config, normalised=composition.normalises_input)
+        self.task.check_site(self.folder)
+        self.parts = {}
+        # After an error everything begins anew, but what was decoded is as good as before.
+        samples = SiteSamples(
+            self.folder, self.task, self.config, composition.intensity, self.device, self.parts
+        )
+        if self.samples is not None:
+            samples.take_decoded(self.samples)
+        self.samples = samples
+        context = SiteContext(
+            self.name,
+            self.network,
+            statistics=samples.statistics,
+            num_samples=lambda: len(samples.training()),
+            training_images=lambda: samples.images(samples.training()),
+            training_batches=lambda: samples.batches(samples.training()),
+            case_images=samples.case_images,
+            case_batches=lambda: map(samples.images, samples.by_case()),
+            pass_own_images=self._pass_own_images,
+            kept=composition.kept_keys,
+            task=self.task,
+            momentum=self.config.momentum if self.config.optimizer == "sgd" else 0.0,
+            round=lambda: self._round,
+        )
+        self.parts.update({method.name: method.at_site(context) for method in composition.methods})
+        if self.config.precision == "bfloat16":
+            run_in_bfloat16(self.network)  # after the methods, whose own hooks on the network see float32
+        self.training = LocalTraining(
+            self.folder, self.network, self.task, self.config, self.device, self.parts
+        )
+        self.guard = PrivacyGuard(
+            self.name,
+            self.policy,
+            cases=len(self.folder.cases["training"]),
+            ledger=self.ledger,
+            unsent_state=bool(composition.kept_keys)
+            or any(part.uses_unsent_statistics for part in self.parts.values()),
+        )
+        self.kept_keys = composition.kept_keys
+        self.shared = composition.shared
+        self.memory.present = 0
+        self._apply_once(self.memory.once)
+
+    def _open(self) -> SiteFolder:
+        if isinstance(self.data, SiteFolder):  # open, and its files checked
+            return self.data
+        folder = open_site(resolve_data_folder(self.name, self.data), name=self.name, limit=self.config.limit)
+        channels = folder.check_files()
+        if channels != self.config.in_channels:
+            raise DataError(
+                f"images have {channels} channels, the federation expects {self.config.in_channels}",
+                site=self.name,
+                path=folder.path,
+            )
+        return folder
+
+    def statistics(self) -> ChannelStatistics:
+        """The site's channel statistics, computed at the first call."""
+        return self._samples.statistics()
+
+    @property
+    def _samples(self) -> SiteSamples:
+        assert self.samples is not None, "initialize comes first"
+        return self.samples
+
+    def get_data_stats(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
+        """Before training: how many samples, and what the methods exchange once.
+
+        An unseen site contributes nothing: what it has is for testing.
+        """
+        payload: Payload = {}
+        if self.trains and self.memory.sent is not None:
+            payload = (
+                self.memory.sent
+            )  # asked again after a restart: the same, and no second look at the images
+        elif self.trains:
+            exchanges = [(name, part.before_training, part.every_round) for name, part in self.parts.items()]
+            for name, *both in exchanges:
+                for exchange in both:
+                    if exchange is not None:
+                        self.guard.check(name, exchange)
+            for name, exchange, _ in exchanges:
+                if exchange is not None:
+                    self.guard.observe(name, exchange)
+                    payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self.memory.sent = payload
+            if self.saves_each_round:
+                self.save()
+        return ExchangeObject(
+            statistics={
+                "payload": payload,
+                "num_samples": len(self._samples.training()) if self.trains else 0,
+                "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
+            }
+        )
+
+    def train(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> None:
+        """Train for the local epochs of one round, from the weights in ``data``.
+
+        Args:
+            data: the global model's shared entries and the methods' exchange; empty for the model that was
+                received last.
+            extra: ``{"round": r, "should_stop": callable}``.
+
+        Raises:
+            MedFedAugError: when the loss is not finite any more, or the training was stopped.
+        """
+        extra = extra or {}
+        round_ = int(extra.get("round", 1))
+        self.start_round(round_, data)
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                self.guard.observe(name, part.every_round)
+        self._personalise()
+        self.memory.present = -1
+        seed = derive_seed(self.config.seed, self.name, round_)
+        stop = extra.get("should_stop") or (lambda: False)
+        with self.training.own_random_numbers():
+            torch.manual_seed(seed)
+            for part in self.parts.values():
+                part.start_round()
+            losses = self.training.run(
+                self._samples.loader(self.training_dataset(seed), seed),
+                self.config.local_epochs,
+                self.config.local_steps,
+                lambda: self._aborted or stop(),
+            )
+            for part in self.parts.values():
+                part.end_round()
+            # Within the round's random numbers too: a method may draw what it sends.
+            self._collected = {}
+            for name, part in self.parts.items():
+                if part.every_round is not None:
+                    self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
+        self.last_metrics = {
+            "train_loss": sum(losses) / max(len(losses), 1),
+            "samples": len(self._samples.training()),
+        }
+        for name, part in self.parts.items():
+            self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+        self.last_metrics.update(self.guard.metrics())
+        # Last, since what a method keeps may change when it sums up the round.
+        self.memory.remember(round_, self.network, self.kept_keys, self.parts)
+        if self.saves_each_round:
+            self.save()
+
+    def start_round(self, round_: int, data: ExchangeObject) -> None:
+        """Put back what the site kept after its last round, and take in what came for this one."""
+        self._round = round_
+        self._recall(self.memory.latest(round_ - 1))
+        self.receive(data)
+
+    def own_dataset(self, seed: int) -> Dataset:
+        """The site's training samples, transformed and augmented with draws that follow from ``seed``."""
+        return self._samples.dataset(seed)
+
+    def get_weights(self, extra: dict[str, Any] | None = None) -> ExchangeObject:
+        """The local model's shared entries and the methods' exchange after `train`, as float32."""
+        state = self.network.state_dict()
+        return ExchangeObject(
+            weights={key: _portable(state[key], self.exchange_device) for key in self.shared},
+            weight_type=WeightType.WEIGHTS,
+            metrics=dict(self.last_metrics),
+            statistics={"payload": {key: _portable(value, _CPU) for key, value in self._collected.items()}},
+        )
+
+    def evaluate(self, data: ExchangeObject, extra: dict[str, Any] | None = None) -> ExchangeObject:
+        """Score the global model in ``data`` on ``extra["split"]``, ``"validation"`` or ``"test"``.
+
+        Args:
+            data: the global model; empty for the one that was received last.
+            extra: the split, and under ``"round"`` the round after which the model was made: a site's own
+                entries are put in as they were then.
+        """
+        extra = extra or {}
+        split = str(extra.get("split", "test"))
+        if split not in _SPLITS:
+            raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
+        self.receive(data)
+        round_ = int(extra.get("round", 0))
+        if not self.recall_round(round_):
+            # Norm layers that never saw this site's images would give a number without a meaning.
+            note = "the model needs layers that each site keeps, and this site has none"
+            return ExchangeObject(metrics={self.task.metric: None, "cases": {}, "note": note})
+        if split == "test":
+            self._fine_tune(round_ + 1)
+        return ExchangeObject(metrics=self._evaluate(self._samples.evaluation(split)))
+
+    def _evaluate(self, cases: Iterable[EvaluationCase]) -> dict[str, Any]:
+        transform, size = self.evaluation_transform(), self.config.batch_size
+        return self.task.evaluate(self.network, cases, transform, self.device, size)
+
+    def _pass_own_images(self) -> None:
+        split = "training" if self.folder.cases["training"] else "test"
+        self._evaluate(self.task.evaluation_cases(self.folder, split))
+
+    def _fine_tune(self, round_: int) -> None:
+        """Train the model that is to be tested further, where a method asks for it, as if in a round more."""
+        epochs = max((part.epochs_before_test for part in self.parts.values()), default=0)
+        if not epochs or not self.trains:
+            return
+        self._round, self.memory.present = round_, -1
+        seed = derive_seed(self.config.seed, self.name, "fine-tuning")
+        with self.training.own_random_numbers():
+            torch.manual_seed(seed)
+            for part in self.parts.values():
+                part.start_round()
+            loader = self._samples.loader(self.own_dataset(seed), seed)
+            self.training.run(loader, epochs, should_stop=lambda: self._aborted)
+
+    def abort(self, extra: dict[str, Any] | None = None) -> None:
+        """Stop training after the current step; nothing of the round is kept."""
+        self._aborted = True
+
+    def enter_run(self, run: str) -> None:
+        """Find what this site kept in the run, where it took part in it before a restart.
+
+        Raises:
+            MedFedAugError: when the name cannot be one, or the file is damaged.
+        """
+        if self.memory.enter(run):
+            self._apply_once(self.memory.once)
+
+    def save(self) -> None:
+        """Write what this site keeps to ``state_dir``, where there is one."""
+        self.memory.save()
+
+    def recall_round(self, round_: int) -> bool:
+        """Put back what this site kept with the global model of a round.
+
+        Returns:
+            Whether the network is complete: not where sites keep layers, and this one has none.
+        """
+        latest = self.memory.latest(round_)
+        if self.kept_keys and not latest and not self._complete_network():
+            return False
+        self._recall(latest)
+        self._personalise()
+        return True
+
+    def _recall(self, round_: int) -> None:
+        if self.memory.recall(round_, self.network, self.parts):
+            self._personal = False
+
+    def _personalise(self) -> None:
+        if not self._personal:
+            for part in self.parts.values():
+                part.personalise()
+            self._personal = True
+
+    def _complete_network(self) -> bool:
+        """Put in what the methods know of the entries that sites keep; whether that is all of them."""
+        state, known = self.network.state_dict(), {}
+        for part in self.parts.values():
+            known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})
+        self.network.load_state_dict(known, strict=False)
+        # Integers count batches: no number in evaluation depends on them.
+        return all(key in known for key in self.kept_keys if state[key].is_floating_point())
+
+    def receive(self, data: ExchangeObject) -> None:
+        """Load the global model's shared entries and hand the methods what is theirs."""
+        if data.weights:
+            missing = sorted(set(self.shared) - set(data.weights))
+            if missing:
+                raise MedFedAugError(f"site {self.name}: the global model lacks {missing[0]}")
+            self.network.load_state_dict({key: data.weights[key] for key in self.shared}, strict=False)
+            self._personal = False
+        received = data.statistics or {}
+        if received.get("once"):
+            self.memory.once = received["once"]
+            self._apply_once(self.memory.once)
+        for name, part in self.parts.items():
+            payload = own_entries(received.get("payload", {}), name)
+            if part.every_round is not None and payload:
+                part.every_round.apply(payload)
+
+    def _apply_once(self, once: Payload) -> None:
+        for name, part in self.parts.items():
+            entries = own_entries(once, name)
+            if part.before_training is not None and entries:
+                part.before_training.apply(entries)
+
+    def evaluation_transform(self) -> Compose:
+        """What an image passes before the network sees it, in evaluation."""
+        return self._samples.transform(training=False)
+
+
+def _portable(value: Tensor, device: torch.device) -> Tensor:
+    """A float32 copy, laid out as any engine expects it."""
+    plain = convert_to_tensor(value.detach(), track_meta=False)
+    return plain.to(device, torch.float32).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,162 @@
+"""Local training: steps of an optimiser, and in each of them the methods' hooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+import torch
+from monai.utils import CommonKeys as Keys
+from torch import Tensor, nn
+
+from medfedaug.config import RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.methods.base import SitePart, Step, Targets
+from medfedaug.tasks import Task
+
+__all__ = ["LocalTraining"]
+
+
+class LocalTraining:
+    """The training of one site.
+
+    Args:
+        folder: the site's data, for messages.
+        network: what is trained.
+        task: gives the loss.
+        config: the optimiser's settings.
+        device: of the network.
+        parts: the methods' halves at the site, by name.
+    """
+
+    def __init__(
+        self,
+        folder: SiteFolder,
+        network: nn.Module,
+        task: Task,
+        config: RunConfig,
+        device: torch.device,
+        parts: Mapping[str, SitePart],
+    ) -> None:
+        self.folder, self.network, self.task, self.config = folder, network, task, config
+        self.device, self.parts = device, parts
+
+    def run(
+        self,
+        loader: Iterable[Any],
+        epochs: int,
+        steps: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[float]:
+        """Train for some epochs, or for some steps over as many epochs as it takes.
+
+        Args:
+            loader: batches of training samples.
+            epochs: passes over them; without effect where ``steps`` are given.
+            steps: see `medfedaug.config.RunConfig.local_steps`.
+            should_stop: asked before every step.
+
+        Returns:
+            The loss of every step.
+
+        Raises:
+            MedFedAugError: when a loss is not finite, or the training was stopped.
+        """
+        optimiser, parts = self._optimiser(), list(self.parts.values())
+        # Copying the random numbers' state at every step would make a GPU wait for it.
+        goes_back = any(type(part).gradients is not SitePart.gradients for part in parts)
+        losses: list[Tensor] = []
+        self.network.train()
+        numbers: Iterable[int] = count() if steps else range(epochs)
+        batches = (batch for _ in numbers for batch in loader)
+        for batch in islice(batches, steps or None):
+            if should_stop():
+                # Half a round is nobody's update: it is neither sent nor kept.
+                raise MedFedAugError(f"site {self.folder.name}: the training was stopped")
+            inputs = batch[Keys.IMAGE].to(self.device, memory_format=torch.channels_last)
+            targets = batch[Keys.LABEL].to(self.device)
+            mixed: Targets = [(1.0, targets)]
+            for part in parts:
+                inputs, mixed = part.mix(inputs, mixed)
+            drawn = self._random_state() if goes_back else ()
+            step, loss = self._backward(inputs, targets, mixed)
+            losses.append(loss)
+            if goes_back:
+                again = partial(self._backward_again, inputs, targets, mixed, drawn)
+                for part in parts:
+                    part.gradients(step, again)
+            for part in parts:
+                part.before_step(step)
+            optimiser.step()
+            for part in parts:
+                part.after_step(step)
+        # Once, since to look at a number is to wait for a GPU; nothing of the round is sent or kept yet.
+        values = torch.stack(losses).tolist() if losses else []
+        bad = next((value for value in values if not math.isfinite(value)), None)
+        if bad is not None:
+            raise MedFedAugError(
+                f"site {self.folder.name}: the training loss is {bad}; lower the learning rate or "
+                "look for odd intensities"
+            )
+        return values
+
+    def own_random_numbers(self) -> AbstractContextManager[None]:
+        """Within it, what is drawn leaves the random numbers outside alone."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        try:
+            return self.network(inputs)
+        except ValueError as error:
+            if len(inputs) > 1:
+                raise
+            raise DataError(
+                f"{self.config.network} cannot be trained with a batch of a single image ({error})",
+                site=self.folder.name,
+                path=self.folder.path,
+                hint="Batch norm needs two values a channel: add training images, or take another norm, "
+                'for instance --network-args \'{"norm": "layer"}\'.',
+            ) from error
+
+    def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
+        """The gradients of the whole loss, in place of those of before."""
+        outputs = self._forward(inputs)
+        loss = torch.stack([weight * self.task.loss(outputs, labels) for weight, labels in mixed]).sum()
+        step = Step(self.network, inputs, targets, outputs, self.task.loss, loss)
+        for part in self.parts.values():
+            term = part.loss(step)
+            if term is not None:
+                loss = loss + term
+        self.network.zero_grad(set_to_none=True)
+        loss.backward()
+        return step, loss.detach()
+
+    def _backward_again(
+        self, inputs: Tensor, targets: Tensor, mixed: Targets, drawn: tuple[Tensor, ...]
+    ) -> None:
+        """The same at other weights: with the random numbers of the first pass, and without its traces."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+        with self.own_random_numbers():
+            torch.set_rng_state(drawn[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(drawn[1], self.device)
+            self._backward(inputs, targets, mixed)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    def _random_state(self) -> tuple[Tensor, ...]:
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return (torch.get_rng_state(), *on_device)
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        rate, decay = self.config.learning_rate, self.config.weight_decay
+        if self.config.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=rate, momentum=self.config.momentum, weight_decay=decay)
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
