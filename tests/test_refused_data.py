@@ -349,7 +349,7 @@ def finished(tmp_path_factory, phantom_dir):
     """A finished run, whose model the tests spoil."""
     out = tmp_path_factory.mktemp("finished") / "out"
     sites = find_sites(phantom_dir)
-    config = configure(sites, rounds=1, network_args=json.loads(TINY), threads=1)
+    config = configure(sites, rounds=1, network_args=json.loads(TINY))
     run_simulation(phantom_dir, out, config, engine="inprocess", device="cpu")
     return out
 
