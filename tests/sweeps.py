@@ -15,7 +15,7 @@ TINY = ("network=lenet5", "image_size=32", "batch_size=4")
 
 
 def planned(root: Path, methods="fedavg fedrdn", axes=(), preset=OFFICE_PRESET, **options):
-    options = {"seeds": 2, "scale": 0.005, "threads": 1, **options}
+    options = {"seeds": 2, "scale": 0.005, **options}
     axes = [parse_axis(text) for text in (*TINY, *axes)]
     return plan(preset, root, parse_methods_list([methods]), axes=axes, **options)
 

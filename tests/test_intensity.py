@@ -44,7 +44,7 @@ def runs(phantom_dir, tmp_path_factory):
         name = (methods, intensity, *sorted(changes.items()))
         if name not in made:
             out = tmp_path_factory.mktemp("run") / f"{methods}-{intensity}"
-            values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 4, "threads": 1, **changes}
+            values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 4, **changes}
             config = RunConfig(methods=tuple(parse_methods(methods)), intensity=intensity, **values)
             simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
             made[name] = out

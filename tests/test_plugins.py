@@ -15,7 +15,7 @@ import torch
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug import plugins
-from medfedaug.config import RunConfig
+from medfedaug.config import Execution, RunConfig
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, run_in_process
@@ -66,16 +66,15 @@ def config(package) -> RunConfig:
         network_args={"width": 4},
         rounds=2,
         batch_size=4,
-        threads=1,
     )
 
 
 def test_the_pages_method_and_network_run_in_nvflare_and_in_process_to_the_same_bits(
     config, phantom_dir, tmp_path
 ):
-    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
+    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu", execution=Execution(threads=1))
     server = run_in_process(config, phantom_dir, SITES, "cpu")
-    for file, expected in (("global_model.pt", server.selected_state), ("final_model.pt", server.state)):
+    for file, expected in (("global_model.pt", server.selection.state), ("final_model.pt", server.state)):
         found = torch.load(output / file, weights_only=True)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in found)

@@ -87,7 +87,7 @@ from medfedaug.experiments.sweep import parse_axis, plan, run_all
 from medfedaug.experiments.tables import write_tables
 axes = [parse_axis(text) for text in {TINY!r}]
 preset = PRESETS["office_caltech_10"]
-runs = plan(preset, {str(office)!r}, ["fedavg"], seeds=1, axes=axes, scale=0.001, threads=1)
+runs = plan(preset, {str(office)!r}, ["fedavg"], seeds=1, axes=axes, scale=0.001)
 assert run_all(runs, preset, {str(office)!r}, Path({str(tmp_path)!r}), device="cpu") == {{}}
 write_tables(runs, preset, {str(tmp_path)!r})
 """
