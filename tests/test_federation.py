@@ -268,7 +268,7 @@ def test_fedbn_says_why_an_unseen_site_has_no_score(tiny_config, phantom_dir):
 def test_site_errors_become_one_line(tiny_config, phantom_dir, make_site):
     with pytest.raises(DataError, match="federation expects 3"):
         trainer_for(tiny_config(in_channels=3), phantom_dir)
-    with pytest.raises(DataError, match="federation expects 4"):
+    with pytest.raises(DataError, match="the federation has 4"):
         trainer_for(tiny_config(classes=tuple("abcd")), phantom_dir)
     site = Site("site_A", SiteTrainer(tiny_config(learning_rate=1e30), phantom_dir, device="cpu"))
     request = FederationServer(tiny_config()).prepare()

@@ -71,7 +71,7 @@ def test_statistics_were_exchanged(simulated, phantom_dir):
     from medfedaug.statistics import load_statistics
 
     exchanged = load_statistics(simulated[2] / "statistics.json")
-    assert exchanged == {name: site_statistics(open_site(phantom_dir / name)) for name in SITES[:2]}
+    assert exchanged == {name: site_statistics(open_site(phantom_dir / name), "scale") for name in SITES[:2]}
 
 
 def test_each_model_is_written_once(simulated):
