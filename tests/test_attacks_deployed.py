@@ -30,7 +30,7 @@ def test_hostile_jobs_are_refused_and_write_nothing(mode, tmp_path):
     with Rehearsal(tmp_path / "work") as system:
         system.prepare_poc() if mode == "poc" else system.provision()
         system.make_data()
-        system.configure(forbid_code=True)
+        system.configure(forbid_code=True, only_ours=mode == "provisioned")
         system.start_poc() if mode == "poc" else system.start_kits()
         job = system.export("job", "fedavg")
         for side, attack in SUBMITTED:
