@@ -46,4 +46,3 @@ def test_hostile_jobs_are_refused_and_write_nothing(mode, tmp_path):
         job_id = system.submit(job)
         system.wait(job_id)
         assert (system.collect(job_id) / "global_model.pt").is_file()
-        system.shut_down()
