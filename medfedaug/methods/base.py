@@ -14,29 +14,39 @@ A method is a small object that describes itself (`Method`) and makes the part o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from monai.transforms import Transform
-from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.contexts import (
+    FEATURE_MEAN,
+    FEATURE_STD,
+    HISTOGRAM,
+    INTENSITY_MEAN,
+    INTENSITY_STD,
+    Bounds,
+    Contributions,
+    Payload,
+    RoundMean,
+    ServerContext,
+    Shapes,
+    SiteContext,
+    SiteUpdate,
+    Step,
+    Targets,
+)
 from medfedaug.statistics import ChannelStatistics
-
-if TYPE_CHECKING:
-    from medfedaug.tasks import Task
 
 __all__ = [
     "FEATURE_MEAN",
     "FEATURE_STD",
     "HISTOGRAM",
-    "IMAGE",
     "INTENSITY_MEAN",
     "INTENSITY_STD",
-    "LABEL",
     "Aggregator",
     "Bounds",
     "Contributions",
@@ -54,132 +64,6 @@ __all__ = [
     "Targets",
     "shared_parameters",
 ]
-
-Payload = dict[str, Tensor]
-Shapes = Mapping[str, tuple[int | None, ...]]  # None: whatever length, for `ServerExchange.check` to judge
-
-# The loss of a batch is the sum of weight times the task's loss: one pair, but where images are mixed.
-Targets = list[tuple[float, Tensor]]
-
-IMAGE, LABEL = Keys.IMAGE, Keys.LABEL
-
-# Kinds of exchanged values: a site that adds noise has public bounds for the first four.
-INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"
-FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
-HISTOGRAM = "histogram"
-
-Bounds = Callable[[str], tuple[float, float]]
-
-
-def _nothing() -> Any:
-    raise RuntimeError("this context has no data")
-
-
-def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
-    raise RuntimeError("this step has no criterion")
-
-
-@dataclass(frozen=True)
-class SiteContext:
-    """What a method sees of the site that it works at.
-
-    Args:
-        name: the site's name in the federation.
-        network: the site's network, with every method's layers in it.
-        statistics: the site's channel statistics, computed at the first call.
-        num_samples: the number of training samples.
-        training_images: batches of all training images, as the network sees them in evaluation: normalised,
-            not augmented, on the network's device.
-        case_images: the training images as the statistics see them, (C, *spatial), one a case: resized as
-            for the network, not normalised.
-        case_batches: for each training case, the batches of `training_images` that are its own; a case
-            without training samples has none.
-        training_batches: the same with the targets.
-        pass_own_images: runs the network over the images that the site has to go by, as it does when they are
-            scored: the training images, or at a site without any the test images. For what hooks on the
-            network see of them; targets play no part.
-        kept: the state-dict entries that stay at the site.
-        task: loss and form of the targets.
-        momentum: of the main optimiser, 0 for one that has none.
-        round: the number of the round whose training comes next or is under way, counted from 1; a site may
-            have missed those before. Fine-tuning before the test is as if the round after the model's.
-    """
-
-    name: str
-    network: nn.Module
-    statistics: Callable[[], ChannelStatistics] = _nothing
-    num_samples: Callable[[], int] = _nothing
-    training_images: Callable[[], Iterable[Tensor]] = _nothing
-    case_images: Callable[[], Iterable[Tensor]] = _nothing
-    case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
-    training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
-    pass_own_images: Callable[[], None] = _nothing
-    kept: frozenset[str] = frozenset()
-    task: Task | None = None
-    momentum: float = 0.0
-    round: Callable[[], int] = lambda: 1
-
-
-@dataclass(frozen=True)
-class ServerContext:
-    """What a method sees of the federation at the server.
-
-    Args:
-        network: the global network with every method's layers in it, for names and shapes alone.
-        in_channels: channels of an image.
-        kept: the state-dict entries that stay at the sites.
-        task: form of the targets.
-        weights: the weight in the mean of every site that trains, whether it answers in a round or not.
-    """
-
-    network: nn.Module
-    in_channels: int
-    kept: frozenset[str] = frozenset()
-    weights: Callable[[], Mapping[str, float]] = _nothing
-    task: Task | None = None
-
-
-@dataclass
-class Step:
-    """One local training step, as the methods see it.
-
-    Args:
-        network: the network in training mode.
-        inputs: the batch of images, (B, C, *spatial), as `SitePart.mix` left it.
-        targets: the task's targets, before any mixing.
-        outputs: the network's output for ``inputs``.
-        criterion: the task's loss, of outputs and targets.
-        task_loss: the criterion of ``outputs`` and ``targets``, with its graph.
-    """
-
-    network: nn.Module
-    inputs: Tensor
-    targets: Tensor
-    outputs: Tensor
-    criterion: Callable[[Tensor, Tensor], Tensor] = _no_criterion
-    task_loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-
-@dataclass(frozen=True)
-class Contributions:
-    """An exchange as a mean over a site's training cases, for a site that adds noise to what it sends.
-
-    What the site's guard needs is what one case can change. So each element of ``values`` must follow from
-    that case alone, and from what the server has sent: a network in training mode, normalisation with
-    statistics that were never sent or a range taken over all cases would let one case move the others'.
-
-    Args:
-        kinds: for each key one of ``intensity_mean``, ``intensity_std``, ``feature_mean``, ``feature_std``
-            (numbers between the site's bounds for that kind) and ``histogram`` (rows of the last axis that
-            are not negative and add up to 1).
-        values: one payload for each training case, made when it is asked for. NaN stands for a case that has
-            nothing to add; it counts as the middle of what is allowed.
-        through_network: whether the values are features of the site's network.
-    """
-
-    kinds: Mapping[str, str]
-    values: Iterable[Payload]
-    through_network: bool = False
 
 
 class SiteExchange(ABC):
@@ -275,42 +159,6 @@ class ServerExchange(ABC):
 
     def restore(self, state: Payload) -> None:
         """Take in what `state` gave."""
-
-
-@dataclass(frozen=True)
-class SiteUpdate:
-    """One site's update of a round at the server, checked.
-
-    Args:
-        site: who sent it.
-        round: the round that it belongs to, counted from 1.
-        weights: the shared entries of the site's model.
-        payload: what the method itself exchanged with it, under the method's own keys.
-        weight: the site's weight in the mean: its training samples, or 1 where sites weigh alike.
-    """
-
-    site: str
-    round: int
-    weights: Mapping[str, Tensor]
-    payload: Payload
-    weight: float
-
-
-@dataclass(frozen=True)
-class RoundMean:
-    """What a round gave, from which an `Aggregator` makes the new global model.
-
-    Args:
-        round: the round, counted from 1.
-        previous: the shared entries of the global model that the round began with.
-        mean: the mean of the sites' models, with the weights of `Aggregator.weigh`.
-        weights: these weights, of every site whose update was used.
-    """
-
-    round: int
-    previous: Mapping[str, Tensor]
-    mean: Mapping[str, Tensor]
-    weights: Mapping[str, float]
 
 
 class Aggregator(ABC):
