@@ -313,13 +313,14 @@ class Rehearsal:
             except (ssl.SSLError, ConnectionError):
                 return False
 
-    def shut_down(self, timeout: float = 60) -> None:
+    def shut_down(self, timeout: float = 120) -> None:
         """Shut the whole system down and wait until nothing of it runs any more.
 
         Raises:
             RunFailed: when something does.
         """
-        self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN))
+        # The command waits for half a minute, which a busy machine can need more than.
+        self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN), fails=True)
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
     def _start_kit(self, kit: Path) -> None:
