@@ -9,127 +9,134 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from medfedaug.checks import check_choice, check_keys
 from medfedaug.errors import ConfigError
+from medfedaug.fields import check_fields, documented, setting
 
-__all__ = ["SCALING", "Execution", "RunConfig", "derive_seed", "recorded_settings", "task_defaults"]
+__all__ = [
+    "SCALING",
+    "TASK_DEFAULTS",
+    "Execution",
+    "RunConfig",
+    "derive_seed",
+    "recorded_settings",
+    "task_defaults",
+]
 
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "segmentation": {"network": "basicunet", "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
     "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
 }
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
 """What ``"scale"`` does by task: every volume by its own range, or all images by one number."""
-_CHOICES = {
-    "task": tuple(_TASK_DEFAULTS),
-    "intensity": ("scale", "raw", "by_method"),
-    "optimizer": ("adam", "sgd"),
-    "weighting": ("samples", "uniform"),
-    "precision": ("float32", "bfloat16"),
-    "augmentation": ("none", "flip", "flip_rotate"),
-}
-# By annotation; `true` is a whole number to Python and to nobody else.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "text"),
-    "bool": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
-    "int | None": ((int, type(None)), "a whole number or null"),
-    "float": ((int, float), "a number"),
-    "float | None": ((int, float, type(None)), "a number or null"),
-    "dict[str, Any]": ((dict,), "a JSON object"),
-}
-_POSITIVE = ("rounds", "local_epochs", "batch_size", "in_channels", "learning_rate")
 
 
+@documented
 @dataclass(frozen=True)
 class RunConfig:
-    """The definition of a run.
+    """What a run computes.
 
-    Args:
-        methods: ``[{"name": "fedfa", "args": {"prob": 0.5}}, ...]``, in the order given.
-        task: ``"segmentation"`` or ``"classification"``.
-        network: a name of `medfedaug.models.network_names`.
-        network_args: passed to the network's constructor.
-        in_channels: channels of an image.
-        classes: their names; of a segmentation in the order of the labels, the background first.
-        image_size: photographs, and the slices of volumes, are resized to so many pixels in both directions;
-            ``None`` leaves them. A segmentation is resized back, and scored on the volume as it is.
-        rounds: communication rounds.
-        local_epochs: passes over a site's training samples in each round.
-        local_steps: so many steps in each round in place of ``local_epochs``, the samples shuffled anew
-            whenever all were used; 0 for whole epochs.
-        batch_size: samples a step.
-        augmentation: of the training images before anything that a method does: ``"none"``, ``"flip"`` (left
-            and right are exchanged with probability 1/2) or ``"flip_rotate"`` (and turned by an angle between
-            -30 and 30 degrees, FedFA appendix E.2); label maps go along.
-        optimizer: ``"adam"`` or ``"sgd"``, created afresh in every round, so that a site has no hidden state.
-        momentum: of ``"sgd"``.
-        weight_decay: the optimiser's, as an L2 term of the gradient.
-        learning_rate: the optimiser's.
-        weighting: of the sites in the average: by number of training ``"samples"`` (FedAvg, and FedRDN
-            Eq. 1) or ``"uniform"`` (FedFA+ Eq. 1).
-        precision: ``"float32"``, or ``"bfloat16"``: the network's convolutions and matrix products are
-            computed so (`torch.autocast`), in training and in evaluation; weights, losses and statistics stay
-            float32.
-        intensity: what every image is brought to before anything else, statistics included.
-            ``"scale"``: each volume scaled to [0, 1] by its own lowest and highest intensity, for scanners
-            whose units do not compare, and photographs divided by 255. ``"raw"``: as stored. Both mean the
-            same for every method. ``"by_method"``: as stored where a method normalises the input, scaled
-            where none does, as the papers' code has it; two methods may then see different input.
-        seed: of the initial network and, by site and round, of everything random.
-        limit: at most so many cases of each split a site; ``None`` for all.
-        holdout: sites that do not train although they could, and are tested as unseen sites.
-        participation: share of the training sites that each round asks, drawn anew in every round.
+    Raises:
+        ConfigError: for a value of another type or out of range.
     """
 
-    methods: tuple[dict[str, Any], ...] = ({"name": "fedavg", "args": {}},)
-    task: str = "segmentation"
-    network: str = "basicunet"
-    network_args: dict[str, Any] = field(default_factory=dict)
-    in_channels: int = 1
-    classes: tuple[str, ...] = ("background", "foreground")
-    image_size: int | None = None
-    rounds: int = 10
-    local_epochs: int = 1
-    local_steps: int = 0
-    batch_size: int = 16
-    optimizer: str = "adam"
-    learning_rate: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    weighting: str = "samples"
-    precision: str = "float32"
-    intensity: str = "scale"
-    augmentation: str = "none"
-    seed: int = 0
-    limit: int | None = None
-    holdout: tuple[str, ...] = ()
-    participation: float = 1.0
+    methods: tuple[dict[str, Any], ...] = setting(
+        ({"name": "fedavg", "args": {}},),
+        'The methods, in order: [{"name": "fedfa", "args": {"prob": 0.5}}, ...].',
+        flags=None,
+    )
+    task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
+    network: str = setting("basicunet", "Name of the network; an unknown name lists them all.")
+    network_args: dict[str, Any] = setting(dict, "Arguments of the network, as a JSON object.")
+    in_channels: int = setting(1, "Channels of an image; photographs have 3.", above=0, flags=("--channels",))
+    classes: tuple[str, ...] = setting(
+        ("background", "foreground"),
+        "Names of the classes, separated by commas; for segmentation in the order of the labels, background "
+        "first.",
+    )
+    image_size: int | None = setting(
+        None,
+        "Pixels in both directions to which photographs, or the slices of volumes, are resized for the "
+        "network; by default they keep their size. Segmentations are resized back, and scored on the volume "
+        "as it is.",
+        at_least=1,
+    )
+    rounds: int = setting(10, "Communication rounds.", above=0)
+    local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
+    local_steps: int = setting(
+        0,
+        "Training steps per round, in place of local epochs; the samples are shuffled again whenever all of "
+        "them were used. 0 for whole epochs.",
+        at_least=0,
+    )
+    batch_size: int = setting(16, "Samples per training step.", above=0)
+    optimizer: str = setting(
+        "adam",
+        "adam or sgd, started afresh in every round, so that a site has no hidden state.",
+        choices=("adam", "sgd"),
+    )
+    learning_rate: float = setting(
+        1e-3, "Learning rate of the optimiser.", above=0, flags=("--learning-rate", "--lr")
+    )
+    momentum: float = setting(0.0, "Momentum of sgd.", at_least=0)
+    weight_decay: float = setting(
+        0.0, "Weight decay of the optimiser, an L2 term of the gradient.", at_least=0
+    )
+    weighting: str = setting(
+        "samples",
+        "Weights of the sites in the average: samples, their numbers of training samples (FedAvg, and FedRDN "
+        "Eq. 1), or uniform (FedFA+ Eq. 1).",
+        choices=("samples", "uniform"),
+    )
+    precision: str = setting(
+        "float32",
+        "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
+        "training and evaluation; weights, losses and statistics stay float32.",
+        choices=("float32", "bfloat16"),
+    )
+    intensity: str = setting(
+        "scale",
+        "What every image is brought to before anything else, statistics included. scale: each volume scaled "
+        "to [0, 1] by its own lowest and highest intensity, for scanners whose units do not compare, and "
+        "photographs divided by 255. raw: as stored. Both mean the same for every method. by_method: as "
+        "stored where a method normalises the input, scaled where none does, as in the papers' code; two "
+        "methods may then see different input.",
+        choices=("scale", "raw", "by_method"),
+    )
+    augmentation: str = setting(
+        "none",
+        "Augmentation of training images, before anything that a method does: none; flip, which mirrors left "
+        "and right with probability 1/2; or flip_rotate, which also rotates by an angle between -30 and 30 "
+        "degrees (FedFA appendix E.2). Label maps are moved along.",
+        choices=("none", "flip", "flip_rotate"),
+    )
+    seed: int = setting(
+        0, "Seed of all random numbers: those of the initial network, and those of each site and round."
+    )
+    limit: int | None = setting(
+        None, "At most this many cases per split and site; by default all.", at_least=1
+    )
+    holdout: tuple[str, ...] = setting(
+        (), "A site that does not train although it could, and is tested as an unseen site; repeatable."
+    )
+    participation: float = setting(
+        1.0, "Share of the training sites that take part in a round, drawn anew every round.", above=0
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
         for name in ("holdout", "classes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_kinds(self)
-        for name, allowed in _CHOICES.items():
-            check_choice(name, getattr(self, name), allowed)
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        check_fields(self)
         if len(set(self.classes)) < 2 or len(set(self.classes)) < len(self.classes):
             raise ConfigError(
                 f"two or more classes with different names are needed, got {list(self.classes)}"
             )
-        if not 0 < self.participation <= 1:
+        if not self.participation <= 1:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit must be at least 1, got {self.limit}")
-        for name in ("local_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} cannot be negative, got {getattr(self, name)}")
 
     @property
     def num_classes(self) -> int:
@@ -169,32 +176,37 @@ class RunConfig:
         return cls(**given)
 
 
+@documented
 @dataclass(frozen=True)
 class Execution:
     """How a run is carried out: nothing of it changes what a round computes from the sites' updates.
-
-    Args:
-        threads: CPU threads a site uses; 0 leaves PyTorch's choice. Bit-identical results need the same
-            number, since the order of sums inside a convolution depends on it.
-        min_sites: good updates that a round needs; 0 for all that it asks.
-        round_timeout: seconds after which a site's answer is no longer waited for; 0 for no limit.
-        grace: seconds for which the others are waited for once there are ``min_sites`` good answers; ``None``
-            to wait until the timeout.
 
     Raises:
         ConfigError: for a value of another type, or below 0.
     """
 
-    threads: int = 0
-    min_sites: int = 0
-    round_timeout: float = 0.0
-    grace: float | None = None
+    threads: int = setting(
+        0,
+        "CPU threads per site; 0 for a share of the cores where sites are processes of one machine, and "
+        "otherwise for PyTorch's choice. Bit-identical results need the same number, since it decides the "
+        "order of sums inside a convolution.",
+        at_least=0,
+    )
+    min_sites: int = setting(
+        0, "Good updates that a round needs; 0 for those of all sites that it asks.", at_least=0
+    )
+    round_timeout: float = setting(
+        0.0, "Seconds after which a site's answer is no longer waited for; 0 for no limit.", at_least=0
+    )
+    grace: float | None = setting(
+        None,
+        "Seconds for which the other sites are waited for once there are enough good updates (min_sites); by "
+        "default until the timeout.",
+        at_least=0,
+    )
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        for entry in dataclasses.fields(self):
-            if (getattr(self, entry.name) or 0) < 0:
-                raise ConfigError(f"{entry.name} cannot be negative, got {getattr(self, entry.name)}")
+        check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain JSON types."""
@@ -211,13 +223,6 @@ class Execution:
         return cls(**dict(values))
 
 
-def _check_kinds(settings: RunConfig | Execution) -> None:
-    for entry in dataclasses.fields(settings):
-        value, (kinds, needed) = getattr(settings, entry.name), _KINDS.get(str(entry.type), ((object,), ""))
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and needed):
-            raise ConfigError(f"{entry.name} must be {needed}, got {value!r}")
-
-
 def _check_keys(settings: type[RunConfig | Execution], values: Mapping[str, Any]) -> None:
     known = sorted(entry.name for entry in dataclasses.fields(settings))
     check_keys("unknown configuration keys:", values, known)
@@ -232,8 +237,8 @@ def task_defaults(task: str) -> dict[str, Any]:
     Raises:
         ConfigError: for a task that is not known.
     """
-    check_choice("task", task, _TASK_DEFAULTS)
-    return dict(_TASK_DEFAULTS[task])
+    check_choice("task", task, TASK_DEFAULTS)
+    return dict(TASK_DEFAULTS[task])
 
 
 def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""The ``medfedaug`` command: parse, call, print.
+
+Everything heavy is imported inside the commands, so that ``medfedaug --help`` answers at once.
+"""
+
+from medfedaug.cli.app import app, main
+from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.data import phantom, statistics
+from medfedaug.cli.experiments import ValuesInARow, benchmark
+from medfedaug.cli.results import evaluate, report
+from medfedaug.cli.run import export, simulate
+from medfedaug.cli.site import doctor, site_config
+
+__all__ = ["app", "err_console", "main", "out_console"]
+
+app.command()(phantom)
+app.command()(statistics)
+app.command()(simulate)
+app.command(cls=ValuesInARow)(benchmark)
+app.command()(export)
+app.command()(evaluate)
+app.command()(report)
+app.command()(site_config)
+app.command()(doctor)

@@ -1,0 +1,88 @@
+"""Commands about data: `phantom` and `statistics`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.options import Limit
+from medfedaug.errors import ConfigError
+
+
+class Stored(str, Enum):
+    """How images are scaled before their statistics are computed."""
+
+    raw = "raw"
+    scale = "scale"
+
+
+def phantom(
+    out: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites, each with its own scanner.")] = 4,
+    patients: Annotated[int, typer.Option(min=3, help="Patients per site.")] = 10,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same voxels.")] = 0,
+) -> None:
+    """Write a multi-site MRI phantom: NIfTI volumes, masks and a dataset.json per site."""
+    from medfedaug.data.phantom import make_phantom
+
+    try:
+        folders = make_phantom(out, sites=sites, patients=patients, seed=seed)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    out_console.print(f"{len(folders)} sites with {patients} patients each in {out}", highlight=False)
+
+
+def statistics(
+    data: Annotated[Path, typer.Option(help="A site's folder, or one that holds several sites' folders.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file to write, by default statistics.json in the working folder; "
+            "other sites that it holds already are kept."
+        ),
+    ] = None,
+    limit: Limit = None,
+    intensity: Annotated[
+        Stored, typer.Option(help="raw: images as stored; scale: each volume scaled to [0, 1].")
+    ] = Stored.raw,
+    image_size: Annotated[
+        int | None, typer.Option(min=16, help="The run's --image-size, to which images are resized first.")
+    ] = None,
+) -> None:
+    """Compute the channel statistics of a site's training images."""
+    from medfedaug.data.scales import uneven_sites
+    from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
+    from medfedaug.statistics import other_statistics, save_statistics
+
+    target = out or Path("statistics.json")
+    try:
+        kept = other_statistics(target, intensity.value)
+    except ValueError as error:
+        raise ConfigError(f"{error}; it is not replaced: choose another file with --out") from error
+    single = data.is_dir() and is_site(data) and not is_federation(data)
+    sites = [open_site(data, limit=limit)] if single else find_sites(data, limit=limit)
+    found = {}
+    table = Table("site", "images", "channel", "mean", "std")
+    for site in sites:
+        with err_console.status(f"{site.name}: reading {len(site.cases['training'])} images"):
+            found[site.name] = site_statistics(site, intensity.value, image_size)
+        for channel, (mean, std) in enumerate(
+            zip(found[site.name].mean.tolist(), found[site.name].std.tolist(), strict=True)
+        ):
+            table.add_row(site.name, str(found[site.name].count), str(channel), f"{mean:.6g}", f"{std:.6g}")
+    out_console.print(table)
+    for scales in uneven_sites(sites).values():
+        out_console.print(scales.sentence(intensity.value), highlight=False, soft_wrap=True, markup=False)
+    try:
+        save_statistics(target, {**kept, **found}, intensity.value)
+    except ValueError as error:
+        raise ConfigError(f"{target}: {error}; choose another file with --out") from error
+    of = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
+    also = ", ".join(name for name in kept if name not in found)
+    told = f"{target}, which also has {also}" if also else str(target)
+    out_console.print(f"saved to {told}: of {of}", highlight=False)

@@ -1,0 +1,180 @@
+"""The command `benchmark`: the comparisons of the papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.options import Device, Engine, Limit, Pictures, Threads
+from medfedaug.cli.progress import SweepProgress
+from medfedaug.errors import ConfigError, RunFailed
+
+
+class ValuesInARow(TyperCommand):
+    """A command whose repeatable options also take several values in a row: ``--methods fedavg fedrdn``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {name for p in self.params if getattr(p, "multiple", False) for name in p.opts}
+        repeated: list[str] = []
+        option, values = "", 0
+        for arg, following in zip(args, [*args[1:], "--"], strict=True):
+            if arg in repeatable and following.startswith("--"):
+                raise ConfigError(f"{arg} needs a value, or several in a row")
+            if arg.startswith("--"):
+                option, values = arg if arg in repeatable else "", 0
+            else:
+                repeated += [option] if option and values else []
+                values += 1
+            repeated.append(arg)
+        return super().parse_args(ctx, repeated)
+
+
+def benchmark(
+    name: Annotated[str | None, typer.Argument(help="A protocol; --list names them all.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the published files, or its parent if it has the data set's name."),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help="Combinations of methods, separated by spaces: fedavg fedrdn,fedfa+ ..."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the runs (METHODS/VARIANT/seed-K), tables and report.html."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Each combination runs with seeds 0, 1, ...")] = 5,
+    scale: Annotated[
+        float,
+        typer.Option(help="Share of the protocol's rounds to run; below 1 results are marked as reduced."),
+    ] = 1.0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE,...",
+            help="An argument of a method (METHOD.ARG), a setting of the run "
+            "or an option of the data; several "
+            "values are run in turn.",
+        ),
+    ] = None,
+    fraction: Annotated[
+        list[str] | None, typer.Option(help="Shares of each site's training cases, for instance 1/6 1/2 1.")
+    ] = None,
+    local_epochs: Annotated[
+        list[int] | None, typer.Option(help="Local epochs per round, for instance 1 5 20.")
+    ] = None,
+    statistics_noise: Annotated[
+        list[float] | None,
+        typer.Option(help="Standard deviations of noise on fedfa's statistics, for instance 0 0.1 0.4."),
+    ] = None,
+    holdout: Annotated[
+        list[str] | None, typer.Option(help="Sites to leave out in turn; all for all of them, none for none.")
+    ] = None,
+    folds: Annotated[
+        int, typer.Option(min=0, help="Number of folds by patient, so that every patient is tested.")
+    ] = 0,
+    cross_site: Annotated[
+        bool, typer.Option("--cross-site", help="Also test each site's local model at every site.")
+    ] = False,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="inprocess: all runs share the decoded images; nvflare: each run decodes its own."),
+    ] = Engine.inprocess,
+    device: Device = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Number of runs at the same time, each in its own process.")
+    ] = 1,
+    memory: Annotated[
+        float, typer.Option(min=0, help="GiB of decoded images that each process keeps.")
+    ] = 4.0,
+    threads: Threads = 0,
+    limit: Limit = None,
+    pictures: Pictures = True,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="List the protocols, or the details of one; with --data, say whether its data exist.",
+        ),
+    ] = False,
+) -> None:
+    """Run a paper's comparison on your own copy of its data; an interrupted one is continued."""
+    from medfedaug.experiments.presets import PRESETS, find_preset
+
+    if list_:
+        _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
+        return
+    if not (name and data and methods and out):
+        raise ConfigError("a benchmark needs NAME, --data, --methods and --out; --list names the protocols")
+    from medfedaug.experiments.sweep import parse_axis, parse_methods_list, plan, run_all
+    from medfedaug.experiments.tables import write_tables
+
+    shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
+    settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
+    preset = find_preset(name)
+    runs = plan(
+        preset,
+        data,
+        parse_methods_list(methods),
+        seeds=seeds,
+        axes=[parse_axis(text) for text in settings],
+        holdout=holdout or (),
+        folds=folds,
+        scale=scale,
+        limit=limit,
+    )
+    with SweepProgress(len(runs)) as progress:
+        failed = run_all(
+            runs,
+            preset,
+            data,
+            out,
+            engine=engine.value,
+            device=device,
+            jobs=jobs,
+            memory=int(memory * 2**30),
+            threads=threads,
+            on_event=progress.show,
+        )
+    if len(failed) < len(runs):
+        with err_console.status("tables and page"):
+            tables, notes = write_tables(
+                runs, preset, out, data=data if pictures else None, across=cross_site, device=device
+            )
+        for table in tables.values():
+            out_console.print(table)
+        for note in notes:
+            out_console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+        out_console.print(f"{out}/table.md, {out}/report.html", highlight=False)
+    if failed:
+        folder, reason = next(iter(failed.items()))
+        raise RunFailed(f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}")
+
+
+def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:
+    from medfedaug.data.benchmarks import BENCHMARKS
+    from medfedaug.experiments.sweep import find_data
+
+    def line(text: str) -> None:
+        out_console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    there: dict[str, str] = {}
+    if data is not None:
+        with err_console.status("looking"):
+            for name in dict.fromkeys(preset.benchmark for preset in presets):
+                there[name] = "  data: there" if find_data(data, name) else "  data: NOT there"
+    for preset in presets:
+        line(f"{preset.name}{there.get(preset.benchmark, '')}")
+        told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
+        line("    " + " · ".join(told))
+    for preset in presets if whole else ():
+        line("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
+        for reading in preset.readings:
+            line(f"    - {reading}")
+        line(f"    data from {BENCHMARKS[preset.benchmark].source}")
+        line(f"    expected: {BENCHMARKS[preset.benchmark].layout}")

@@ -1,0 +1,150 @@
+"""Options: those that several commands share, and those that are made from the fields of settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from medfedaug.config import TASK_DEFAULTS
+from medfedaug.errors import ConfigError
+
+__all__ = [
+    "Arguments",
+    "Data",
+    "Device",
+    "Engine",
+    "Given",
+    "Limit",
+    "Methods",
+    "Pictures",
+    "Threads",
+    "Tracking",
+    "takes",
+]
+
+
+class Engine(str, Enum):
+    """What carries requests and replies between the server and the sites."""
+
+    nvflare = "nvflare"
+    inprocess = "inprocess"
+
+
+Given = Mapping[type, dict[str, Any]]
+
+Data = Annotated[Path, typer.Option("--data", help="Folder that holds one folder per site.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA where there is one.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most this many cases per split and site.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
+Pictures = Annotated[
+    bool, typer.Option("--pictures/--no-pictures", help="Whether report.html shows images of the sites.")
+]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas, for instance fedrdn,fedfa.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="METHOD.ARG=VALUE", help="An argument of a method; repeatable."),
+]
+Tracking = Annotated[
+    str | None, typer.Option(help="tensorboard or mlflow: write the sites' metrics of each round there, too.")
+]
+
+_PANELS = {"RunConfig": "The run", "Execution": "How the run is carried out"}
+
+
+def takes(
+    *settings: type, without: tuple[str, ...] = (), **texts: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of dataclasses of settings.
+
+    The command receives ``given``: for each dataclass, what was given or has a default, by field. Defaults
+    that follow from the task are left out of it.
+
+    Args:
+        *settings: dataclasses whose fields are `medfedaug.fields.setting`.
+        without: fields that are no options of this command.
+        **texts: help texts in the place of the fields' own.
+    """
+    options: dict[str, tuple[type, inspect.Parameter]] = {}
+    for cls in settings:
+        hints = get_type_hints(cls)
+        for entry in dataclasses.fields(cls):
+            if entry.metadata["flags"] is not None and entry.name not in without:
+                text = texts.get(entry.name, entry.metadata["text"])
+                options[entry.name] = cls, _parameter(cls, entry, hints[entry.name], text)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(**values: Any) -> None:
+            given: dict[type, dict[str, Any]] = {cls: {} for cls in settings}
+            for name, (cls, parameter) in options.items():
+                value = values.pop(name)
+                if value is not None:
+                    given[cls][name] = _value(value, cls, name, parameter)
+            command(**values, given=given)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        first = [parameter for parameter in own if parameter.default is parameter.empty]
+        last = [parameter for parameter in own if parameter.default is not parameter.empty]
+        order = [*first, *(parameter for _, parameter in options.values()), *last]
+        order = [parameter for parameter in order if parameter.name != "given"]
+        call.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in order}
+        return call
+
+    return decorate
+
+
+def _parameter(cls: type, entry: dataclasses.Field[Any], hint: Any, text: str) -> inspect.Parameter:
+    rules = entry.metadata
+    default: Any = entry.default if entry.default is not dataclasses.MISSING else entry.default_factory()  # type: ignore[misc]
+    least = rules["at_least"]
+    if isinstance(default, dict):
+        kind, default = str, json.dumps(default)
+    elif isinstance(default, tuple):
+        kind, default = (list[str] | None, None) if not default else (str, ",".join(default))
+    else:
+        kind = hint
+        if least is None and rules["above"] is not None and int in (hint, *get_args(hint)):
+            least = int(rules["above"]) + 1
+    by_task = {task: values[entry.name] for task, values in TASK_DEFAULTS.items() if entry.name in values}
+    if by_task:
+        kind, default = kind | None, None
+        text += f" By default {', '.join(f'{value} for {task}' for task, value in by_task.items())}."
+    option = typer.Option(
+        *rules["flags"],
+        help=text,
+        min=least if kind is not str else None,
+        metavar="|".join(rules["choices"]) or None,
+        rich_help_panel=_PANELS.get(cls.__name__, cls.__name__),
+    )
+    return inspect.Parameter(
+        entry.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def _value(value: Any, cls: type, name: str, parameter: inspect.Parameter) -> Any:
+    """The value of a field from that of its option: text may stand for an object or a list."""
+    hint = get_type_hints(cls)[name]
+    if get_origin(hint) is dict:
+        return _json_object(value, f"--{name.replace('_', '-')}")
+    if get_origin(hint) is tuple and isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: a JSON object is needed, got {text}")
+    return value

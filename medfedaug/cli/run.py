@@ -1,0 +1,165 @@
+"""Commands that define a run: `simulate` carries it out on this machine, `export` writes it as a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from medfedaug.cli.console import number, out_console, print_scores
+from medfedaug.cli.options import (
+    Arguments,
+    Data,
+    Device,
+    Engine,
+    Given,
+    Methods,
+    Pictures,
+    Tracking,
+    takes,
+)
+from medfedaug.cli.progress import RoundProgress
+from medfedaug.config import Execution, RunConfig, task_defaults
+from medfedaug.errors import ConfigError
+
+__all__ = ["export", "simulate"]
+
+
+@takes(
+    RunConfig,
+    Execution,
+    without=("task", "in_channels", "classes"),
+    holdout="A site that does not train although it could, and is tested as an unseen site; repeatable. all: "
+    "each site in turn.",
+)
+def simulate(
+    data: Data,
+    methods: Methods,
+    out: Annotated[
+        Path, typer.Option(help="Folder for results.json, global_model.pt, statistics.json, report.html.")
+    ],
+    *,
+    given: Given,
+    set_: Arguments = None,
+    task: Annotated[
+        str | None, typer.Option(help="segmentation or classification; by default it follows from the data.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="nvflare: every site is a process; inprocess: the sites take turns.")
+    ] = Engine.nvflare,
+    device: Device = "auto",
+    tracking: Tracking = None,
+    pictures: Pictures = True,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run; a finished one is shown.")
+    ] = False,
+) -> None:
+    """Train a federation on this machine, and test it at every site."""
+    from medfedaug.analysis.inputs import recorded_input
+    from medfedaug.data.sites import find_sites
+    from medfedaug.holdout import leave_one_site_out
+    from medfedaug.simulate import configure
+    from medfedaug.simulate import simulate as run
+
+    options = {**given[RunConfig], "task": task, "methods": _specification(methods, set_)}
+    in_turn = options.get("holdout") == ("all",)
+    if in_turn:
+        options["holdout"] = ()
+    sites = find_sites(data, limit=options.get("limit"))
+    config = configure(sites, **options)
+    with RoundProgress(config.rounds) as progress:
+        results = (leave_one_site_out if in_turn else run)(
+            data,
+            out,
+            config,
+            engine=engine.value,
+            device=device,
+            overwrite=overwrite,
+            resume=resume,
+            on_event=progress.show,
+            tracking=tracking,
+            pictures=pictures,
+            execution=Execution(**given[Execution]),
+            **({} if in_turn else {"sites": sites}),
+        )
+    if in_turn:
+        _print_holdout(results, methods)
+        out_console.print(f"{out}/holdout.json", highlight=False)
+        return
+    print_scores(results["test"], f"test, model of round {results['selected_round']}")
+    out_console.print(f"input: {recorded_input(results)}", highlight=False, markup=False)
+    out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
+
+
+@takes(RunConfig, Execution, without=("min_sites", "round_timeout", "limit"))
+def export(
+    methods: Methods,
+    out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
+    *,
+    given: Given,
+    set_: Arguments = None,
+    min_sites: Annotated[
+        int,
+        typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
+    ] = 2,
+    round_timeout: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for no limit."),
+    ] = 7200,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run of this name from the server's checkpoint."),
+    ] = False,
+    tracking: Tracking = None,
+) -> None:
+    """Write the run as an NVFlare job without code, data or paths."""
+    from medfedaug.nvflare_jobs import MedFedAugRecipe
+
+    if out.exists():
+        raise ConfigError(f"{out} is there already; choose another folder")
+    options = {**given[RunConfig], "methods": _specification(methods, set_)}
+    config = RunConfig.from_dict({**task_defaults(options["task"]), **options})
+    execution = Execution(**given[Execution], min_sites=min_sites, round_timeout=round_timeout)
+    recipe = MedFedAugRecipe(
+        config=config, name=out.name, resume=resume, tracking=tracking, execution=execution
+    )
+    recipe.export(job_dir=str(out.parent))
+    out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
+
+
+def _print_holdout(results: dict[str, Any], methods: str) -> None:
+    metric = results["metric"]
+    table = Table("left out", f"{metric} there", f"{metric} at the others", title=f"{methods}, unseen sites")
+    for site, score in results["unseen"].items():
+        table.add_row(site, number(score), number(results["seen"][site]))
+    table.add_row("mean", number(results["mean"]), "")
+    out_console.print(table)
+
+
+def _specification(methods: str, settings: list[str] | None) -> tuple[dict[str, Any], ...]:
+    from medfedaug.methods import build_methods, parse_methods
+
+    specs = tuple(parse_methods(methods, _settings(settings or [])))
+    build_methods(specs)  # whether they go together, before anything is read
+    return specs
+
+
+def _settings(items: list[str]) -> dict[str, dict[str, Any]]:
+    """``["fedfa.prob=0.3"]`` as ``{"fedfa": {"prob": 0.3}}``; values are JSON, or text where they are not."""
+    settings: dict[str, dict[str, Any]] = {}
+    for item in items:
+        target, equals, value = item.partition("=")
+        method, dot, name = target.partition(".")
+        if not (equals and dot and method and name):
+            raise ConfigError(f"--set {item!r}: write METHOD.ARG=VALUE, for instance fedfa.prob=0.3")
+        try:
+            settings.setdefault(method, {})[name] = json.loads(value)
+        except ValueError:
+            settings.setdefault(method, {})[name] = value
+    return settings

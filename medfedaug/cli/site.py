@@ -1,0 +1,102 @@
+"""Commands for a site: `site-config` and `doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from medfedaug.cli.console import err_console, out_console
+
+Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
+
+
+def site_config(
+    kit: Kit,
+    data: Annotated[Path | None, typer.Option(help="Folder with the site's images.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or auto.")] = None,
+    min_images: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Statistics leave the site only if they summarise at least this many images; by default 10.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
+    ] = None,
+    forbid_code: Annotated[bool, typer.Option("--forbid-code", help="Refuse jobs that carry code.")] = False,
+    only_medfedaug: Annotated[
+        bool,
+        typer.Option(
+            "--only-medfedaug",
+            help="Refuse jobs that name classes other than those that medfedaug's jobs need.",
+        ),
+    ] = False,
+    allow_plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-plugin",
+            metavar="PACKAGE",
+            help="Let jobs use the methods and networks of an installed package, repeatable.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Print what is missing and exit with 1 if anything is; write nothing."),
+    ] = False,
+) -> None:
+    """Prepare an NVFlare kit: allow-list, launcher, data folder, limits."""
+    from medfedaug.nvflare_jobs.kit import open_kit
+
+    opened = open_kit(kit)
+    files = opened.plan(
+        data=data,
+        device=device,
+        state=state,
+        min_images=min_images,
+        forbid=forbid_code,
+        only=only_medfedaug,
+        plugins=allow_plugin or [],
+    )
+    if not check:
+        opened.write(files)
+    changed = [(file.path, change) for file in files for change in file.changes]
+    for path, change in changed:
+        mark = "missing" if check else "written"
+        out_console.print(f"{path.relative_to(kit)}: {mark}: {change}", highlight=False, soft_wrap=True)
+    if not changed:
+        out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
+    elif not check:
+        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
+        out_console.print(note, highlight=False, soft_wrap=True)
+    if check and changed:
+        raise typer.Exit(1)
+
+
+def doctor(
+    kit: Annotated[Path | None, typer.Option(help="An NVFlare kit, the server's or a site's.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The data folder, in place of the one that the kit names.")
+    ] = None,
+) -> None:
+    """Check whether a site is ready: software, device, data, kit, disk. Exit code 1 if it is not."""
+    from medfedaug.doctor import examine
+
+    with err_console.status("looking"):
+        checks = examine(kit, data)
+    table = Table("check", "verdict")
+    for title in ("found", "what to do"):
+        table.add_column(title, overflow="fold")  # paths and commands are whole, or of no use
+    for check in checks:
+        verdict = {True: "ok", None: "note", False: "NOT READY"}[check.ok]
+        style = {True: "green", None: "yellow", False: "red"}[check.ok]
+        table.add_row(check.name, Text(verdict, style=style), Text(check.found), Text(check.advice))
+    out_console.print(table)
+    wrong = [check.name for check in checks if check.ok is False]
+    out_console.print(f"not ready: {', '.join(wrong)}" if wrong else "ready", highlight=False)
+    if wrong:
+        raise typer.Exit(1)
