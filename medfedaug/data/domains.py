@@ -109,7 +109,7 @@ def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
         if not (folder / "train").is_dir():
             sites.append(_seeded(folder, folder.name, "domainbed" if split == "domainbed" else "seeded"))
             continue
-        parts = {}
+        parts: dict[str, Sequence[Case]] = {}
         for key, part in (("training", "train"), ("validation", "crossval"), ("test", "test")):
             parts[key] = [
                 Case(f"{part}/{label}/{case.image.name}", case.image, label)
@@ -117,7 +117,7 @@ def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
                 for case in class_cases(_existing(folder / part / str(number)), label)
             ]
         if split == "domainbed":
-            parts = dict(split_by_class(folder.name, [*chain(*parts.values())], _SHARES[split]))
+            parts = split_by_class(folder.name, [*chain(*parts.values())], _SHARES[split])
         sites.append(ImageFolder(folder.name, folder, _VLCS, {k: tuple(v) for k, v in parts.items()}))
     if not sites:
         raise FileNotFoundError(2, "no such folder", str(root / "CALTECH"))

@@ -16,6 +16,10 @@ from medfedaug.experiments import readings
 
 __all__ = ["PRESETS", "Preset", "find_preset"]
 
+# FedFD-A Section 4.1: "parameters are aggregated for the global model with the same process of FedAvg". That
+# model is tested at the site that was left out; FedFA+, which tests FedBN there too, does not say which is.
+_UNSEEN: dict[str, dict[str, Any]] = {"fedbn": {"unseen": "average"}, "silobn": {"unseen": "average"}}
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -79,11 +83,6 @@ class Preset:
 
 def _flat(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{method}.{name}": value for method, own in arguments.items() for name, value in own.items()}
-
-
-# FedFD-A Section 4.1: "parameters are aggregated for the global model with the same process of FedAvg". That
-# model is tested at the site that was left out; FedFA+, which tests FedBN there too, does not say which is.
-_UNSEEN = {"fedbn": {"unseen": "average"}, "silobn": {"unseen": "average"}}
 
 
 _U_NET = {"network": "basicunet", "network_args": {"features": [32, 64, 128, 256, 512, 32], "act": "relu"}}
