@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from monai.networks.nets import BasicUNet
@@ -15,6 +17,7 @@ from medfedaug.methods import (
     build_methods,
     method_names,
     parse_methods,
+    registry,
 )
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.fedfa import FedFAServer
@@ -77,3 +80,9 @@ def test_a_run_gives_the_gamma_of_the_public_equations(tiny_config, phantom_dir,
         expected = [float(gamma.min()), float(gamma.max())]
         assert ranges[stage][f"gamma_{which}"] == pytest.approx(expected, rel=1e-6)
         assert expected[0] < expected[1]
+
+
+def test_every_method_has_tests_of_its_own():
+    folder = Path(__file__).parent / "methods"
+    missing = [name for name in registry._BUILT_IN if not (folder / f"test_{name}.py").is_file()]
+    assert missing == []

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from reference import same
 
 from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
@@ -218,3 +219,28 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
     reply = _reply("A", Request("train", 3), result)
     assert (reply.task, reply.round) == ("train", 3)
     assert reply.error.startswith("site A: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "methods",
+    [
+        "scaffold,fedmix,fedavgm",
+        "feddyn,fedsam,moex",
+        "fednova,fedbn,mixstyle,fedrobust",
+        "fedharmo,partialfed,randaugment",
+        "partialfed_adaptive,fedfa,fedbn",
+    ],
+)
+def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
+    phantom_dir, tiny_config, tmp_path, methods
+):
+    from medfedaug.nvflare_jobs.simulator import run_in_simulator
+
+    config = tiny_config(methods, rounds=3)
+    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)
+    assert same(torch.load(output / "global_model.pt", weights_only=True), server.selection.state)
+    results = json.loads((output / "results.json").read_text())
+    assert results["test"] == json.loads(json.dumps(server.results()["test"]))

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from reference import UNEVEN, assert_same, copied, descend, entries, mean
+from reference import UNEVEN, assert_same, copied, descend, entries, mean, same
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
+from medfedaug.methods import (
+    FedAvgM,
+    build_methods,
+)
+from medfedaug.methods.base import ServerContext
+
+SITES = ["site_A", "site_B"]
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -26,3 +37,20 @@ def test_the_server_moves_along_a_velocity(federate, momentum, rate, weighting):
             model[key] = parameter.detach() - rate * velocity[key]
         network = copied(network, model)
         assert_same(run.models[round_], model)
+
+
+def test_fedavgm_without_momentum_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("fedavgm", settings={"fedavgm": {"momentum": 0}})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
+    moving = run_in_process(tiny_config("fedavgm"), phantom_dir, SITES, "cpu")
+    assert not same(moving.state, plain.state)
+    assert moving.rounds[0]["methods"]["fedavgm"]["velocity"] > 0
+
+
+def test_only_one_method_makes_the_global_model(tiny_config):
+    with pytest.raises(ConfigError, match=r"momentum 1\.5 in"):
+        build_methods([{"name": "fedavgm", "args": {"momentum": 1.5}}])
+    network = nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match=r"fedavgm acts on the parameters .* all stay at their sites"):
+        FedAvgM().aggregator(ServerContext(network, 1, kept=frozenset(network.state_dict())))

@@ -7,17 +7,18 @@ import copy
 import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from monai.networks.nets import BasicUNet
+from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
 from torch import nn
+from torch.nn.functional import avg_pool2d, cross_entropy
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.methods import FedFD, FedFDA, SiloBN, build_methods
+from medfedaug.methods import FedFD, FedFDA, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import build_network, find_head, instance_adapters
-from medfedaug.models.adaptation import LearnedAlpha, RandomMix, adaptive_norms, interpolating
+from medfedaug.models.adaptation import RandomMix, adaptive_norms, interpolating
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -115,21 +116,6 @@ def test_a_network_without_batch_norm_is_refused_with_the_way_out(tiny_config, m
         Composition(config)
 
 
-def test_silobn_keeps_statistics_by_type_and_shares_the_weights():
-    class Oddly(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.running_mean_conv = nn.Conv2d(1, 2, 1)  # a word in a key proves nothing
-            self.downsample = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
-            self.last = nn.InstanceNorm3d(2, affine=True)
-
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    assert SiloBN().kept_at_site(Oddly()) == {f"downsample.1.{name}" for name in names}
-    # What FedFD adds to a layer is no entry that could be kept.
-    net = FedFD().prepare_network(Oddly())
-    assert SiloBN().kept_at_site(net) == {f"downsample.1.{name}" for name in names}
-
-
 @pytest.mark.parametrize("method", [FedFD(), FedFD(affine=True), FedFDA()])
 def test_the_exchange_is_the_average_weighted_as_the_models_are(method):
     networks = []
@@ -206,60 +192,91 @@ def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phan
     assert all(torch.equal(request.payload[key], value) for key, value in expected.payload.items())
 
 
-def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, phantom_dir):
-    """FedFD-A without diversification trains the network exactly as FedAvg, and the adapters beside it."""
-
-    def after_two_rounds(methods, settings=None):
-        config = tiny_config(methods, settings=settings, optimizer="sgd", learning_rate=0.05)
-        server = run_in_process(config, phantom_dir, SITES[:2], "cpu")
-        return server
-
-    plain = after_two_rounds("fedavg")
-    adapted = after_two_rounds("fedfd_a", {"fedfd_a": {"lambda1": 0, "lambda2": 0, "adapter_lr": 0.5}})
-    assert all(torch.equal(plain.state[key], value) for key, value in adapted.state.items())
-    start = Composition(adapted.config).network
-    for name, adapter in instance_adapters(start).items():
-        received = adapted.payload[f"fedfd_a/{name}.adapter.out_bias"]
-        assert not torch.equal(received, adapter.out_bias), name
-    assert "fedfd_a/adapter_loss" in adapted.rounds[1]["sites"]["site_A"]
-
-
-@pytest.mark.parametrize("inference", ["global", "instance", "fixed", "random", "iabn"])
-def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, inference):
-    config = tiny_config("fedfd_a", settings={"fedfd_a": {"inference": inference}}, rounds=1)
-    server = run_in_process(config, phantom_dir, SITES, "cpu")
-    assert not any("adapter" in key for key in server.selection.payload)
-    assert server.results()["test"]["unseen"]["site_C"]["dice"] is not None
-
-
 def test_methods_whose_loss_runs_the_network_again_come_last(tiny_config, phantom_dir):
     methods = build_methods([{"name": "fedfd_a"}, {"name": "fedfa_h"}, {"name": "fedfa"}])
     assert [method.name for method in methods] == ["fedfa_h", "fedfa", "fedfd_a"]
 
 
-def test_one_step_of_the_adapters_is_the_update_written_out(tiny_config, phantom_dir):
-    config = tiny_config("fedfd_a", settings={"fedfd_a": {"adapter_momentum": 0.0, "adapter_lr": 0.2}})
-    trainer = SiteTrainer(config, phantom_dir, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    part = trainer.parts["fedfd_a"]
-    batch = trainer.task.collate(trainer.samples.training()[:4])
-    trainer.network.train()
-    payload = drawn_payload(trainer.network, FedFDA())
-    trainer.receive(ExchangeObject(statistics={"payload": {f"fedfd_a/{k}": v for k, v in payload.items()}}))
-    part.start_round()
-    before = {key: value.detach().clone() for key, value in part.adapters.items()}
-    twin = copy.deepcopy(trainer.network)
-    step = step_of(trainer.network, batch["image"], batch["label"], trainer.task.loss)
-    twin.load_state_dict(trainer.network.state_dict())
-    twin.eval()
-    torch.manual_seed(4)
-    with interpolating(twin, LearnedAlpha(noise=True)):
-        for adapter in instance_adapters(twin).values():
-            adapter.requires_grad_(True)
-        trainer.task.loss(twin(batch["image"]), batch["label"]).backward()
-    torch.manual_seed(4)
-    part.after_step(step)
-    for name, adapter in instance_adapters(twin).items():
-        for key, parameter in adapter.named_parameters():
-            found, start = part.adapters[f"{name}.adapter.{key}"], before[f"{name}.adapter.{key}"]
-            torch.testing.assert_close(found.detach(), start - 0.2 * parameter.grad)
+STATISTICS = ("running_mean", "running_var")
+
+
+L1, L2 = 0.3, 0.5
+
+
+def layers(network):
+    return [(f"encoder.{i}.1", stage[0], stage[1]) for i, stage in enumerate(network.encoder)]
+
+
+def normalised(z, norm, mean_, std):
+    """With statistics of each image, (B, C) or (C,)."""
+    shape = (-1, z.shape[1], 1, 1)
+    normal = (z - mean_.reshape(shape)) / std.reshape(shape)
+    return normal * norm.weight.reshape(1, -1, 1, 1) + norm.bias.reshape(1, -1, 1, 1)
+
+
+def own_statistics(z, norm):
+    centred = z - z.mean((2, 3), keepdim=True)
+    return z.mean((2, 3)), (centred.square().mean((2, 3)) + norm.eps).sqrt()
+
+
+def interpolated_features(network, x, shared, mix):
+    """The features with every norm's statistics between the image's own and the federation's."""
+    z = x
+    for name, convolution, norm in layers(network):
+        z = convolution(z)
+        own = own_statistics(z, norm)
+        mean_g, var_g = (shared[f"{name}.{entry}"] for entry in STATISTICS)
+        z = normalised(z, norm, *mix(name, own, (mean_g, (var_g + norm.eps).sqrt())))
+        z = avg_pool2d(torch.tanh(z), 2)
+    return z.mean((2, 3))
+
+
+def features(network, x):
+    return network.encoder(x).mean((2, 3))
+
+
+def diversified_loss(network, x, y, shared, draws):
+    """Eq. 2 to 5, the distance as a mean over the channels."""
+    f = features(network, x)
+    head = network.head[2]
+    own = cross_entropy(head(f), y)
+    if shared is None:
+        return own
+
+    def mix(_name, own, federation):
+        u = draws.pop(0).double()
+        return tuple(u * mine + (1 - u) * theirs for mine, theirs in zip(own, federation, strict=True))
+
+    changed = interpolated_features(network, x, shared, mix)
+    distance = (f - changed).square().sum(1).mean() / f.shape[1]
+    return (1 - L1) * own + L1 * cross_entropy(head(changed), y) + L2 * distance
+
+
+@pytest.mark.parametrize("beside", ["", ",silobn"])
+def test_a_federation_mixes_statistics_with_those_of_the_round_before(federate, beside):
+    settings = {"fedfd": {"lambda1": L1, "lambda2": L2}}
+    network = {"network": "reference_convolutional", "local_epochs": 2}
+    run = federate(f"fedfd{beside}", plan=UNEVEN, settings=settings, **network)
+    shared, sent = {0: None}, {}
+
+    def train(site, round_, net):
+        if round_ not in shared and round_ > 1:  # what the server made of the round before
+            sites = sent[round_ - 1]
+            shared.setdefault(
+                round_ - 1, mean(list(sites.values()), [run.server.sites[name] for name in sites])
+            )
+        net.train()
+        batches = run.batches[site, round_]
+        for (x, y), draws in zip(batches, batches.draws, strict=True):
+            step_down(net, diversified_loss(net, x, y, shared[round_ - 1], list(draws)), 0.05)
+        sent.setdefault(round_, {})[site] = {
+            f"{name}.{entry}": getattr(norm, entry).clone()
+            for name, _, norm in layers(net)
+            for entry in STATISTICS
+        }
+
+    keeps = (lambda key: key.endswith(STATISTICS)) if beside else (lambda key: False)
+    assert_models(run, federated_averaging(run, train, keeps), atol=2e-6)
+    assert_same(
+        {key.removeprefix("fedfd/"): value for key, value in run.requests[3].payload.items()}, shared[2]
+    )

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from reference import UNEVEN, assert_steps
+from reference import UNEVEN, Points, assert_steps, same
+from torch import nn
 from torch.nn.functional import cross_entropy
+
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation import run_in_process
+from medfedaug.federation.acceptance import check_tensors
+from medfedaug.methods import (
+    FedMix,
+    build_methods,
+)
+from medfedaug.methods.base import ServerContext, SiteContext
+from medfedaug.tasks import ClassificationTask, SegmentationTask
+
+SITES = ["site_A", "site_B"]
 
 
 def test_the_loss_is_the_first_order_of_mixing_with_other_sites_means(federate):
@@ -36,3 +50,92 @@ def test_the_loss_is_the_first_order_of_mixing_with_other_sites_means(federate):
         return (1 - share) * own + share * other + share * (slope * image).sum()
 
     assert_steps(run, step)
+
+
+def fedmix_sites(counts, group=5, mixing=0.1, size=(2, 3)):
+    torch.manual_seed(0)
+    sites = {}
+    for name, count in counts.items():
+        images, labels = torch.rand(count, 1, *size), torch.randint(3, (count,))
+        network = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        context = SiteContext(
+            name,
+            network,
+            num_samples=lambda n=count: n,
+            training_batches=lambda x=images, y=labels: zip(x.split(4), y.split(4), strict=True),
+            task=Points(),
+        )
+        part = FedMix(mixing, group).at_site(context)
+        sites[name] = (images, labels, network, part)
+    return sites
+
+
+def test_fedmix_sends_means_of_groups_that_cover_the_site():
+    sites = fedmix_sites({"A": 13, "B": 5}, group=5)
+    server = FedMix().before_training(ServerContext(nn.Identity(), 1, task=Points()))
+    for name, (images, labels, _, part) in sites.items():
+        payload = part.before_training.collect()
+        groups = len(images) // 5
+        assert payload["images"].shape == (groups, 1, 2, 3)
+        assert payload["labels"].shape == (groups, 3)
+        check_tensors(name, payload, server.shapes)
+        server.check(payload)
+        server.accept(name, payload)
+        # 13 images in two groups of 7 and 6: whichever they are, together they are all.
+        sizes = torch.tensor([7.0, 6.0] if groups == 2 else [5.0])
+        total = (payload["images"] * sizes[:, None, None, None]).sum(0)
+        torch.testing.assert_close(total, images.sum(0))
+        counts = (payload["labels"] * sizes[:, None]).sum(0)
+        torch.testing.assert_close(counts, labels.bincount(minlength=3).float())
+    for *_, part in sites.values():
+        part.before_training.apply(server.result())
+        assert len(part.means) == 3
+
+
+def test_fedmix_pads_with_background():
+    from medfedaug.methods.fedmix import _background, _fit
+
+    label = torch.stack([torch.zeros(2, 2), torch.ones(2, 2)])
+    padded = _background(_fit(label, (4, 4)))
+    assert padded.shape == (2, 4, 4)
+    assert torch.equal(padded.sum(0), torch.ones(4, 4))
+    assert torch.equal(padded[1], nn.functional.pad(torch.ones(2, 2), (1, 1, 1, 1)))
+    assert torch.equal(_background(_fit(padded, (2, 2))), label)
+
+
+def test_fedmix_refuses_what_it_cannot_use():
+    server = FedMix().before_training(ServerContext(nn.Identity(), 1, task=Points()))
+    images, labels = torch.rand(2, 1, 4, 4), torch.full((2, 3), 1 / 3)
+    server.check({"images": images, "labels": labels})
+    for wrong in ({"labels": labels[:1]}, {"labels": labels * 2}, {"labels": labels - 0.5}):
+        with pytest.raises(ValueError, match="labels"):
+            server.check({"images": images, "labels": labels, **wrong})
+    with pytest.raises(DataError, match=r"site A.*4 training samples.*means of 5"):
+        fedmix_sites({"A": 4})["A"][3].collect()
+    with pytest.raises(ConfigError, match="fedmix and mixup both mix"):
+        build_methods([{"name": "fedmix"}, {"name": "mixup"}])
+
+
+def test_fedmix_segments_and_is_fedavg_without_mixing(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("fedmix", settings={"fedmix": {"mixing": 0}})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
+    mixed = run_in_process(tiny_config("fedmix,fedrdn,fedfa"), phantom_dir, SITES, "cpu")
+    assert not any(entry["refused"] for entry in mixed.rounds)
+    assert all(bool(torch.isfinite(value).all()) for value in mixed.state.values())
+
+
+def test_the_loss_takes_probabilities_for_labels():
+    outputs = torch.randn(4, 3, 8, 8)
+    labels = torch.randint(3, (4, 1, 8, 8))
+    segmentation = SegmentationTask(3)
+    assert segmentation.probabilities(labels).shape == (4, 3, 8, 8)
+    torch.testing.assert_close(
+        segmentation.loss(outputs, segmentation.probabilities(labels)), segmentation.loss(outputs, labels)
+    )
+    classification = ClassificationTask(["a", "b", "c"], scale=True)
+    logits, classes = outputs[:, :, 0, 0], labels[:, 0, 0, 0]
+    torch.testing.assert_close(
+        classification.loss(logits, classification.probabilities(classes)),
+        classification.loss(logits, classes),
+    )

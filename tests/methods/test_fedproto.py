@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import UNEVEN, assert_models, federated_averaging, images_of, step_down
+from reference import UNEVEN, Points, assert_models, federated_averaging, images_of, step_down
+from torch import nn
 from torch.nn.functional import cross_entropy
+
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
+from medfedaug.federation.acceptance import check_tensors
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import (
+    FedProto,
+    build_methods,
+)
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.simulate import configure
 
 WEIGHT = 0.3
 
@@ -52,3 +65,123 @@ def test_classes_means_are_brought_together(federate, passes):
             payload = run.replies[round_][site].payload
             torch.testing.assert_close(payload["fedproto/sums"].double(), total, rtol=1e-5, atol=1e-5)
             assert payload["fedproto/counts"].tolist() == count.tolist()
+
+
+def proto_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def server_context(network, weights=None, kept=frozenset()):
+    return ServerContext(network, 1, kept=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
+
+
+def proto_site(network, images, labels, **args):
+    context = SiteContext(
+        "A",
+        network,
+        num_samples=lambda: len(images),
+        training_batches=lambda: zip(images.split(4), labels.split(4), strict=True),
+        task=Points(),
+    )
+    return FedProto(**args).at_site(context)
+
+
+def test_fedproto_averages_the_features_of_a_class_over_all_images():
+    network = proto_network()
+    server = FedProto().every_round(ServerContext(network, 1, task=Points()))
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        (torch.rand(9, 1, 2, 3, generator=generator), torch.tensor([0, 0, 0, 0, 1, 1, 0, 1, 0])),
+        (torch.rand(5, 1, 2, 3, generator=generator), torch.tensor([1, 1, 0, 1, 1])),
+    ]
+    for images, labels in data:
+        payload = proto_site(network, images, labels, passes="evaluation").collect()
+        check_tensors("A", payload, server.shapes)
+        server.check(payload)
+        server.accept("A", payload)
+    result = server.result()
+    images, labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+    features = network[:3](images).double()
+    for label in (0, 1):
+        expected = features[labels == label].mean(0)
+        torch.testing.assert_close(result["means"][label].double(), expected, rtol=1e-5, atol=1e-6)
+    assert result["counts"].tolist() == [7.0, 7.0, 0.0]
+    assert result["means"][2].tolist() == [0.0] * 4
+    assert server.summary() == {"classes": 2}
+    spoilt = {key: value.clone() for key, value in payload.items()}
+    spoilt["sums"][2] = 1.0
+    with pytest.raises(ValueError, match="class without images"):
+        server.check(spoilt)
+
+
+def test_fedproto_sums_the_features_of_the_last_local_epoch():
+    network, site_images = proto_network(), torch.rand(6, 1, 2, 3)
+    labels = torch.tensor([0, 0, 1, 2, 2, 2])
+    site = proto_site(network, site_images, labels)
+    for _ in range(2):  # the second round has nothing of the first
+        site.start_round()
+        expected = torch.zeros(3, 4, dtype=torch.float64)
+        for epoch in range(2):
+            for batch in torch.randperm(6).split(4):
+                images = site_images[batch] + epoch  # as augmentation changes them
+                step = Step(network, images, labels[batch], network(images))
+                site.loss(step)
+                site.after_step(step)
+                if epoch == 1:
+                    expected.index_add_(0, labels[batch], network[:3](images).detach().double())
+        sent = site.collect()
+        torch.testing.assert_close(sent["sums"].double(), expected, rtol=1e-5, atol=1e-6)
+        assert sent["counts"].tolist() == [2.0, 1.0, 3.0]
+    with pytest.raises(ConfigError, match="passes is training or evaluation, got 'both'"):
+        FedProto(passes="both")
+
+
+def test_fedproto_loss_is_the_distance_of_the_batchs_prototypes():
+    network = proto_network()
+    images, labels = torch.rand(6, 1, 2, 3), torch.tensor([0, 0, 1, 2, 2, 2])
+    site = proto_site(network, images, labels, weight=0.7)
+    step = Step(network, images, labels, network(images))
+    assert site.loss(step) is None  # the first round has no prototypes
+    means = torch.rand(3, 4)
+    site.apply({"means": means, "counts": torch.tensor([3.0, 0.0, 1.0])})
+    step = Step(network, images, labels, network(images))
+    loss = site.loss(step)
+    features = network[:3](images).double()
+    expected = 0.7 * sum(
+        (features[labels == label].mean(0) - means[label].double()).square().sum().sqrt() for label in (0, 2)
+    )
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    loss.backward()
+    assert float(network[1].weight.grad.abs().max()) > 0
+    assert network[3].weight.grad is None
+
+
+def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
+    network = proto_network()
+    images, labels = torch.rand(2, 1, 2, 3), torch.tensor([0, 1])
+    site = proto_site(network, images, labels)
+    means = torch.cat([network[:3](images).detach(), torch.zeros(1, 4)])
+    site.apply({"means": means, "counts": torch.ones(3)})
+    site.loss(Step(network, images, labels, network(images))).backward()
+    assert bool(torch.isfinite(network[1].weight.grad).all())
+
+
+def test_fedproto_is_for_classification(tiny_config, make_photos, tmp_path):
+    with pytest.raises(ConfigError, match="fedproto is defined for classification alone"):
+        Composition(tiny_config("fedproto"))
+    with pytest.raises(ConfigError, match="mixup mixes the labels of a batch, and fedproto needs them"):
+        build_methods([{"name": "mixup"}, {"name": "fedproto"}])
+    for name in "AB":
+        make_photos(name, per_class=6)
+    for methods in (("fedproto",), ("single", "fedproto"), ("fedproto", "fedrdn", "fedfa", "fedsam")):
+        config = configure(
+            find_sites(tmp_path / "photos"),
+            methods=[{"name": name} for name in methods],
+            network="lenet5",
+            rounds=2,
+            image_size=32,
+        )
+        server = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
+        assert not any(entry["refused"] for entry in server.rounds)
+        assert server.rounds[1]["methods"]["fedproto"] == {"classes": 2}

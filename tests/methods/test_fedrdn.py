@@ -172,16 +172,3 @@ def test_fedrdn_refuses_a_deviation_that_cannot_divide(std):
     server = FedRDN().before_training(ServerContext(nn.Identity(), in_channels=1))
     with pytest.raises(ValueError, match="standard deviation"):
         server.check({"mean": torch.zeros(1), "std": torch.tensor([std]), "count": torch.ones(1)})
-
-
-def test_fedrdn_v_uses_the_average_pair_in_training_and_at_test():
-    pairs = {"A": ChannelStatistics([1.0], [1.0], 1), "B": ChannelStatistics([3.0], [5.0], 1)}
-    site = FedRDN(average=True).at_site(SiteContext("A", nn.Identity(), lambda: pairs["A"]))
-    server = FedRDN().before_training(ServerContext(nn.Identity(), 1))
-    for name, pair in pairs.items():
-        server.accept(name, {"mean": pair.mean, "std": pair.std, "count": torch.ones(1)})
-    site.before_training.apply(server.result())
-    for training in (True, False):
-        (transform,) = site.transforms(training=training)
-        found = torch.as_tensor(transform({"image": torch.full((1, 2, 2), 8.0)})["image"])
-        torch.testing.assert_close(found, torch.full((1, 2, 2), (8.0 - 2.0) / 3.0))

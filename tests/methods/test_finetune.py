@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
 from reference import (
     FINE_TUNING,
     UNEVEN,
@@ -12,7 +15,16 @@ from reference import (
     descend,
     entries,
     federated_averaging,
+    same,
 )
+
+from medfedaug.config import derive_seed
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.training import LocalTraining
+from medfedaug.tasks import SegmentationTask
+
+SITES = ["site_A", "site_B"]
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -42,3 +54,51 @@ def test_sites_are_tested_with_the_selected_model_trained_further(federate, epoc
         state = run.sites[site].trainer.network.state_dict()
         found = {key: value for key, value in state.items() if value.is_floating_point()}
         assert_same(found, entries(network))
+
+
+def test_fine_tuning_is_local_training_before_the_test(phantom_dir, tiny_config, monkeypatch):
+    sites, tested = [*SITES, "site_C"], []
+    plain = run_in_process(tiny_config(), phantom_dir, sites, "cpu")
+    evaluate = SegmentationTask.evaluate
+
+    def spy(self, network, *args):
+        tested.append({key: value.clone() for key, value in network.state_dict().items()})
+        return evaluate(self, network, *args)
+
+    monkeypatch.setattr(SegmentationTask, "evaluate", spy)
+    config = tiny_config("finetune", settings={"finetune": {"epochs": 2}})
+    tuned = run_in_process(config, phantom_dir, sites, "cpu")
+    assert same(tuned.state, plain.state)
+    assert same(tuned.selection.state, plain.selection.state)
+    first, _, unseen = tested[-3:]
+    assert all(torch.equal(unseen[key], tuned.selection.state[key]) for key in tuned.shared)
+
+    trainer = SiteTrainer(config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.receive(ExchangeObject(weights={key: tuned.selection.state[key] for key in tuned.shared}))
+    seed = derive_seed(config.seed, "site_A", "fine-tuning")
+    torch.manual_seed(seed)
+    trainer.training.run(trainer.samples.loader(trainer.own_dataset(seed), seed), 2)
+    found = trainer.network.state_dict()
+    assert all(torch.equal(found[key], first[key]) for key in tuned.shared)
+    assert not all(torch.equal(found[key], tuned.selection.state[key]) for key in tuned.shared)
+
+
+def test_fine_tuning_for_no_epochs_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("finetune", settings={"finetune": {"epochs": 0}})
+    assert run_in_process(config, phantom_dir, SITES, "cpu").results()["test"] == plain.results()["test"]
+
+
+def test_a_pooled_model_is_fine_tuned_on_the_sites_own_images(phantom_dir, tiny_config, monkeypatch):
+    sizes = []
+    steps = LocalTraining.run
+
+    def counted(self, loader, *args, **kwargs):
+        sizes.append(len(loader.dataset))
+        return steps(self, loader, *args, **kwargs)
+
+    monkeypatch.setattr(LocalTraining, "run", counted)
+    server = run_pooled(tiny_config("pooled,finetune", rounds=1), phantom_dir, SITES, "cpu")
+    own = [server.sites[name] for name in SITES]
+    assert sizes == [sum(own), *own]

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from reference import UNEVEN, assert_steps, share_of
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from reference import UNEVEN, assert_steps, same, share_of
+from torch import nn
 from torch.nn.functional import cross_entropy
+
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import (
+    MixUp,
+)
+from medfedaug.methods.base import SiteContext
+
+SITES = ["site_A", "site_B"]
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
@@ -23,3 +38,54 @@ def test_images_and_losses_of_two_are_mixed(federate, alpha):
         return share * cross_entropy(out, y) + (1 - share) * cross_entropy(out, y[order])
 
     assert_steps(run, step)
+
+
+def test_mixup_of_a_mixed_batch_weighs_all_four():
+    part = MixUp(alpha=1.0).at_site(SiteContext("A", nn.Identity()))
+    _, targets = part.mix(torch.rand(3, 1, 2, 2), [(0.25, torch.arange(3)), (0.75, torch.arange(3, 6))])
+    assert len(targets) == 4
+    assert sum(weight for weight, _ in targets) == pytest.approx(1.0)
+
+
+def test_mixup_draws_lambda_from_a_symmetric_beta():
+    from medfedaug.methods.mixup import draw_lambda
+
+    torch.manual_seed(0)
+    drawn = torch.tensor([draw_lambda(0.4) for _ in range(4000)])
+    # Beta(α, α): mean 1/2, variance 1/(4(2α + 1)).
+    assert float(drawn.mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(drawn.var()) == pytest.approx(1 / (4 * 1.8), abs=0.01)
+    assert draw_lambda(0.0) == 1.0
+
+
+def test_the_loss_of_a_mixed_batch_is_the_weighted_sum(phantom_dir, tiny_config):
+    """One step of the trainer with a U-Net and Dice, against the same written out."""
+    config = tiny_config("mixup", settings={"mixup": {"alpha": 1.0}}, batch_size=1000)
+    config = replace(config, optimizer="sgd", learning_rate=0.1)
+    trainer = SiteTrainer(config, phantom_dir, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    seen = {}
+    mix = trainer.parts["mixup"].mix
+
+    def spy(inputs, targets):
+        seen["mixed"] = mix(inputs, targets)
+        return seen["mixed"]
+
+    trainer.parts["mixup"].mix = spy
+    network = Composition(config).network.train()
+    trainer.train(ExchangeObject(), {"round": 1})
+    inputs, targets = seen["mixed"]
+    outputs = network(inputs)
+    loss = sum(weight * trainer.task.loss(outputs, labels) for weight, labels in targets)
+    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    loss.backward()
+    found = trainer.get_weights().weights
+    for name, parameter in network.named_parameters():
+        expected = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_mixup_with_alpha_zero_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("mixup", settings={"mixup": {"alpha": 0}})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import torch
 from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
-from torch import nn
-
-from medfedaug.methods import (
-    Norm,
-)
-from medfedaug.methods.base import ServerContext, SiteContext
-from medfedaug.statistics import ChannelStatistics
 
 
 def test_sites_normalise_with_their_own_statistics(federate):
@@ -30,12 +22,3 @@ def test_sites_normalise_with_their_own_statistics(federate):
     for site in sizes:
         mean, std = statistics(pixels(run, site))  # of an unseen site, without training, alike
         assert_tested(run, site, model, lambda images, mean=mean, std=std: (images - mean) / std)
-
-
-def test_norm_uses_the_sites_own_pair_in_training_and_at_test():
-    own = ChannelStatistics([2.0], [4.0], 1)
-    site = Norm().at_site(SiteContext("A", nn.Identity(), lambda: own))
-    for training in (True, False):
-        (transform,) = site.transforms(training=training)
-        assert float(torch.as_tensor(transform({"image": torch.full((1, 1, 1), 10.0)})["image"])) == 2.0
-    assert Norm().before_training(ServerContext(nn.Identity(), 1)) is None

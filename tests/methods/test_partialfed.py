@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from reference import UNEVEN, assert_models, assert_same, descend, federated_averaging
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from reference import UNEVEN, assert_models, assert_same, descend, federated_averaging, same
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.methods import (
+    PartialFed,
+)
+from medfedaug.models import build_network
+
+SITES = ["site_A", "site_B"]
 
 KEPT = {
     "norm": ("encoder.0.1.", "encoder.1.1."),
@@ -34,3 +47,94 @@ def test_a_site_loads_some_layers_and_goes_on_with_the_others(federate, strategy
     state = run.sites["B"].trainer.network.state_dict()
     found = {key: value for key, value in state.items() if value.is_floating_point()}
     assert_same(found, {**rounds[last - 1].local["B"], **rounds[selected - 1].model})
+
+
+def staged_network():
+    return build_network("lenet5", in_channels=3, out_channels=2)
+
+
+@pytest.mark.parametrize("strategy", ["norm", "head", "norm+head", "bottom_up", "top_down"])
+def test_partialfeds_strategies_are_about_modules(strategy):
+    network = staged_network()
+    entries = list(network.state_dict())
+    norms = {e for e in entries if isinstance(network.get_submodule(e.rpartition(".")[0]), nn.BatchNorm1d)}
+    norms |= {e for e in entries if isinstance(network.get_submodule(e.rpartition(".")[0]), nn.BatchNorm2d)}
+    head = set(entries[-2:])
+    first = {e for e in entries if e.startswith("encoder.0.")}
+    expected = {
+        "norm": norms,
+        "head": head,
+        "norm+head": norms | head,
+        "bottom_up": set(entries) - first,
+        "top_down": first,
+    }[strategy]
+    assert PartialFed(strategy).kept_at_site(network) == expected
+    assert len(norms) == 20
+    assert len(first) == 7
+
+
+@pytest.mark.parametrize("name", ["basicunet", "unet", "resnet18"])
+def test_partialfed_cuts_a_network_where_its_stages_end(name):
+    network = build_network(name, in_channels=1, out_channels=2)
+    entries = list(network.state_dict())
+    for stages in (1, 2, 3):
+        above = PartialFed("bottom_up", stages=stages).kept_at_site(network)
+        below = PartialFed("top_down", stages=stages).kept_at_site(network)
+        assert above | below == set(entries)
+        assert not above & below
+        assert entries[: len(below)] == [e for e in entries if e in below]  # an initial part of the network
+    first = {"basicunet": "conv_0.", "unet": "model.0.", "resnet18": ("conv1.", "bn1.")}[name]
+    assert PartialFed("top_down").kept_at_site(network) == {e for e in entries if e.startswith(first)}
+
+
+def test_partialfed_with_norm_layers_is_fedbn_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config("fedbn"), phantom_dir, SITES, "cpu")
+    config = tiny_config("partialfed", settings={"partialfed": {"strategy": "norm"}})
+    partial = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert same(partial.state, plain.state)
+    assert partial.results()["test"] == plain.results()["test"]
+
+
+def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_config, tmp_path):
+    """And finds it again after a restart."""
+    config = tiny_config("partialfed", settings={"partialfed": {"strategy": "head"}})
+    extra, run = {ExtraItems.CLIENT_NAME: "site_A"}, "0" * 32
+    trainer = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
+    trainer.initialize(extra)
+    trainer.enter_run(run)
+    kept = sorted(trainer.kept_keys)
+    assert kept == ["final_conv.bias", "final_conv.weight"]
+    initial = {key: value.clone() for key, value in trainer.network.state_dict().items()}
+    trainer.train(ExchangeObject(), {"round": 1})
+    own = {key: trainer.network.state_dict()[key].clone() for key in kept}
+    assert not any(torch.equal(own[key], initial[key]) for key in kept)
+    assert not set(kept) & trainer.get_weights().weights.keys()
+    loaded = ExchangeObject(weights={key: initial[key] for key in trainer.shared})
+
+    restarted = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
+    restarted.initialize(extra)
+    restarted.enter_run(run)
+    for site in (trainer, restarted):
+        site.receive(loaded)
+        assert site.recall_round(1)
+        state = site.network.state_dict()
+        assert all(torch.equal(state[key], own[key] if key in own else initial[key]) for key in site.shared)
+        assert all(torch.equal(state[key], own[key]) for key in kept)
+        site.train(loaded, {"round": 2})
+    states = trainer.network.state_dict(), restarted.network.state_dict()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in [*trainer.shared, *kept])
+
+
+def test_partialfed_refuses_what_it_cannot_do():
+    with pytest.raises(ConfigError, match=r"strategy is one of norm\+head, .*not 'adaptive'"):
+        PartialFed("adaptive")
+    with pytest.raises(ConfigError, match="stages 0"):
+        PartialFed("bottom_up", stages=0)
+    with pytest.raises(ConfigError, match=r"has \d stages"):
+        PartialFed("bottom_up", stages=9).kept_at_site(staged_network())
+    with pytest.raises(ConfigError, match="stages of Linear are not known"):
+        PartialFed("top_down").kept_at_site(nn.Linear(2, 1))
+    with pytest.raises(ConfigError, match="head leaves all of Linear at the site"):
+        PartialFed("head").kept_at_site(nn.Linear(2, 1))
+    with pytest.raises(ConfigError, match="no normalisation layer"):
+        PartialFed().kept_at_site(nn.Linear(2, 1))

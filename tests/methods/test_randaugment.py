@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels
+import torch
+from monai.utils import CommonKeys as Keys
+from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, same
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
+from medfedaug.methods import (
+    RandAugment,
+    build_methods,
+)
+from medfedaug.methods.base import SiteContext
+from medfedaug.tasks import ClassificationTask, SegmentationTask
+
+SITES = ["site_A", "site_B"]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -25,3 +39,27 @@ def test_training_images_pass_as_many_operations_as_asked_for(federate, number):
     for site in "ABC":
         model = rounds[run.server.selected_round - 1].model
         assert_tested(run, site, model, lambda images: images / 255)
+
+
+def test_randaugment_without_operations_is_fedavg_to_the_bit(phantom_dir, tiny_config):
+    plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")
+    config = tiny_config("randaugment", settings={"randaugment": {"num_ops": 0}})
+    assert same(run_in_process(config, phantom_dir, SITES, "cpu").state, plain.state)
+    augmented = run_in_process(tiny_config("randaugment"), phantom_dir, SITES, "cpu")
+    assert not same(augmented.state, plain.state)
+    again = run_in_process(tiny_config("randaugment"), phantom_dir, SITES, "cpu")
+    assert same(augmented.state, again.state)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_randaugment_moves_labels_where_pixels_have_them(dense):
+    task = SegmentationTask(2) if dense else ClassificationTask(["a", "b"], scale=True)
+    part = RandAugment(2, 9.0, ["flip_x", "rotate"]).at_site(SiteContext("A", nn.Identity(), task=task))
+    assert part.transforms(training=False) == ()
+    (transform,) = part.transforms(training=True)
+    transform.set_random_state(0)
+    label = (torch.rand(1, 8, 8) * 3).to(torch.uint8) if dense else torch.tensor(1)
+    out = transform({Keys.IMAGE: torch.rand(1, 8, 8), Keys.LABEL: label})
+    assert torch.equal(torch.as_tensor(out[Keys.LABEL]), label) is not dense
+    with pytest.raises(ConfigError, match=r"randaugment: operations \['blur'\]"):
+        build_methods([{"name": "randaugment", "args": {"operations": ["blur"]}}])

@@ -1,96 +1,45 @@
-"""FedFD and FedFD-A in whole federations, against Eq. 1 to 7 of their paper, with the draws of the run."""
+"""FedFD-A: the adapters, beside what `test_fedfd` shows of FedFD."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
-from torch.nn.functional import avg_pool2d, cross_entropy
+from test_fedfd import L1, L2, SITES, STATISTICS, diversified_loss, interpolated_features, layers
+from torch.nn.functional import cross_entropy
 
-STATISTICS = ("running_mean", "running_var")
-L1, L2 = 0.3, 0.5
-
-
-def layers(network):
-    return [(f"encoder.{i}.1", stage[0], stage[1]) for i, stage in enumerate(network.encoder)]
+from medfedaug.federation import run_in_process
+from medfedaug.federation.composition import Composition
+from medfedaug.models import instance_adapters
 
 
-def normalised(z, norm, mean_, std):
-    """With statistics of each image, (B, C) or (C,)."""
-    shape = (-1, z.shape[1], 1, 1)
-    normal = (z - mean_.reshape(shape)) / std.reshape(shape)
-    return normal * norm.weight.reshape(1, -1, 1, 1) + norm.bias.reshape(1, -1, 1, 1)
+def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, phantom_dir):
+    """FedFD-A without diversification trains the network exactly as FedAvg, and the adapters beside it."""
+
+    def after_two_rounds(methods, settings=None):
+        config = tiny_config(methods, settings=settings, optimizer="sgd", learning_rate=0.05)
+        server = run_in_process(config, phantom_dir, SITES[:2], "cpu")
+        return server
+
+    plain = after_two_rounds("fedavg")
+    adapted = after_two_rounds("fedfd_a", {"fedfd_a": {"lambda1": 0, "lambda2": 0, "adapter_lr": 0.5}})
+    assert all(torch.equal(plain.state[key], value) for key, value in adapted.state.items())
+    start = Composition(adapted.config).network
+    for name, adapter in instance_adapters(start).items():
+        received = adapted.payload[f"fedfd_a/{name}.adapter.out_bias"]
+        assert not torch.equal(received, adapter.out_bias), name
+    assert "fedfd_a/adapter_loss" in adapted.rounds[1]["sites"]["site_A"]
 
 
-def own_statistics(z, norm):
-    centred = z - z.mean((2, 3), keepdim=True)
-    return z.mean((2, 3)), (centred.square().mean((2, 3)) + norm.eps).sqrt()
+@pytest.mark.parametrize("inference", ["global", "instance", "fixed", "random", "iabn"])
+def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, inference):
+    config = tiny_config("fedfd_a", settings={"fedfd_a": {"inference": inference}}, rounds=1)
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert not any("adapter" in key for key in server.selection.payload)
+    assert server.results()["test"]["unseen"]["site_C"]["dice"] is not None
 
 
-def interpolated_features(network, x, shared, mix):
-    """The features with every norm's statistics between the image's own and the federation's."""
-    z = x
-    for name, convolution, norm in layers(network):
-        z = convolution(z)
-        own = own_statistics(z, norm)
-        mean_g, var_g = (shared[f"{name}.{entry}"] for entry in STATISTICS)
-        z = normalised(z, norm, *mix(name, own, (mean_g, (var_g + norm.eps).sqrt())))
-        z = avg_pool2d(torch.tanh(z), 2)
-    return z.mean((2, 3))
-
-
-def features(network, x):
-    return network.encoder(x).mean((2, 3))
-
-
-def diversified_loss(network, x, y, shared, draws):
-    """Eq. 2 to 5, the distance as a mean over the channels."""
-    f = features(network, x)
-    head = network.head[2]
-    own = cross_entropy(head(f), y)
-    if shared is None:
-        return own
-
-    def mix(_name, own, federation):
-        u = draws.pop(0).double()
-        return tuple(u * mine + (1 - u) * theirs for mine, theirs in zip(own, federation, strict=True))
-
-    changed = interpolated_features(network, x, shared, mix)
-    distance = (f - changed).square().sum(1).mean() / f.shape[1]
-    return (1 - L1) * own + L1 * cross_entropy(head(changed), y) + L2 * distance
-
-
-@pytest.mark.parametrize("beside", ["", ",silobn"])
-def test_fedfd(federate, beside):
-    settings = {"fedfd": {"lambda1": L1, "lambda2": L2}}
-    network = {"network": "reference_convolutional", "local_epochs": 2}
-    run = federate(f"fedfd{beside}", plan=UNEVEN, settings=settings, **network)
-    shared, sent = {0: None}, {}
-
-    def train(site, round_, net):
-        if round_ not in shared and round_ > 1:  # what the server made of the round before
-            sites = sent[round_ - 1]
-            shared.setdefault(
-                round_ - 1, mean(list(sites.values()), [run.server.sites[name] for name in sites])
-            )
-        net.train()
-        batches = run.batches[site, round_]
-        for (x, y), draws in zip(batches, batches.draws, strict=True):
-            step_down(net, diversified_loss(net, x, y, shared[round_ - 1], list(draws)), 0.05)
-        sent.setdefault(round_, {})[site] = {
-            f"{name}.{entry}": getattr(norm, entry).clone()
-            for name, _, norm in layers(net)
-            for entry in STATISTICS
-        }
-
-    keeps = (lambda key: key.endswith(STATISTICS)) if beside else (lambda key: False)
-    assert_models(run, federated_averaging(run, train, keeps), atol=2e-6)
-    assert_same(
-        {key.removeprefix("fedfd/"): value for key, value in run.requests[3].payload.items()}, shared[2]
-    )
-
-
-def test_fedfd_a(federate):
+def test_each_step_of_the_network_is_followed_by_one_of_the_adapters(federate):
     """The main network as in FedFD; after each of its steps one of the adapters, z drawn for each image."""
     settings = {"fedfd_a": {"lambda1": L1, "lambda2": L2, "adapter_lr": 0.1, "adapter_momentum": 0.5}}
     run = federate(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from monai.utils import CommonKeys as Keys
+from reference import Recorder, assert_same, descend, entries, pixels, same
 
 from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
@@ -24,10 +26,6 @@ from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.simulate import configure, simulate
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
-
-
-def same(found, expected):
-    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +184,18 @@ def test_what_makes_no_sense_is_refused(phantom_dir, tiny_config):
         MedFedAugRecipe(config=tiny_config("pooled"))
     with pytest.raises(RunFailed, match=r"fedprox acts on .* all stay at their sites"):
         in_process(tiny_config("single,fedprox"), phantom_dir, SITES, "cpu")
+
+
+def test_rounds_are_descent_on_everybodys_images(federate):
+    federation = federate("fedavg", network="reference_convolutional", local_epochs=2)
+    methods = ({"name": Recorder.name}, {"name": "pooled"})
+    Recorder.batches = {}
+    server = run_pooled(replace(federation.config, methods=methods), federation.root, list("ABC"), "cpu")
+    network = federation.network()
+    assert list(Recorder.batches) == [("A", 1), ("A", 2), ("A", 3)]  # one site trains, on all images
+    images = torch.cat([pixels(federation, site) for site in "ABC"]) / 255
+    for batches in Recorder.batches.values():
+        assert len(batches) == 2 * 36 // 6
+        batches.assert_images(images)
+        descend(network, batches, 0.05)
+    assert_same({key: server.state[key] for key in server.shared}, entries(network))
