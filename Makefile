@@ -32,8 +32,10 @@ demo: install
 	$(DEMO_RUN) --methods fedrdn,fedfa --out $(DEMO)/fedrdn_fedfa
 	$(BIN)/medfedaug report $(DEMO)/fedavg $(DEMO)/fedrdn_fedfa --out $(DEMO)/report.html
 
+# A process per core; each file is one process's, since what is slow to start is shared within a file.
+# One thread each, or they would wait for each other.
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --durations 15
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
