@@ -115,3 +115,19 @@ def test_running_in_process_needs_no_nvflare():
 def test_the_command_answers_before_torch_is_imported():
     script = "import sys; import medfedaug.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_one_module_alone_knows_the_order_of_a_federation():
+    verbs = {"finish_preparation", "choose_sites", "finish_validation", "accept_preparation", "accept_test"}
+    users = {
+        name
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in verbs
+    }
+    assert users == {"medfedaug.federation.protocol"}
+
+
+def test_no_module_is_longer_than_450_lines():
+    long = {name: n for name, path in modules().items() if (n := len(path.read_text().splitlines())) > 450}
+    assert not long
