@@ -360,7 +360,6 @@ def run_all(options: argparse.Namespace) -> None:
                 rounds=options.rounds,
                 limit=options.limit,
                 seed=seed,
-                threads=options.threads,
                 network_args={"features": options.features},
                 batch_size=options.batch_size,
                 learning_rate=options.lr,

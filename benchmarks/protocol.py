@@ -105,7 +105,6 @@ def main() -> None:
         axes=axes,
         holdout=["none"],
         limit=options.limit,
-        threads=options.threads,
     )[0]
     root = find_root(options.data, preset.benchmark)
     sites = open_benchmark(preset.benchmark, root, limit=options.limit, **run.data)

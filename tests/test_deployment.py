@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -68,6 +69,9 @@ def test_a_rehearsal_that_fails_leaves_no_process(tmp_path):
         with Rehearsal(tmp_path / "work") as system:
             # As a kit's start script does: a process of its own session, which nobody waits for.
             subprocess.Popen(["sleep", "600"], env=system.environment, start_new_session=True)
+            deadline = time.monotonic() + 60  # it has the environment once it is another program
+            while len(system.processes()) < 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
             assert len(system.processes()) == 1
             system.run("sh", "-c", "exit 3")
 

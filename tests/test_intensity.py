@@ -190,9 +190,9 @@ def test_statistics_names_a_site_with_several_scales(run, three_scales, phantom_
         assert f"{site}: its volumes lie on wildly different scales of intensity" in out
     assert "use --intensity scale" in out
     assert json.loads((tmp_path / "s.json").read_text())["intensity"] == "raw"
-    _, out, _ = run("statistics", "--data", phantom_dir, "--out", tmp_path / "s.json", "--intensity", "scale")
+    _, out, _ = run("statistics", "--data", phantom_dir, "--out", tmp_path / "t.json", "--intensity", "scale")
     assert "wildly" not in out
-    assert json.loads((tmp_path / "s.json").read_text())["intensity"] == "scale"
+    assert json.loads((tmp_path / "t.json").read_text())["intensity"] == "scale"
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,6 @@ class FederationServer:
             self.record.tell("left_out", site=site, reason=reason)
         self.left_out[site] = reason
 
-    # ------------------------------------------------------------------ before training
-
     def prepare(self) -> Request:
         """Ask a site how much data it has and what the methods exchange before training."""
         return Request(PREPARE, run=self.run)
@@ -311,8 +309,6 @@ class FederationServer:
         score = self.record.validation(round_)
         if score is not None:
             self.selection.offer(round_, score, self.state, self.payload)
-
-    # ------------------------------------------------------------------ after training
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""

@@ -6,6 +6,7 @@ import random
 import pytest
 from results import Page
 
+from medfedaug import cli
 from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
 
 
@@ -41,7 +42,7 @@ def test_page_tables_and_terminal_say_the_same(
     run, against_fedavg, tmp_path, monkeypatch, patients, seeds, gain, verdict
 ):
     folders = against_fedavg(patients, seeds, gain)
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(cli.out_console, "width", 250)
     out, tables = tmp_path / "page.html", tmp_path / "tables"
     code, said, err = run("report", *folders, "--out", out, "--tables", tables)
     assert code == 0, err
