@@ -154,7 +154,8 @@ class SiteFolder(ABC):
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
         self._check_patients()
-        files = {case.image: case.image.resolve() for split in SPLITS for case in self.cases[split]}
+        # Unlike `Path.resolve`, this takes a link to itself.
+        files = {c.image: Path(os.path.realpath(c.image)) for split in SPLITS for c in self.cases[split]}
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
         for case in (case for split in SPLITS for case in self.cases[split]):

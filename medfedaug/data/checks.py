@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import struct
 import zlib
@@ -16,10 +17,11 @@ from typing import Any
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.errors import DataError, warn
 
-__all__ = ["check_classes", "check_copies", "compare_axes"]
+__all__ = ["check_classes", "check_copies", "check_folders_of_classes", "compare_axes"]
 
 _BLOCK, _SAMPLE = 2**20, 2**12
 _RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
+_Entry = tuple[str, SiteFolder, Case]  # a case and its split and site
 _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
 
 
@@ -33,20 +35,18 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
     Raises:
         DataError: naming site and file, and the other one.
     """
-    listed: dict[Path, list[tuple[str, SiteFolder, Case]]] = defaultdict(list)
+    listed: dict[Path, list[_Entry]] = defaultdict(list)
     for site in sites:
         for split in SPLITS:
             for case in site.cases[split]:
                 if case.index is None:  # slices of one file are told apart by their index
-                    listed[case.image.resolve()].append((split, site, case))
-    linked = [entries for entries in listed.values() if len({split for split, *_ in entries}) > 1]
+                    listed[Path(os.path.realpath(case.image))].append((split, site, case))
+    linked = list(listed.values())
     copied = [[entry for path in paths for entry in listed[path]] for paths in _equal(list(listed))]
-    leaks = [e for e in (*linked, *copied) if len({split for split, *_ in e}) > 1]
-    for entries in leaks:
-        (first, owner, one), (split, site, case) = (
-            entries[0],
-            next(e for e in entries if e[0] != entries[0][0]),
-        )
+    # What a site has twice itself was found when it was looked at alone.
+    pairs = [_pair(entries, apart=len(sites) > 1) for entries in (*linked, *copied)]
+    leaks = [pair for pair in pairs if pair]
+    for (first, owner, one), (split, site, case) in leaks:
         other = one.image if owner is site else f"{one.image} of site {owner.name}"
         told = f"the image of a {split} case is that of a {first} case, {other}"
         if site.task == "segmentation":
@@ -57,6 +57,13 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
         hint = "The test is not one for these: take them out of one split."
         warn(told, site=site.name, path=case.image, hint=hint)
         return
+
+
+def _pair(entries: Sequence[_Entry], apart: bool) -> tuple[_Entry, _Entry] | None:
+    """Two entries of different splits, and where they are to be ``apart``, of different sites."""
+    first = entries[0]
+    others = [e for e in entries[1:] if e[0] != first[0] and not (apart and e[1] is first[1])]
+    return (first, others[0]) if others else None
 
 
 def _equal(paths: Sequence[Path]) -> Iterator[list[Path]]:
@@ -191,6 +198,29 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
                 path=listing,
                 hint="All sites need the same classes in the same order.",
             )
+
+
+def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:
+    """Check that folders of classes mean the same classes at all sites; a site may lack some.
+
+    Raises:
+        DataError: for two names that differ only as `check_classes` does not mind, naming site and both.
+    """
+    where: dict[str, list[tuple[str, SiteFolder]]] = defaultdict(list)
+    for site in sites:
+        for name in site.classes:
+            where[_plain(name)].append((name, site))
+    for (first, owner), *others in where.values():
+        for name, site in others:
+            if name != first:
+                raise DataError(
+                    f"{name!r} and {first!r} of site {owner.name} would be two classes",
+                    site=site.name,
+                    path=site.path,
+                    hint="Give the folders one name.",
+                )
+        if not others and len(sites) > 1:
+            warn(f"no other site has the class {first!r}", site=owner.name, path=owner.path / first)
 
 
 def _plain(name: str) -> str:

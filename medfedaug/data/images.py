@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from medfedaug.data.checks import check_copies
 from medfedaug.data.memory import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError
+from medfedaug.files import parse_json
 
 __all__ = ["IMAGE_SUFFIXES", "ImageFolder", "class_cases", "published_split"]
 
@@ -61,7 +62,12 @@ class ImageFolder(SiteFolder):
         """
         for case in (case for split in SPLITS for case in self.cases[split]):
             if not case.image.is_file():
-                raise DataError("a listed image is missing", site=self.name, path=case.image)
+                raise DataError(
+                    "a listed image is missing",
+                    site=self.name,
+                    path=case.image,
+                    hint="Put the file there or take it out of the list.",
+                )
             if case.image.suffix.lower() not in _DEEP:
                 continue
             status = case.image.stat()
@@ -124,10 +130,10 @@ def _published(
     lists = []
     for file in (train_list, train_list.with_name(f"{site}_test.json")):
         try:
-            entries: Any = json.loads(file.read_text())
+            entries: Any = parse_json(file.read_text(encoding="utf-8"))
             lists.append([Case(str(image), root / image, str(label)) for image, label in entries])
-            for image, _ in entries:
-                check_below(root, str(image), site, file)
+            for image, label in entries:
+                _check_entry(root, path.resolve(), str(image), str(label), site, file)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"not a list of [path, class] ({error})", site=site, path=file) from error
         unknown = sorted({str(case.label) for case in lists[-1]} - set(classes))
@@ -139,6 +145,18 @@ def _published(
                 hint=f"The folders are {', '.join(classes)}.",
             )
     return published_split(*lists)
+
+
+def _check_entry(root: Path, folder: Path, image: str, label: str, site: str, listing: Path) -> None:
+    check_below(root, image, site, listing)
+    if os.path.isabs(image):  # is meant
+        return
+    place = Path(os.path.normpath(root / image))
+    if not place.is_relative_to(folder):
+        raise DataError(f"names {image}, which is not below {folder}", site=site, path=listing)
+    below = place.relative_to(folder).parts
+    if len(below) == 2 and below[0] != label:
+        raise DataError(f"names {image} as {label!r}, not as {below[0]!r}", site=site, path=listing)
 
 
 def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Sequence[Case]]:

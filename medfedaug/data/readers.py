@@ -184,6 +184,9 @@ def _read_header(path: Path) -> Header:
         files, reader = _series(path) if path.is_dir() else ([], _information(path))
     except RuntimeError as error:
         raise ValueError(_reason(error)) from error
+    kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())
+    if "complex" in kind:
+        raise ValueError(f"voxels of the type {kind}, and real numbers were expected")
     size = reader.GetSize()
     affine = _ras(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
     if len(files) > 1:
@@ -199,6 +202,8 @@ def _read_header(path: Path) -> Header:
 def _nifti_header(path: Path) -> Header:
     image = cast(nibabel.Nifti1Image, nibabel.load(path))
     voxels = cast(Any, image.dataobj)
+    if voxels.dtype.kind not in "biuf":
+        raise ValueError(f"voxels of the type {voxels.dtype}, and numbers were expected")
     promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
     if _stored_bytes(path) != promised % 2**32:
         np.asanyarray(voxels)  # raises where voxels are missing
@@ -234,7 +239,12 @@ def _information(path: str | Path) -> sitk.ImageFileReader:
 
 def _series(folder: Path) -> tuple[list[str], sitk.ImageFileReader]:
     """The files of the one DICOM series in a folder, in the order of their slices, and the first's header."""
-    series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+    shown = sitk.ProcessObject.GetGlobalWarningDisplay()
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)  # what it would print is in the error below
+    try:
+        series = sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+    finally:
+        sitk.ProcessObject.SetGlobalWarningDisplay(shown)
     if len(series) != 1:
         raise ValueError(f"holds {len(series) or 'no'} DICOM series, one was expected")
     files = list(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import MARKER, is_federation, open_federation
-from medfedaug.data.checks import check_classes, check_copies, compare_axes
+from medfedaug.data.checks import check_classes, check_copies, check_folders_of_classes, compare_axes
 from medfedaug.data.images import IMAGE_SUFFIXES, ImageFolder
 from medfedaug.data.volumes import UNNAMED, VolumeFolder
 from medfedaug.errors import ConfigError, DataError
@@ -31,7 +32,8 @@ __all__ = [
 
 def is_site(path: Path) -> bool:
     """Whether a folder is a site's: it holds a ``dataset.json``, or folders of images."""
-    return (path / "dataset.json").is_file() or _has_images(path)
+    # Also where it cannot be read, lest a site be left out without a word.
+    return os.path.lexists(path / "dataset.json") or _has_images(path)
 
 
 def _has_images(path: Path) -> bool:
@@ -59,7 +61,7 @@ def open_site(path: str | Path, name: str | None = None, limit: int | None = Non
             some = ", ".join(list(sites)[:6]) + (", ..." if len(sites) > 6 else "")
             raise DataError(f"no such site; there are {some}", site=name, path=path / MARKER)
         return sites[name]
-    if (path / "dataset.json").exists():
+    if os.path.lexists(path / "dataset.json"):
         return VolumeFolder.open(path, name=name, limit=limit)
     if _has_images(path):
         return ImageFolder.open(path, name=name, limit=limit)
@@ -82,7 +84,16 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
         raise DataError("no such folder", path=root)
     if is_federation(root):
         return list(open_federation(root, limit).values())
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    visible = sorted(p for p in root.iterdir() if not p.name.startswith("."))
+    for path in visible:
+        if path.is_symlink() and not path.exists():
+            raise DataError(
+                "a link to what is not there",
+                site=path.name,
+                path=path,
+                hint="Mount the folder that it names, or remove the link.",
+            )
+    folders = [path for path in visible if path.is_dir()]
     found = [p for p in folders if is_site(p)]
     if not found:
         raise DataError(
@@ -173,6 +184,8 @@ def check_federation(
     for site in sites:
         if site.task == "segmentation":
             check_classes(site, named.classes, f"site {named.name}")
+    if first.task == "classification":
+        check_folders_of_classes(sites)
     channels = {site.name: site.check_files() for site in sites}
     for site in sites[1:]:
         if channels[site.name] != channels[first.name]:

@@ -49,8 +49,9 @@ class VolumeFolder(SiteFolder):
         """The classes and cases that ``path/dataset.json`` names."""
         listing = path / "dataset.json"
         if not listing.is_file():
+            there = os.path.lexists(listing)
             raise DataError(
-                "there is no dataset.json",
+                "its dataset.json is no file" if there else "there is no dataset.json",
                 site=name,
                 path=path,
                 hint="It lists the cases in MONAI's decathlon style.",
@@ -58,7 +59,9 @@ class VolumeFolder(SiteFolder):
         try:
             content = parse_json(listing.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"not readable as JSON ({error})", site=name, path=listing) from error
+            raise DataError(
+                f"not readable as JSON ({error})", site=name, path=listing, hint="Write it in UTF-8."
+            ) from error
         if not isinstance(content, dict):
             raise DataError("not a JSON object", site=name, path=listing)
         cases = {split: _read_split(listing, name, content, split) for split in SPLITS}
@@ -199,7 +202,7 @@ def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -
                 _without_suffix(Path(item["image"]).name),
                 Path(item["image"]),
                 Path(item["label"]),
-                patient=str(item.get("patient", "")),
+                patient="" if item.get("patient") is None else str(item["patient"]),
             )
             for item in items
         ]
@@ -212,7 +215,7 @@ def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -
     for case, row in zip(cases, content[split], strict=True):
         for kind, file in (("image", case.image), ("label", _label(case))):
             check_below(listing.parent, str(row[kind]), site, listing)
-            if not file.exists():
+            if not _is_there(file):
                 raise DataError(
                     f"the {kind} of a {split} case is missing",
                     site=site,
@@ -220,6 +223,13 @@ def _read_split(listing: Path, site: str, content: dict[str, Any], split: str) -
                     hint="Put the file there or take the case out of dataset.json.",
                 )
     return cases
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+        return False
 
 
 def _read_labels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str, ...]:
