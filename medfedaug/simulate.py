@@ -153,9 +153,10 @@ def simulate(
         started = time.perf_counter()
         # Whoever published a benchmark has seen to its intensities.
         found = {} if is_federation(Path(data_dir)) else uneven_sites(sites)
-        uneven = {site: scales.sentence(composition.intensity) for site, scales in found.items()}
-        for site, reason in uneven.items():
+        uneven = {site: str(scales) for site, scales in found.items()}
+        for site, scales in found.items():
             if on_event is not None:
+                reason = scales.sentence(composition.intensity)
                 on_event({"event": "uneven", "site": site, "reason": reason})
         work = make_workspace(out)
         try:

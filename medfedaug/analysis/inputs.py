@@ -31,12 +31,12 @@ class Input:
         scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its own range;
             ``"fixed"``: all divided by 255.
         normalised_by: the method that normalises what comes of it; ``None`` where none does.
-        uneven: for each site whose volumes lie on wildly different scales, what was found.
+        uneven: each site whose volumes lie on wildly different scales, and what was found there.
     """
 
     scaling: str = "each volume"
     normalised_by: str | None = None
-    uneven: tuple[str, ...] = ()
+    uneven: tuple[tuple[str, str], ...] = ()
 
     @property
     def scaled(self) -> str:
@@ -69,7 +69,9 @@ def recorded_input(content: Mapping[str, Any]) -> Input:
         return Input(
             str(known.get("scaling", "each volume")),
             str(known["normalised_by"]) if known.get("normalised_by") else None,
-            tuple(map(str, uneven.values())) if isinstance(uneven, Mapping) else (),
+            tuple((site, str(found)) for site, found in uneven.items())
+            if isinstance(uneven, Mapping)
+            else (),
         )
     config = recorded_settings(content)
     by = next((m["name"] for m in config["methods"] if m["name"] in _NORMALISING), None)

@@ -90,8 +90,7 @@ def _page(
     add(head, "style", STYLE)
     body = add(html, "body")
     add(body, "h1", title)
-    uneven = dict.fromkeys(text for run in runs for text in run.input.uneven)
-    for text in (_lead(runs), *notes, *uneven):
+    for text in (_lead(runs), *notes, *_uneven(runs)):
         add(body, "p", text)
     for tables in (_scores, _patients):
         tables(add(body, "section"), groups, reduced)
@@ -119,6 +118,18 @@ def _lead(runs: Sequence[Run]) -> str:
     held_out = sorted({site for run in runs for site in run.held_out})
     parts += [f"left out of training: {_names(held_out)}"] if held_out else []
     return " · ".join(parts)
+
+
+def _uneven(runs: Sequence[Run]) -> list[str]:
+    """A sentence on the sites whose volumes lie on several scales, where there are any."""
+    found = {site: what for run in runs for site, what in run.input.uneven}
+    if not found:
+        return []
+    told = "; ".join(f"{site} ({what})" for site, what in found.items())
+    return [
+        f"Sites whose volumes lie on wildly different scales of intensity: {told}. Statistics of them all fit "
+        "none of them; --intensity scale brings each volume to [0, 1]."
+    ]
 
 
 def _names(sites: Sequence[str]) -> str:

@@ -43,16 +43,17 @@ class UnevenScales:
         """The ratio of the larger range to the smaller one."""
         return self.ranges[1] / self.ranges[0]
 
+    def __str__(self) -> str:
+        low, high = self.ranges
+        return f"{self.narrow} covers {low:.3g}, {self.wide} {high:.3g}, {self.ratio:.3g} times as much"
+
     def sentence(self, intensity: str = "raw") -> str:
         """The finding and the remedy in one line.
 
         Args:
             intensity: ``"scale"`` where each volume is scaled already, ``"raw"`` where none is.
         """
-        found = (
-            f"{self.site}: its volumes lie on wildly different scales of intensity ({self.narrow} covers "
-            f"{self.ranges[0]:.3g}, {self.wide} {self.ranges[1]:.3g}, {self.ratio:.3g} times as much)"
-        )
+        found = f"{self.site}: its volumes lie on wildly different scales of intensity ({self})"
         if intensity == "scale":
             return f"{found}; --intensity scale, as here, brings each to [0, 1]."
         return f"{found}. Statistics of them all fit none of them: use --intensity scale."
