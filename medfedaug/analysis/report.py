@@ -127,8 +127,8 @@ def _uneven(runs: Sequence[Run]) -> list[str]:
         return []
     told = "; ".join(f"{site} ({what})" for site, what in found.items())
     return [
-        f"Sites whose volumes lie on wildly different scales of intensity: {told}. Statistics of them all fit "
-        "none of them; --intensity scale brings each volume to [0, 1]."
+        f"Sites whose volumes lie on wildly different scales of intensity: {told}. Statistics of them all "
+        "fit none of them; --intensity scale brings each volume to [0, 1]."
     ]
 
 
