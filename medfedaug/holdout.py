@@ -11,7 +11,8 @@ from typing import Any
 from medfedaug.config import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.output import RESULTS, write_json
+from medfedaug.federation.output import RESULTS
+from medfedaug.files import write_json
 from medfedaug.run_folder import is_json_with
 from medfedaug.scores import mean_score
 from medfedaug.simulate import simulate

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from medfedaug.checks import check_choice
 from medfedaug.config import Execution, RunConfig, recorded_settings, task_defaults
 from medfedaug.data.benchmarks import is_federation, read_federation
 from medfedaug.data.scales import uneven_sites
@@ -22,8 +23,9 @@ from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_json, write_run
+from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_run
 from medfedaug.federation.pooled import run_pooled
+from medfedaug.files import write_json
 from medfedaug.run_folder import (
     check_results,
     is_json_with,
@@ -109,8 +111,7 @@ def simulate(
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r} is not known; choose from {', '.join(ENGINES)}")
+    check_choice("engine", engine, ENGINES)
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder")

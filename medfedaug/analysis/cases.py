@@ -130,26 +130,18 @@ def _windowed(plane: np.ndarray) -> np.ndarray:
 
 
 def network_inputs(trainer: SiteTrainer, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
-    """What the network sees of some cases in evaluation: slices with foreground, or photographs.
+    """Some cases as the network sees them in evaluation: slices with foreground, or photographs.
 
     Args:
         trainer: the site.
         cases: some of its cases, of any split.
 
-    Yields:
-        Batches: images (B, C, *spatial) on the trainer's device, and labels.
+    Returns:
+        Batches: images (B, C, *spatial) and labels, on the trainer's device.
     """
     folder = replace(trainer.folder, cases={**trainer.folder.cases, "training": tuple(cases)})
-    samples, transform = trainer.task.training_samples(folder), trainer.evaluation_transform()
-    for start in range(0, len(samples), trainer.config.batch_size):
-        chunk = samples[start : start + trainer.config.batch_size]
-        batch = trainer.task.collate(
-            [
-                {Keys.IMAGE: transform({Keys.IMAGE: s[Keys.IMAGE]})[Keys.IMAGE], Keys.LABEL: s[Keys.LABEL]}
-                for s in chunk
-            ]
-        )
-        yield batch[Keys.IMAGE].to(trainer.device), batch[Keys.LABEL]
+    assert trainer.samples is not None
+    return trainer.samples.batches(trainer.task.training_samples(folder))
 
 
 def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:

@@ -37,7 +37,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on the images of one site or of several."""
     from medfedaug.evaluate import evaluate_model
-    from medfedaug.federation.output import write_json
+    from medfedaug.files import write_json
     from medfedaug.run_folder import is_json_with
 
     if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):

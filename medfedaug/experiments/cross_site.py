@@ -19,8 +19,9 @@ from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate
 from medfedaug.federation.inprocess import InProcessCarrier, Saving
 from medfedaug.federation.messages import TRAIN
-from medfedaug.federation.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file, write_json
+from medfedaug.federation.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.protocol import Accept
+from medfedaug.files import write_json
 from medfedaug.methods import build_methods
 
 __all__ = ["CROSS_SITE", "cross_site"]

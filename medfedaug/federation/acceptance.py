@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medfedaug.checks import is_number
 from medfedaug.errors import MedFedAugError, UpdateRefused, first_line
 from medfedaug.federation.messages import Reply, own_entries
 from medfedaug.methods.base import Payload, ServerExchange, Shapes
@@ -199,9 +200,7 @@ def clean_metrics(metrics: Any, nested: bool = True) -> dict[str, Any]:
 
 def score_of(value: Any) -> float | None:
     """A score as a metric gives it; anything else would decide which model is best."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
-        return float(value)
-    return None
+    return float(value) if is_number(value) and 0 <= value <= 1 else None
 
 
 def _raise_error(reply: Reply) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from medfedaug.federation.server import FederationServer
-from medfedaug.files import write_atomic
+from medfedaug.files import write_atomic, write_json
 from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
 
@@ -21,7 +19,6 @@ __all__ = [
     "STATE",
     "STATISTICS",
     "exchange_file",
-    "write_json",
     "write_models",
     "write_run",
     "write_state",
@@ -64,9 +61,3 @@ def write_state(path: Path, state: dict[str, Tensor]) -> None:
     """A state dict that ``torch.load(path, weights_only=True)`` reads anywhere."""
     plain = {key: value.detach().cpu().clone() for key, value in state.items()}
     write_atomic(path, lambda file: torch.save(plain, file))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """JSON that a person can read."""
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomic(path, lambda file: file.write(text.encode()))

@@ -16,10 +16,11 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medfedaug.checks import check_choice
 from medfedaug.config import RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import is_federation, is_site, open_site
-from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries
@@ -322,8 +323,7 @@ class SiteTrainer(ClientAlgo):
         """
         extra = extra or {}
         split = str(extra.get("split", "test"))
-        if split not in _SPLITS:
-            raise ConfigError(f"split {split!r} is not known; choose from {', '.join(_SPLITS)}")
+        check_choice("split", split, _SPLITS)
         self.receive(data)
         round_ = int(extra.get("round", 0))
         if not self.recall_round(round_):
