@@ -104,8 +104,10 @@ def takes(
 
 def _parameter(cls: type, entry: dataclasses.Field[Any], hint: Any, text: str) -> inspect.Parameter:
     rules = entry.metadata
-    default: Any = entry.default if entry.default is not dataclasses.MISSING else entry.default_factory()  # type: ignore[misc]
-    least = rules["at_least"]
+    least, default = rules["at_least"], entry.default
+    if callable(entry.default_factory):
+        default = entry.default_factory()
+    kind: Any
     if isinstance(default, dict):
         kind, default = str, json.dumps(default)
     elif isinstance(default, tuple):

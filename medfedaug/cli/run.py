@@ -74,20 +74,20 @@ def simulate(
     sites = find_sites(data, limit=options.get("limit"))
     config = configure(sites, **options)
     with RoundProgress(config.rounds) as progress:
-        results = (leave_one_site_out if in_turn else run)(
-            data,
-            out,
-            config,
-            engine=engine.value,
-            device=device,
-            overwrite=overwrite,
-            resume=resume,
-            on_event=progress.show,
-            tracking=tracking,
-            pictures=pictures,
-            execution=Execution(**given[Execution]),
-            **({} if in_turn else {"sites": sites}),
-        )
+        settings: dict[str, Any] = {
+            "engine": engine.value,
+            "device": device,
+            "overwrite": overwrite,
+            "resume": resume,
+            "on_event": progress.show,
+            "tracking": tracking,
+            "pictures": pictures,
+            "execution": Execution(**given[Execution]),
+        }
+        if in_turn:
+            results = leave_one_site_out(data, out, config, **settings)
+        else:
+            results = run(data, out, config, sites=sites, **settings)
     if in_turn:
         _print_holdout(results, methods)
         out_console.print(f"{out}/holdout.json", highlight=False)

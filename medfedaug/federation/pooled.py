@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from monai.fl.utils.constants import ExtraItems
@@ -18,11 +19,6 @@ from medfedaug.federation.server import FederationServer
 from medfedaug.federation.trainer import SiteTrainer
 
 __all__ = ["PooledCarrier", "run_pooled"]
-
-
-def run_pooled(*args: Any, **kwargs: Any) -> FederationServer:
-    """Train on the images of all sites together; arguments and errors are those of `run_in_process`."""
-    return run_in_process(*args, **kwargs, carrier=PooledCarrier)
 
 
 class PooledCarrier(InProcessCarrier):
@@ -69,3 +65,7 @@ class PooledCarrier(InProcessCarrier):
         asked = replace(request, task=VALIDATE, round=request.round - 1)
         metric = self.server.metric
         return {f"val_{metric}": self.sites[name].answer(asked).metrics.get(metric)}
+
+
+run_pooled = partial(run_in_process, carrier=PooledCarrier)
+"""Train on the images of all sites together; otherwise as `run_in_process`."""

@@ -104,7 +104,7 @@ class Record:
         mean = mean_score(scores.get(name) for scores in entry["sites"].values())
         if mean is not None:
             entry[name] = mean
-            self.tell("validated", round=round_, **{name: mean})
+            self.tell("validated", {name: mean}, round=round_)
         return mean
 
     def finish_round(self, summaries: Mapping[str, dict[str, Any]], seconds: float) -> None:
@@ -123,7 +123,7 @@ class Record:
             self.metric: score,
             "cases": cases if isinstance(cases, dict) else {},
         }
-        self.tell("tested", site=site, **{self.metric: score})
+        self.tell("tested", {self.metric: score}, site=site)
 
     def reasons(self) -> list[str]:
         """Why sites are absent from the last round."""

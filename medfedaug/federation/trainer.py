@@ -26,7 +26,7 @@ from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.federation.training import LocalTraining
-from medfedaug.methods.base import Payload, SiteContext
+from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
 from medfedaug.settings import DATA_VARIABLE
@@ -148,7 +148,7 @@ class SiteTrainer(ClientAlgo):
         self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.task = make_task(self.config, normalised=composition.normalises_input)
         self.task.check_site(self.folder)
-        self.parts = {}
+        self.parts: dict[str, SitePart] = {}
         # After an error everything begins anew, but what was decoded is as good as before.
         samples = SiteSamples(
             self.folder, self.task, self.config, composition.intensity, self.device, self.parts
