@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -400,3 +401,57 @@ def test_an_impossible_score_selects_no_model(tiny_config, score):
         server.finish_round()
     assert server.rounds[0]["sites"]["A"]["val_dice"] is None
     assert server.rounds[0]["val_dice"] == 0.5
+
+
+def test_a_request_brings_one_model_which_is_loaded_once(tiny_config, phantom_dir, monkeypatch):
+    """It is first scored, as the model of the round before, and then trained."""
+    config = tiny_config("fedrdn,fedfa")
+    server, sites = FederationServer(config), {}
+    for name in SITES[:2]:
+        sites[name] = Site(name, SiteTrainer(config, phantom_dir, "cpu"))
+        server.accept_preparation(name, sites[name].answer(server.prepare()))
+    server.finish_preparation()
+    loaded = []
+    load = torch.nn.Module.load_state_dict
+
+    def watched(self, state, *args, **kwargs):
+        loaded.append(len(state))
+        return load(self, state, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", watched)
+    for _ in range(2):
+        request = server.start_round()
+        for name, site in sites.items():
+            loaded.clear()
+            assert server.accept(name, site.answer(request))
+            assert loaded == [len(server.shared)]
+        server.finish_round()
+    assert server.rounds[0]["val_dice"] >= 0
+
+
+def test_a_simulation_opens_each_site_once(run, phantom_dir, tmp_path, monkeypatch):
+    from medfedaug.data.volumes import VolumeFolder
+
+    opened = []
+    listed = VolumeFolder.list_cases
+
+    def watched(path, name):
+        opened.append(name)
+        return listed(path, name)
+
+    monkeypatch.setattr(VolumeFolder, "list_cases", watched)
+    options = (
+        "--methods",
+        "fedrdn",
+        "--rounds",
+        1,
+        "--engine",
+        "inprocess",
+        "--device",
+        "cpu",
+        "--no-pictures",
+    )
+    network = ("--network-args", json.dumps({"features": [4, 8, 8, 8, 8, 4]}), "--threads", 1)
+    code, _, err = run("simulate", "--data", phantom_dir, "--out", tmp_path / "out", *options, *network)
+    assert code == 0, err
+    assert sorted(opened) == SITES
