@@ -29,7 +29,11 @@ _NVFLARE_SERVER = (
     "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
     "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver",
 )
-_NVFLARE_SITE = ("nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",)
+_NVFLARE_SITE = (
+    # A site's kit puts it into every job, unless the site forbids that its logs are sent.
+    "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
+    "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
+)
 
 
 def our_classes(server: bool) -> tuple[str, ...]:

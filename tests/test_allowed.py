@@ -19,6 +19,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_common.logging.site_log_streamer import _LOG_STREAMER_PATH
 from nvflare.fuel.common.excepts import ComponentNotAuthorized
 from nvflare.fuel.common.excepts import ConfigError as NotBuilt
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
@@ -73,6 +74,17 @@ def build(kit: Path, job: Path, side: str) -> FedJsonConfigurator:
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_our_own_job_is_built(kits, job, side, only):
     build(configure(kits, side, only), job, side)
+
+
+def test_what_nvflare_puts_into_every_job_at_a_site_is_allowed_there(kits, job, tmp_path):
+    kit = configure(kits, "client", only=True)
+    build(
+        kit, spoil(job, tmp_path / "injected", "client", {"path": _LOG_STREAMER_PATH, "args": {}}), "client"
+    )
+    persistor = {"path": "nvflare.app_common.np.np_model_persistor.NPModelPersistor", "args": {}}
+    other = spoil(job, tmp_path / "other", "client", persistor)
+    with pytest.raises(ComponentNotAuthorized, match="is not in allow_list"):
+        build(kit, other, "client")
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
