@@ -123,8 +123,15 @@ def by_hand(config, data, taking_part):
     return x
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("engine", ["inprocess", "nvflare"])
+@pytest.mark.parametrize(
+    ("engine", "momentum"),
+    [
+        ("inprocess", 0.0),
+        ("inprocess", 0.9),
+        ("nvflare", 0.9),
+        pytest.param("nvflare", 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_simulation_is_the_papers_loop(uneven, tmp_path, engine, momentum):
     """Uneven sites, each of which misses a round."""
     config = configuration(uneven, momentum)
