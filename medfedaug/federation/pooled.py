@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from monai.fl.utils.constants import ExtraItems
 from torch.utils.data import Dataset
@@ -55,16 +54,19 @@ class PooledCarrier(InProcessCarrier):
                 update = self.sites[name].answer(request)
                 accept(name, replace(update))
             else:
-                metrics = {**update.metrics, **self._validation(name, request)}
-                accept(name, replace(update, num_samples=self.server.sites[name], metrics=metrics))
+                scored = self._validation(name, request)
+                metrics = {**update.metrics, **scored.metrics}
+                error, samples = update.error or scored.error, self.server.sites[name]
+                accept(name, replace(update, num_samples=samples, metrics=metrics, error=error))
         return {}
 
-    def _validation(self, name: str, request: Request) -> dict[str, Any]:
+    def _validation(self, name: str, request: Request) -> Reply:
+        """What a site says of the model of the round before."""
         if request.round == 1:
-            return {}
-        asked = replace(request, task=VALIDATE, round=request.round - 1)
+            return Reply(VALIDATE)
+        reply = self.sites[name].answer(replace(request, task=VALIDATE, round=request.round - 1))
         metric = self.server.metric
-        return {f"val_{metric}": self.sites[name].answer(asked).metrics.get(metric)}
+        return replace(reply, metrics={f"val_{metric}": reply.metrics.get(metric)})
 
 
 run_pooled = partial(run_in_process, carrier=PooledCarrier)
