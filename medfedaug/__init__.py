@@ -11,6 +11,14 @@ The sub-packages, by what a user looks for:
 * `medfedaug.nvflare_jobs`: the same federation as an NVFlare job.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from medfedaug._version import __version__
+
+# In the folder of the repository Python finds this folder before the installed package, and transforms/,
+# models/ and nvflare_jobs/ lie beside it there. An editable install finds them by itself.
+if find_spec("medfedaug.transforms") is None:
+    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 __all__ = ["__version__"]

@@ -47,6 +47,19 @@ def test_the_wheel_holds_every_module_and_nothing_generic(tmp_path):
     subprocess.run([sys.executable, "-I", "-c", script, str(target), *modules()], check=True, cwd=tmp_path)
 
 
+def test_the_folder_of_the_repository_hides_no_part_of_an_installed_package(tmp_path):
+    """`pip install .`, and then Python is started in this folder, which comes first on its path."""
+    script = (
+        "import sys; from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder; "
+        "sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]; "  # no editable install
+        "sys.path.insert(0, sys.argv[1]); from importlib.util import find_spec; "
+        "print(*(find_spec(name).origin for name in sys.argv[2:]), sep='\\n')"
+    )
+    run = [sys.executable, "-I", "-c", script, str(ROOT), *FOLDERS]
+    found = subprocess.run(run, check=True, cwd=tmp_path, text=True, capture_output=True).stdout
+    assert found.splitlines() == [str(ROOT / folder / "__init__.py") for folder in FOLDERS.values()]
+
+
 def imports(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
