@@ -158,5 +158,6 @@ plain = BasicUNet(2, 1, 2, (8, 8, 16, 32, 64, 8), norm="instance")
 print(plain.load_state_dict(torch.load(here / "model.pt", weights_only=True)))
 
 # %%
-# Next: the same as a MONAI Bundle is in ``examples/bundle``; all transforms and layers are in the
+# Next: the same as a MONAI Bundle is in ``examples/bundle``, and a Bundle in a federation is
+# :doc:`a tutorial of its own </tutorials/04_own_bundle>`. All transforms and layers are in the
 # :doc:`gallery </gallery/index>`.
