@@ -214,7 +214,7 @@ def test_hostile_sites_are_compared_with_honest_ones(script, tmp_path):
     chosen = ["--methods", "fedavg", "median", "--attacks", "label flip", "hijack"]
     options = ["--out", tmp_path / "out", "--work", tmp_path, *small, *chosen]
     printed = script("robustness.py", *options)
-    assert "median: 2 x label flip, seed 0" in printed
+    assert "median: 2 x label flip from site 0, seed 0" in printed
     runs = json.loads((tmp_path / "out/numbers.json").read_text())["runs"]
     assert [len(run["dice"]) for run in runs] == [5, 5, 4, 4, 4, 4, 3, 3, 3, 3]
     assert "seed 0:" not in script("robustness.py", *options)

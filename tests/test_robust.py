@@ -45,7 +45,7 @@ def five(tmp_path_factory, script):
     """Five phantom sites, and the same with their labels exchanged."""
     root = tmp_path_factory.mktemp("five")
     make_phantom(root / "data", sites=5, patients=3, shape=(16, 16, 4), seed=0)
-    return root / "data", script.flipped(root / "data", root / "flipped")
+    return root / "data", script.flipped(root / "data", root / "flipped", 2)
 
 
 @pytest.fixture
