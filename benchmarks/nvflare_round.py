@@ -1,6 +1,6 @@
-"""Idle time of a round: our NVFlare job compared with NVFlare's plain FedAvg recipe.
+"""Idle time of a round: our NVFlare job, also with secure aggregation, and NVFlare's plain FedAvg recipe.
 
-Both run in the simulator with the same network, the same number of sites and very little to compute. The idle
+All run in the simulator with the same network, the same number of sites and very little to compute. The idle
 time of a round is its duration at the server minus the longest time that any site worked.
 
     python benchmarks/nvflare_round.py --sites 4 --rounds 8
@@ -34,22 +34,24 @@ while flare.is_running():
 """
 
 
-def ours(sites: int, rounds: int, folder: Path) -> list[float]:
-    """Idle seconds of each round of our job, including statistics and FFA."""
+def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[float]:
+    """Idle seconds of each round of our job: with FedRDN and FFA, or with FFA under secure aggregation."""
     from medfedaug.config import RunConfig
     from medfedaug.data.phantom import make_phantom
     from medfedaug.methods import parse_methods
     from medfedaug.nvflare_jobs import run_in_simulator
 
+    folder = folder / ("secure" if secure else "open")
     data = folder / "data"
     names = [site.name for site in make_phantom(data, sites=sites, patients=3, shape=(32, 32, 4))]
     config = RunConfig(
-        methods=tuple(parse_methods("fedrdn,fedfa")),
+        methods=tuple(parse_methods("fedfa" if secure else "fedrdn,fedfa")),
+        secure_aggregation=secure,
         network="basicunet",
         network_args={"features": [8, 8, 8, 8, 8, 8]},
         rounds=rounds,
     )
-    work = folder / "ours"
+    work = folder / "run"
     work.mkdir()
     results = json.loads((run_in_simulator(config, data, names, work, "cpu") / "results.json").read_text())
     return [
@@ -100,7 +102,7 @@ recipe.execute(SimEnv(num_clients={sites}, workspace_root={str(folder / "plain")
 
 
 def main() -> None:
-    """Run both and print medians and their ratio."""
+    """Run all and print medians, and their ratios to the recipe's."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -109,12 +111,19 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         # The first round starts the sites' processes, which does not count as time of a round.
-        a = ours(arguments.sites, arguments.rounds, Path(folder))[1:]
-        b = plain(arguments.sites, arguments.rounds, Path(folder))[1:]
+        common = (arguments.sites, arguments.rounds, Path(folder))
+        found = {
+            "medfedaug": ours(*common)[1:],
+            "medfedaug, secure": ours(*common, secure=True)[1:],
+            "plain FedAvgRecipe": plain(*common)[1:],
+        }
     print(f"{arguments.sites} sites, {os.cpu_count()} cores, idle seconds a round (min, median, max):")
-    for name, values in (("medfedaug", a), ("plain FedAvgRecipe", b)):
-        print(f"  {name:20s} {min(values):.2f}  {statistics.median(values):.2f}  {max(values):.2f}")
-    print(f"  ratio of medians     {statistics.median(a) / statistics.median(b):.2f}")
+    *_, recipe = found.values()
+    for name, values in found.items():
+        ratio = statistics.median(values) / statistics.median(recipe)
+        print(
+            f"  {name:20s} {min(values):.2f}  {statistics.median(values):.2f}  {max(values):.2f}  {ratio:.2f}"
+        )
 
 
 if __name__ == "__main__":
