@@ -47,8 +47,9 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     clock = Clock(10)
-    clock.restart(4)  # a run that is continued
     assert clock.left() == "time left: known after the first"
+    clock.restart(4)  # a run that is continued
+    assert clock.left() == "time left: known after the next"
     now[0], clock.done = 160.0, 6
     assert clock.left() == "about 2 min left"
 

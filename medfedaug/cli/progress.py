@@ -58,7 +58,7 @@ class Clock:
     def left(self) -> str:
         """The remaining time in words."""
         if self.done <= self.first:
-            return "time left: known after the first"
+            return f"time left: known after the {'next' if self.first else 'first'}"
         each = (time.monotonic() - self.begun) / (self.done - self.first)
         # The seconds since the last one are gone of the next.
         return f"about {duration(each * (self.total - self.done))} left"
