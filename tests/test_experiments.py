@@ -45,7 +45,7 @@ def test_over_all_folds_every_patient_is_tested_once_and_never_trains_meanwhile(
     assert tested[0] != tested[1]
     with pytest.raises(ConfigError, match="site CS has 5 patients, too few for 6 folds"):
         open_benchmark("lgg_multisite", tmp_path, folds=6)
-    with pytest.raises(ConfigError, match="one of 1 to 5: 6 of 5"):
+    with pytest.raises(ConfigError, match="fold 6 of 5: a number from 1 to 5"):
         fold_patients("DU", [], 5, 6)
 
 

@@ -60,6 +60,14 @@ def test_nnu_nets_layout_is_read_as_it_is_and_its_own_list_is_kept(run, tmp_path
     assert opened.load_image(opened.cases["training"][0]).shape == (2, 8, 8, 4)
 
 
+def test_no_name_is_cut_in_a_terminal_of_80_columns(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    fill(tmp_path / "hospital-of-the-north", names=range(3))
+    _, out, _ = run("init", tmp_path, "--labels", "background,enhancing_tumour")
+    assert "files per" in out
+    assert "…" not in out
+
+
 def test_the_decathlons_layout_and_flat_folders_are_split_by_patient_and_seed(run, tmp_path):
     fill(tmp_path / "A", names=[f"p{patient}_{visit}" for patient in range(5) for visit in (1, 2)])
     fill(tmp_path / "B", "images", "masks", ending="_mask", value=2)

@@ -90,6 +90,12 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
     assert written["vary"] == {"patch_size": [[16, 16]]}
 
 
+def test_a_file_that_is_not_there_is_said_to_be_missing(run, tmp_path):
+    code, _, err = run(*arguments(None, None, "--experiment", tmp_path / "none.yml"))
+    assert code == 2
+    assert err.splitlines()[-1].endswith("none.yml: no such file")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -108,6 +114,7 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
         ),
         ("{data: data, out: x, methods: fedavg, settings: {rounds: many}}", "rounds must be a whole number"),
         ("{data: data, out: x, methods: fedavg, folds: 9}", "too few for 9 folds"),
+        ("{data: data, out: x, methods: fedavg, folds: 2}", "2 folds: at least 3 are needed"),
         ("{data: nowhere, out: x, methods: fedavg}", "nowhere: no such folder"),
         ("{data: data, out: x, methods: fedavg, seeds: few}", "seeds is 'few'"),
         ("{data: data, out: x, methods: fedavg, settings: [rounds]}", "settings"),

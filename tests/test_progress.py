@@ -52,6 +52,8 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
     assert clock.left() == "time left: known after the next"
     now[0], clock.done = 160.0, 6
     assert clock.left() == "about 2 min left"
+    clock.done = 10  # the page is still to be drawn
+    assert clock.left() == "nearly done"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min")])

@@ -66,6 +66,8 @@ def datasets(
 def _print_list(found: Sequence[Described], *headings: str) -> None:
     table = Table("name", "what", *headings, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.columns[0].no_wrap = True
+    for column in table.columns[2:]:
+        column.max_width = len("classification")  # what a method does is the longest, and needs the room
     for one in found:
         what = one.what or f"Added by the package {one.package}."
         table.add_row(*map(escape, (one.name, what, *(one.facts.get(heading, "") for heading in headings))))

@@ -96,7 +96,7 @@ def benchmark(
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of folds by patient, so that every patient is tested."),
+        typer.Option(min=0, help="Number of folds by patient, 3 or more, so that every patient is tested."),
     ] = None,
     cross_site: Annotated[
         bool, typer.Option("--cross-site", help="Also test each site's local model at every site.")

@@ -57,6 +57,8 @@ class Clock:
 
     def left(self) -> str:
         """The remaining time in words."""
+        if self.done >= self.total:  # tables, pictures and page take a time that the rounds do not tell
+            return "nearly done"
         if self.done <= self.first:
             return f"time left: known after the {'next' if self.first else 'first'}"
         each = (time.monotonic() - self.begun) / (self.done - self.first)

@@ -67,7 +67,9 @@ def init(
                     ),  # type: ignore[misc]
                 )
             )
-    table = Table("site", "found in", "training", "validation", "test", "files an image", "classes")
+    table = Table("site", "found in", "train", "val", "test", "files per image", "classes")
+    for column in (table.columns[0], table.columns[-1]):
+        column.overflow = "fold"  # names are not cut
     for proposal in proposals:
         rows = [row for split in proposal.counts for row in proposal.content[split]]
         files = rows[0]["image"]

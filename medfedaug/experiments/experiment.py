@@ -258,6 +258,8 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not readable as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
