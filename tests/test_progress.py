@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 from test_cli import simulate_args
 
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, duration
+from medfedaug.cli.watching import _shown
+from medfedaug.watching import Watched
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):
@@ -59,3 +63,13 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min")])
 def test_durations_are_said_in_words(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one():
+    watched = Watched(rounds=2, round=2, tested={"A": {}, "B": {"dice": 0.5}}, state="finished")
+    console = Console(width=80)
+    with console.capture() as said:
+        console.print(_shown(watched, Path("kit/job-1/medfedaug/events.jsonl")))
+    rows = [line for line in said.get().splitlines() if "tested" in line]
+    assert "none sent" in rows[0]
+    assert "dice 0.5000" in rows[1]

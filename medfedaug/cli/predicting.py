@@ -114,4 +114,9 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
         out_console.print(table)
     if len(cases) > _MOST_ROWS:
         out_console.print(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json", highlight=False)
-    out_console.print(f"{len(cases)} cases in {out}", highlight=False, markup=False, soft_wrap=True)
+    out_console.print(
+        f"{len(cases)} case{'s' if len(cases) != 1 else ''} in {out}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -85,7 +85,7 @@ def _shown(watched: Watched, path: Path | None) -> Group:
         mean = sum(watched.seconds.values()) / len(watched.seconds)
         left = f", about {duration(mean * (watched.rounds - len(watched.seconds)))} left"
     title = f"{path.parent.parent.name}: round {watched.round} of {watched.rounds}, {watched.state}{left}"
-    table = Table("", "last", "by round", title=title, title_justify="left")
+    table = Table("", "last", "by round")
     for site, losses in sorted(watched.losses.items()):
         series = watched.over_rounds(losses)
         table.add_row(f"{site}: training loss", f"{list(losses.values())[-1]:.4f}", sparkline(series))
@@ -95,5 +95,6 @@ def _shown(watched: Watched, path: Path | None) -> Group:
             f"validation {watched.metric}", f"{last:.4f}", sparkline(watched.over_rounds(watched.scores))
         )
     for site, scores in sorted(watched.tested.items()):
-        table.add_row(f"{site}: tested", ", ".join(f"{k} {v:.4f}" for k, v in scores.items()), "")
-    return Group(table, *(Text(line) for line in watched.lines[-_LAST:]))
+        said = ", ".join(f"{k} {v:.4f}" for k, v in scores.items())
+        table.add_row(f"{site}: tested", said or "none sent", "")
+    return Group(Text(title), table, *(Text(line) for line in watched.lines[-_LAST:]))
