@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from medfedaug.analysis import page
 from medfedaug.analysis.plots import tidy
@@ -145,6 +146,8 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
     if watched.tested:
         metrics = list(dict.fromkeys(k for scores in watched.tested.values() for k in scores))
         rows = [[s, *(f"{v[m]:.3f}" if m in v else "–" for m in metrics)] for s, v in watched.tested.items()]
+        if not metrics:  # the sites keep their scores
+            metrics, rows = ["score"], [[site, "none sent"] for site in watched.tested]
         page.table(body, ["tested at", *metrics], rows)
     page.details(body, "What was said", watched.lines)
     page.write_page(html, Path(out))
@@ -161,6 +164,10 @@ def _curves(watched: Watched, width: float) -> Figure:
         panel.set_title(title)
         panel.set_xlabel("round")
         tidy(panel)
+        panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    if not watched.scores:
+        panels[1].text(0.5, 0.5, "no score so far", ha="center", transform=panels[1].transAxes)
+        panels[1].set(xticks=[], yticks=[])
     if len(watched.losses) > 1:
         panels[0].legend()
     return drawing

@@ -12,7 +12,7 @@ from test_cli import simulate_args
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, duration
 from medfedaug.cli.watching import _shown
-from medfedaug.watching import Watched
+from medfedaug.watching import Watched, write_watch_page
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_durations_are_said_in_words(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one():
+def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one(tmp_path):
     watched = Watched(rounds=2, round=2, tested={"A": {}, "B": {"dice": 0.5}}, state="finished")
     console = Console(width=80)
     with console.capture() as said:
@@ -73,3 +73,6 @@ def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one():
     rows = [line for line in said.get().splitlines() if "tested" in line]
     assert "none sent" in rows[0]
     assert "dice 0.5000" in rows[1]
+    watched.tested.pop("B")
+    write_watch_page(watched, tmp_path / "run.html", name="job-1")
+    assert "none sent" in (tmp_path / "run.html").read_text()

@@ -289,6 +289,8 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
                         rounds[label, run.name, site, what, reason].append(entry["round"])
             for site, reason in run.untested.items():
                 rounds[label, run.name, site, "not tested", reason] = []
+            for site, reason in run.unscored.items():
+                rounds[label, run.name, site, "no score", reason] = []
     if not rounds:
         add(section, "p", "None.")
         return

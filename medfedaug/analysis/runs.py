@@ -62,6 +62,7 @@ class Run:
         case_scores: test score of each case by site, if the file has it.
         left_out: sites that could not take part, with the reason.
         untested: sites that could not be tested, with the reason.
+        unscored: sites that were tested and told no score, with the reason that they gave.
         options: options of the data, for example ``fold``.
         input: the network's input.
         chosen_by: the validation metric, which chose the round.
@@ -88,6 +89,7 @@ class Run:
     case_scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
+    unscored: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     input: Input = SCALED
     chosen_by: str = ""
@@ -324,8 +326,9 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         unseen=first.unseen,
         mean=first.mean,
         cases={
-            site: len(entry["cases"])
-            for (_, site), entry in entries.items()
+            # A site that sends means alone names no case, but how many they are of.
+            site: check.get(entry, "scored_cases", int, f"test.{group}.{site}", default=len(entry["cases"]))
+            for (group, site), entry in entries.items()
             if isinstance(entry.get("cases"), dict | list)
         },
         case_scores=first.cases,
@@ -340,6 +343,11 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         units={site: str(entry["unit"]) for (_, site), entry in entries.items() if entry.get("unit")},
         left_out=_texts(check.get(content, "left_out", dict, default={})),
         untested=_texts(untested),
+        unscored={
+            site: str(entry["note"])
+            for (_, site), entry in entries.items()
+            if entry.get("note") and entry.get(chosen_by) is None
+        },
         options=options,
         context=context,
     )

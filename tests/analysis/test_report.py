@@ -92,11 +92,15 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
     data["sites"] = {"DU": 5, "HT": 5}
     del data["test"]["sites"]["HT"]
     data["test"]["missing"] = {"HT": "site HT: no answer in time"}
+    few = {"dice": None, "cases": {}, "scored_cases": 4, "note": "4 scored cases, and means are of 10"}
+    data["test"]["sites"]["DU"] = few
     text = Page(write_report([write(), write(data)], tmp_path / "r.html").read_text()).text
     assert text.count("site CS is not connected") == 1
     assert "no answer to train1–3, 5–6site CS" in text
     assert "left outsite FG: no such folder" in text
     assert "not testedsite HT: no answer in time" in text
+    assert "no score4 scored cases, and means are of 10" in text
+    assert load_run(write(data)).cases["DU"] == 4  # though it names none
     assert "fedfa, seed 0: HT could not be tested" in text
     nothing = Page(write_report([write()], tmp_path / "n.html").read_text()).text
     assert "refused updatesNone." in nothing
