@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from test_plugins import installed as installed
@@ -57,6 +58,8 @@ def test_a_method_is_shown_with_its_arguments_and_their_defaults(run, name):
 
 def test_what_leaves_a_site_is_said_in_the_list_and_of_each(run):
     _, out, _ = run("methods", "fedfa")
+    assert (Path(__file__).parents[1] / "docs/howto/method.md").is_file()
+    assert "docs/howto/method.md" in out
     assert "sent beside the model: every round. Exchange, every round and layer" in " ".join(out.split())
     listed = {line.split()[0]: line for line in run("methods")[1].splitlines() if line.strip()}
     assert "classification" in listed["fedproto"]

@@ -30,6 +30,7 @@ def methods(
         _line("Arguments and details of one: medfedaug methods NAME")
     else:
         _print_one(describe_method(name.lower()), f"--set {name.lower()}.{{name}}={{default}}")
+        _line("\nWhere methods helped here and where not: docs/howto/method.md, docs/results")
 
 
 def networks(
