@@ -26,7 +26,9 @@ from medfedaug.data.sites import find_sites
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods, registry
 from medfedaug.models import networks
+from medfedaug.nvflare_jobs import simulator
 from medfedaug.scores import METRICS
+from medfedaug.settings import SETTINGS_FILE
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
 
@@ -271,6 +273,36 @@ def office(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("files") / "office_caltech_10"
     write_fedbn(root, "office_caltech_10", OFFICE, train=11, test=3)
     return root
+
+
+@pytest.fixture
+def rules_in_the_simulator(monkeypatch):
+    """Give the sites in NVFlare's simulator a kit's settings: `rules_in_the_simulator(privacy={...})`."""
+    free = simulator._write_site_settings
+
+    def settle(**settings) -> None:
+        def as_in_a_kit(workspace: Path) -> None:
+            free(workspace)
+            (workspace / SETTINGS_FILE).write_text(json.dumps(settings))
+
+        monkeypatch.setattr(simulator, "_write_site_settings", as_in_a_kit)
+
+    return settle
+
+
+@pytest.fixture
+def faults(monkeypatch, tmp_path):
+    """Plan faults of sites in NVFlare's simulator: `faults([site, task, round, fault, seconds], ...)`."""
+
+    def plan(*planned):
+        marks = tmp_path / "marks"
+        shutil.rmtree(marks, ignore_errors=True)
+        marks.mkdir()
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "faults"))
+        monkeypatch.setenv("MEDFEDAUG_FAULTS", json.dumps(planned))
+        monkeypatch.setenv("MEDFEDAUG_FAULT_MARKS", str(marks))
+
+    return plan
 
 
 @pytest.fixture(scope="session")

@@ -124,15 +124,9 @@ def test_a_job_within_the_rules_runs(hospital, deploy, tiny_config):
 
 @pytest.mark.slow
 def test_in_the_simulator_a_site_with_a_kits_rules_refuses_what_inverts_a_patient(
-    phantom_dir, tiny_config, tmp_path, monkeypatch
+    phantom_dir, tiny_config, tmp_path, rules_in_the_simulator
 ):
-    free = simulator._write_site_settings
-
-    def as_in_a_kit(workspace):
-        free(workspace)
-        (workspace / "local/medfedaug.json").write_text("{}")
-
-    monkeypatch.setattr(simulator, "_write_site_settings", as_in_a_kit)
+    rules_in_the_simulator()
     words = "site_A: job refused: its batch_size is 1, and the site's rule min_batch_size is 2"
     with pytest.raises(RunFailed, match=words):
         run_in_simulator(tiny_config(batch_size=1, local_steps=1), phantom_dir, ["site_A"], tmp_path, "cpu")
@@ -140,15 +134,10 @@ def test_in_the_simulator_a_site_with_a_kits_rules_refuses_what_inverts_a_patien
 
 
 @pytest.mark.slow
-def test_through_nvflare_a_job_waits_for_its_approval(phantom_dir, tiny_config, tmp_path, monkeypatch):
-    free = simulator._write_site_settings
-
-    def as_in_a_kit(workspace):
-        free(workspace)
-        settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1, "approve": True}}
-        (workspace / "local/medfedaug.json").write_text(json.dumps(settings))
-
-    monkeypatch.setattr(simulator, "_write_site_settings", as_in_a_kit)
+def test_through_nvflare_a_job_waits_for_its_approval(
+    phantom_dir, tiny_config, tmp_path, rules_in_the_simulator
+):
+    rules_in_the_simulator(privacy={"min_images": 1}, jobs={"min_cases": 1, "approve": True})
     books = [JobBook(tmp_path / f"state/{name}/jobs") for name in ("site_A", "site_B")]
     waited = []
 

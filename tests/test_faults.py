@@ -30,20 +30,6 @@ KEEP_ON = {"fedfa": {"running": "continue"}}
 
 
 @pytest.fixture
-def faults(monkeypatch, tmp_path):
-    """Plan faults of sites: `faults([site, task, round, fault, seconds], ...)`."""
-
-    def plan(*planned):
-        marks = tmp_path / "marks"
-        marks.mkdir()
-        monkeypatch.setenv("PYTHONPATH", str(FAULTS))
-        monkeypatch.setenv("MEDFEDAUG_FAULTS", json.dumps(planned))
-        monkeypatch.setenv("MEDFEDAUG_FAULT_MARKS", str(marks))
-
-    return plan
-
-
-@pytest.fixture
 def four_sites(make_site, tmp_path):
     for name in "ABCD":
         make_site(name, shape=(32, 32, 4))

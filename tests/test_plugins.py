@@ -21,10 +21,9 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, run_in_process
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
-from medfedaug.nvflare_jobs import SiteExecutor, simulator
+from medfedaug.nvflare_jobs import SiteExecutor
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
-from medfedaug.settings import SETTINGS_FILE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
 PACKAGE, SITES = "lesion-methods", ["site_A", "site_B"]
@@ -154,14 +153,10 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
     assert reply.num_samples > 0
 
 
-def test_the_server_of_a_federation_asks_its_own_settings(config, phantom_dir, tmp_path, monkeypatch):
-    write = simulator._write_site_settings
-
-    def nothing_allowed(workspace: Path) -> None:
-        write(workspace)
-        (workspace / SETTINGS_FILE).write_text("{}")
-
-    monkeypatch.setattr(simulator, "_write_site_settings", nothing_allowed)
+def test_the_server_of_a_federation_asks_its_own_settings(
+    config, phantom_dir, tmp_path, rules_in_the_simulator
+):
+    rules_in_the_simulator()
     with pytest.raises(RunFailed, match="'cautious' of the package lesion-methods is not allowed here"):
         run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
 

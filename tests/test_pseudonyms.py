@@ -16,7 +16,6 @@ from medfedaug.config import Execution
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, DataError, RunFailed, own, withheld
 from medfedaug.federation import run_in_process
-from medfedaug.nvflare_jobs import simulator
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import Pseudonyms, public_text
 
@@ -270,15 +269,9 @@ def test_a_kit_keeps_its_logs_and_doctor_says_so_where_it_does_not(run, kits):
 
 @pytest.mark.slow
 def test_in_the_simulator_with_a_kits_settings_the_server_sees_no_name(
-    named_dir, tiny_config, tmp_path, monkeypatch
+    named_dir, tiny_config, tmp_path, rules_in_the_simulator
 ):
-    free = simulator._write_site_settings
-
-    def as_in_a_kit(workspace):
-        free(workspace)
-        (workspace / "local/medfedaug.json").write_text(json.dumps(LAX))
-
-    monkeypatch.setattr(simulator, "_write_site_settings", as_in_a_kit)
+    rules_in_the_simulator(**LAX)
     # A federation needs two sites that train.
     shutil.copytree(named_dir / "site_B", named_dir / "site_D")
     listing = json.loads((named_dir / "site_D/dataset.json").read_text())

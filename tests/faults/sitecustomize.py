@@ -11,6 +11,14 @@ import sys
 import time
 
 _MODULE = "medfedaug.federation.site"
+LIES = {
+    "false mean": {"fedrdn/mean": 1e10},
+    "false deviation": {"fedrdn/std": 1e-6},
+    "false feature": {"fedfa/enc1/std": 1e5},
+}
+"""What a site may say in the place of its statistics, below the limits that hold for one site alone."""
+LASTING = {*LIES, "claim", "other shape"}
+"""What a hostile site says again whenever it is asked, from the planned round on."""
 
 
 def _cause(fault, seconds, reply):
@@ -38,6 +46,15 @@ def _cause(fault, seconds, reply):
         reply.weights[name] = -torch.ones_like(reply.weights[name])
     if fault == "metrics":  # names that events have too
         reply.metrics.update({"event": "finished", "site": "A", "round": 99, "nested": {"deep": {"x": 1}}})
+    if fault == "many metrics":
+        reply.metrics.update({str(n): 0.5 for n in range(1_000_000)})
+    if fault == "claim":  # more samples than all others have, and a step of its own to tell its share by
+        reply.num_samples = 2**31 - 1
+        reply.weights.update({key: reply.weights[key] + 0.01} if key else {})
+    if fault in LIES:
+        reply.payload.update({k: torch.full_like(reply.payload[k], v) for k, v in LIES[fault].items()})
+    if fault == "other shape":
+        reply.payload = {k: torch.zeros(7, 7) for k in reply.payload}
     if fault == "nothing":
         reply.weights = {}
     return reply
@@ -48,9 +65,10 @@ def _install(module):
     faults = json.loads(os.environ.get("MEDFEDAUG_FAULTS", "[]"))
 
     def faulty(self, request, should_stop):
-        planned = [f for f in faults if f[:3] == [self.name, request.task, request.round]]
-        # Each only once, also when the process was restarted in between.
-        pending = [f for f in planned if not os.path.exists(_mark(f))]
+        mine = [f for f in faults if f[:2] == [self.name, request.task]]
+        planned = [f for f in mine if f[2] == request.round or (f[3] in LASTING and f[2] < request.round)]
+        # The others each only once, also when the process was restarted in between.
+        pending = [f for f in planned if f[3] in LASTING or not os.path.exists(_mark(f))]
         for f in pending:
             open(_mark(f), "w").close()
         reply = None if pending and pending[0][3] in ("raise", "die") else do(self, request, should_stop)
