@@ -120,10 +120,9 @@ def main() -> None:
     print(f"{arguments.sites} sites, {os.cpu_count()} cores, idle seconds a round (min, median, max):")
     *_, recipe = found.values()
     for name, values in found.items():
-        ratio = statistics.median(values) / statistics.median(recipe)
-        print(
-            f"  {name:20s} {min(values):.2f}  {statistics.median(values):.2f}  {max(values):.2f}  {ratio:.2f}"
-        )
+        middle = statistics.median(values)
+        times = f"{min(values):.2f}  {middle:.2f}  {max(values):.2f}"
+        print(f"  {name:20s} {times}, {middle / statistics.median(recipe):.2f} times the recipe's")
 
 
 if __name__ == "__main__":
