@@ -25,6 +25,7 @@ INTERNAL = {
     "docstrings",
     "fields",
     "files",
+    "measured",
     "monai_classes",
     "origin",
     "predictions",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from medfedaug.measured import MEASURED
 from medfedaug.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,3 +107,15 @@ def test_numbers_of_the_readme_are_those_of_the_results():
         content = (ROOT / page).read_text(encoding="utf-8")
         assert numbers
         assert [number for number in numbers if number not in content] == []
+
+
+def test_what_the_command_says_was_measured_is_the_table_of_the_results():
+    lines = text(DOCS / "results/index.md").splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    (_, *names), (_, *over), *gains = [[cell.strip().replace("\u2212", "-") for cell in row] for row in rows]
+    for number, one in enumerate(MEASURED):
+        assert f"[{one.data}](" in names[number]
+        assert one.over == over[number]
+        assert one.gains == {row[0].strip("`"): row[number + 1] for row in gains if row[number + 1]}
+    assert len(names) == len(MEASURED)
+    assert {name for row in gains for name in row[0].strip("`").split(",")} <= {*registry.method_names()}

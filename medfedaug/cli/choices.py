@@ -22,6 +22,7 @@ def methods(
 ) -> None:
     """What --methods takes: what each does, its arguments, what leaves a site."""
     from medfedaug.described import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
+    from medfedaug.measured import gains_of
 
     if name is None:
         _print_list(known_methods(), BESIDE_THE_MODEL, ONLY_FOR)
@@ -30,7 +31,10 @@ def methods(
         _line("Arguments and details of one: medfedaug methods NAME")
     else:
         _print_one(describe_method(name.lower()), f"--set {name.lower()}.{{name}}={{default}}")
-        _line("\nWhere methods helped here and where not: docs/howto/method.md, docs/results")
+        if gains := gains_of(name.lower()):
+            _line("\nMeasured here, as the difference from fedavg with its 95% interval (docs/results):")
+            for gain in gains:
+                _line(f"  {gain}")
 
 
 def networks(
