@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,8 @@ def workspace() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="medfedaug-tutorial-")
     _here, home = Path(folder.name), Path(folder.name) / ".home"
     home.mkdir()
+    # MONAI says of every reader that it has no decoder for GPUs.
+    warnings.filterwarnings("ignore", message="NvImgCodec")
     # A private home folder, since NVFlare keeps settings there; by it its processes are found again.
     os.environ |= {"HOME": str(home), "COLUMNS": "110", "PATH": _path(), "OMP_NUM_THREADS": "1"}
 
