@@ -59,7 +59,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "norm, median": ("norm,median", {}, {}),
     "norm, trimmed_mean, f = 1": ("norm,trimmed_mean", {"hostile": 1}, {}),
 }
-"""Method, its arguments, and settings of the run. With f = 2 of five, the trimmed mean is the median."""
+"""Methods, arguments of the last, settings of the run. With f = 2 of five, the trimmed mean is the median."""
 
 
 def along(request: Request, reply: Reply, factor: float) -> None:

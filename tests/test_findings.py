@@ -13,13 +13,13 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from test_robust import script as script
 
 from medfedaug.config import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial import InitialWeights
-from medfedaug.federation.inprocess import InProcessCarrier
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_the_scores_of_a_model_that_says_lesion_everywhere_tell_no_volume(
     (score,) = results["test"]["sites"]["A"]["cases"].values()
     assert score * label.size / (2 - score) == pytest.approx(label.sum(), rel=1e-4)
 
-    # What a site sends by default: nothing of a case, and no mean over fewer than ten.
+    # What a site sends unless it says otherwise: nothing of a case, and no mean over fewer than `min_images`.
     rules_in_the_simulator(jobs=FREE, privacy={"allow_differences": True, "min_images": 2})
     output, results = federate("AB", **asked)
     for path in (file for file in output.rglob("*.json*") if file.is_file()):
@@ -93,26 +93,23 @@ def test_the_scores_of_a_model_that_says_lesion_everywhere_tell_no_volume(
 
 
 def test_a_site_that_claims_two_thousand_million_samples_has_its_share_and_no_more(
-    federate, faults, tiny_config, tmp_path
+    federate, faults, script, tiny_config, tmp_path
 ):
     """The hostile site adds 0.01 to an entry: by how much the model moves is its share of the mean."""
     changes = {"rounds": 1, "max_share": 0.4}
 
-    class Claims(InProcessCarrier):
-        def ask(self, request, names, needed, accept):
-            def claim(name, reply):
-                if name == "B" and request.task in ("prepare", "train"):
-                    reply.num_samples = 2**31 - 1
-                return accept(name, reply)
-
-            return super().ask(request, names, needed, claim)
+    def claim(request, reply):
+        if request.task in ("prepare", "train"):
+            reply.num_samples = 2**31 - 1
 
     faults(["B", "prepare", 0, "claim", 0], ["B", "train", 1, "claim", 0])
     output, results = federate("ABC", **changes)
     assert results["rounds"][0]["sites"]["B"]["samples"] == 2**31 - 1
     moved = torch.load(output / "final_model.pt", weights_only=True)
-    sites = list("ABC")
-    plain = run_in_process(tiny_config(**changes), tmp_path / "data", sites, "cpu", carrier=Claims).state
+    carrier = script.hostile(claim, "B")
+    plain = run_in_process(
+        tiny_config(**changes), tmp_path / "data", list("ABC"), "cpu", carrier=carrier
+    ).state
     key = next(iter(Composition(tiny_config()).shared))
     share = (moved[key] - plain[key]).mean().item() / 0.01
     assert share == pytest.approx(0.4, rel=1e-3)
