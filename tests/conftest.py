@@ -19,7 +19,7 @@ import torch
 from benchmark_files import OFFICE, write_fedbn, write_volume
 from PIL import Image
 
-from medfedaug import cli
+from medfedaug import cli, plugins
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
@@ -31,6 +31,7 @@ from medfedaug.scores import METRICS
 from medfedaug.settings import SETTINGS_FILE
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
+from medfedaug.training_bundle import content
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 
@@ -62,6 +63,15 @@ def _metrics_as_before():
     yield
     METRICS.clear()
     METRICS.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _allowed_as_before(monkeypatch):
+    """What a process may use, which a site's settings restrict until it ends, restricts no other test."""
+    monkeypatch.setattr(content, "_given", dict(content._given))
+    yield
+    content.restrict(None)
+    plugins.restrict(None)
 
 
 def command(*args) -> tuple[int, str, str]:

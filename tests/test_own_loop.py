@@ -21,7 +21,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from reference import same
 
-from medfedaug import client, plugins
+from medfedaug import client
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -422,7 +422,6 @@ def package(tmp_path, monkeypatch, script) -> Path:
     (info / "entry_points.txt").write_text("[medfedaug.loops]\nlesion_loop = lesion_loops.train\n")
     monkeypatch.syspath_prepend(str(site))
     yield mark
-    plugins.restrict(None)
     sys.modules.pop("lesion_loops", None)
 
 

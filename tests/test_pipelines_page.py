@@ -14,7 +14,6 @@ import pytest
 import torch
 from monai.bundle import ConfigParser
 
-from medfedaug import plugins
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.training_bundle import content
@@ -39,11 +38,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays(monkeypatch):
-    monkeypatch.setattr(content, "_given", {})
+def _nothing_stays():
     yield
-    content.restrict(None)
-    plugins.restrict(None)
     sys.modules.pop("our_networks", None)
 
 

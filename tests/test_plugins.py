@@ -45,7 +45,6 @@ def installed(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _nothing_stays():
     yield
-    plugins.restrict(None)
     sys.modules.pop("lesion_methods", None)
 
 

@@ -30,13 +30,6 @@ from medfedaug.training_bundle.definition import BundleDefinition
 from medfedaug.transforms import StandardizeHistogram
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays(monkeypatch):
-    monkeypatch.setattr(content, "_given", {})
-    yield
-    content.restrict(None)
-
-
 @pytest.fixture(scope="session")
 def phantom(tmp_path_factory):
     """Two sites of volumes, one training case of which two patches are cut, or more."""

@@ -26,13 +26,6 @@ from medfedaug.training_bundle import content
 LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays(monkeypatch):
-    monkeypatch.setattr(content, "_given", {})
-    yield
-    content.restrict(None)
-
-
 @pytest.fixture(scope="module")
 def phantom(tmp_path_factory):
     root = tmp_path_factory.mktemp("data") / "data"
