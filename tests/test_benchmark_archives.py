@@ -16,6 +16,7 @@ from benchmark_files import (
     write_cifar,
     write_digits,
 )
+from PIL import Image
 from scipy.io import savemat
 
 from medfedaug.data import archives
@@ -42,6 +43,26 @@ def test_cifar_10_is_dealt_out_whole_and_the_test_set_in_equal_parts(tmp_path):
         assert case.label == f"class_{case.index % 10}"
     assert open_benchmark("cifar_10", tmp_path, clients=5, seed=1)[0].cases != sites[0].cases
     assert open_benchmark("cifar_10", tmp_path, clients=5)[0].cases == sites[0].cases
+
+
+def test_cifar_10_is_read_from_image_files_too(tmp_path):
+    rng = np.random.default_rng(0)
+    for part, number in (("train", 12), ("test", 5)):
+        for name in ("cat", "airplane"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(number):
+                pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / part / name / f"{i:04d}.png")
+    sites = open_benchmark("cifar_10", tmp_path, clients=2, alpha=10)
+    assert check_federation(sites) == ("classification", 3, ("airplane", "cat"))
+    for split, parts in (("test", {"test"}), ("training", {"train"}), ("validation", {"train"})):
+        cases = [case for site in sites for case in site.cases[split]]
+        assert {case.image.relative_to(tmp_path).parts[0] for case in cases} == parts
+        assert all(case.image.parent.name == case.label for case in cases)
+    assert len({case.name for site in sites for split in site.cases.values() for case in split}) == 34
+    (tmp_path / "test/cat").rename(tmp_path / "cats")
+    with pytest.raises(DataError, match=r"cifar_10.*test/cat"):
+        open_benchmark("cifar_10", tmp_path, clients=2)
 
 
 def test_tiny_imagenet(tmp_path):

@@ -139,7 +139,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         label_skew.cifar_10,
         "CIFAR-10 dealt to sites with class proportions of their own",
         "https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
-        "cifar-10-batches-py/{batches.meta,data_batch_1,...,data_batch_5,test_batch}",
+        "cifar-10-batches-py/{batches.meta,data_batch_1,...,data_batch_5,test_batch}, "
+        "or as image files: {train,test}/<class>/*",
     ),
     "tiny_imagenet": Benchmark(
         label_skew.tiny_imagenet,

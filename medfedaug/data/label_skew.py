@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,12 @@ __all__ = ["cifar_10", "tiny_imagenet"]
 def cifar_10(
     root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
 ) -> list[SiteFolder]:
-    """CIFAR-10 (Python version): the training images are dealt to the sites, the test images in equal parts.
+    """CIFAR-10: the training images are dealt to the sites, the test images in equal parts.
 
     Args:
-        root: the folder.
+        root: the folder of the Python version, or one of image files, ``train/CLASS/*`` and
+            ``test/CLASS/*``, as copies of the data set are often given. Copies in JPEG are not quite the
+            published images.
         clients: number of sites.
         alpha: see `medfedaug.data.splits.deal_by_dirichlet`; 0.3 and 0.6 in FedFA+.
         validation: share of a site's images that choose the round instead of training. The papers have none.
@@ -33,6 +36,18 @@ def cifar_10(
         The sites ``client_000``, ...: their test images are a random part of the test set, of the same size
         at each, so that the mean over sites is the accuracy on the whole test set.
     """
+    if (root / "train").is_dir() and (root / "test").is_dir():
+        classes = tuple(sorted(folder.name for folder in (root / "train").iterdir() if folder.is_dir()))
+        train, test = (
+            [
+                replace(case, name=f"{part}/{case.name}")
+                for name in classes
+                for case in class_cases(root / part / name, name)
+            ]
+            for part in ("train", "test")
+        )
+        parts = _deal("cifar_10", train, test, clients, alpha, validation, seed)
+        return [ImageFolder(name, root, classes, split) for name, split in parts]
     root = base_folder(root, "cifar-10-batches-py")
     try:
         classes = tuple(str(name) for name in load_arrays(root / "batches.meta")["label_names"])
