@@ -39,6 +39,9 @@ def whose_model(own: Collection[str]) -> str:
     return f"{PERSONAL} ({', '.join(own)})" if own else GLOBAL
 
 
+_NAMES = ("Dice", "Jaccard", "Hausdorff")  # of people
+
+
 @dataclass(frozen=True)
 class Metric:
     """What is known of a metric wherever its numbers are shown or compared.
@@ -58,6 +61,18 @@ class Metric:
     largest: float = 1.0
     has_unit: bool = False
     cases: str = "images"
+
+    @property
+    def in_text(self) -> str:
+        """The title within a sentence: what is neither a name nor an abbreviation is written small.
+
+        Example:
+            >>> [METRICS[name].in_text for name in ("dice", "auc", "balanced_accuracy")]
+            ['Dice', 'AUC', 'balanced accuracy']
+        """
+        first, *others = self.title.split(" ")
+        word = first[1:].islower() and first not in _NAMES
+        return " ".join([first.lower() if word else first, *others])
 
     def worst(self, scores: Mapping[str, float]) -> str:
         """Where the worst score is, of equal ones the first by name."""

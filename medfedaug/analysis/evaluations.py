@@ -68,7 +68,7 @@ class Worth:
         Args:
             metric: name of the score.
         """
-        found, name = self.difference, find_metric(metric).title
+        found, name = self.difference, find_metric(metric).in_text
         about = f"{self.site}, {self.model} model"
         if not found:
             lacking = "local" if self.local is None else self.model

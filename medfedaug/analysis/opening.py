@@ -63,13 +63,13 @@ def answer(scores: Table) -> str:
     compared = [(row, row.difference) for row, _ in known if row.difference is not None]
     if not compared:
         best, mean = max(known, key=lambda found: sign * found[1])
-        found = f"{best.label} has a mean {metric.title} of {mean:.3f} on the test cases"
+        found = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
         return found + (f", the best of {len(known)} methods." if len(known) > 1 else f"{_range(best)}.")
     best, gain = max(compared, key=lambda found: sign * found[1])
     reference = next((f"{mean:.3f}" for row, mean in known if row.baseline), "")
     mean = next(mean for row, mean in known if row is best)
     side = "above" if gain > 0 else "below"
-    found = f"{best.label} has a mean {metric.title} of {mean:.3f} on the test cases"
+    found = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
     found += f", {abs(gain):.3f} {side} {BASELINE}"
     found += f" ({reference})" if len({row.label for row, _ in known if row.baseline}) == 1 else ""
     more = ", the best of those that are compared with it" if len(compared) > 1 else ""

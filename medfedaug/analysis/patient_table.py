@@ -52,7 +52,7 @@ class PatientRow:
         t, found = self.test, find_metric(metric)
         p = "p < 0.001" if t.p < 0.001 else f"p = {t.p:.3f}"
         return (
-            f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.title} against "
+            f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.in_text} against "
             f"{BASELINE} on the same {t.patients} {found.cases} (95% interval {t.low:+.3f} to {t.high:+.3f}, "
             f"{p}), with {self.seeds} seed{'s' * (self.seeds != 1)}. Verdict: {self.verdict}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
