@@ -59,6 +59,10 @@ class FedFAh(Method):
     Raises:
         ConfigError: for arguments out of range, or a network whose stages are not known.
 
+    Measured here, λ = 0.1, the paper's, mostly loses to `FedFA` alone: on small data the gradient of the term
+    is two to four times that of the task, in a direction of its own. With λ = 0.01 no harm could be seen
+    (``docs/results/alignment``).
+
     At a site that adds noise, the histogram is that of the network as received and in evaluation mode, under
     the site's public range for ``feature_mean`` in every channel, and the mean over the training cases.
 
