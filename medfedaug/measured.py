@@ -67,8 +67,12 @@ MEASURED = (
         "LGG, each site left out",
         "patients, one seed",
         {
-            "fedrdn": "+0.029",
-            "fedfa": "+0.036",
+            "norm": "+0.014 (-0.004 to +0.032)",
+            "fedrdn": "+0.029 (+0.014 to +0.048)",
+            "fedfa": "+0.036 (+0.018 to +0.056)",
+            "fedrdn,fedfa+": "+0.032 (+0.009 to +0.060)",
+            "fedfa+": "+0.019 (+0.003 to +0.037)",
+            "pooled": "+0.031 (+0.008 to +0.054)",
         },
     ),
     Measured(
