@@ -12,7 +12,6 @@ from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import method_names, parse_methods
 from medfedaug.simulate import configure
-from medfedaug.training_bundle import content
 
 REFUSED = {
     **dict.fromkeys(("fedproto", "fedrod", "fedsr", "fpl", "fraug"), "is defined for classification alone"),
@@ -29,8 +28,7 @@ REFUSED = {
 def volumes(tmp_path_factory):
     root = tmp_path_factory.mktemp("methods")
     make_phantom(root / "data", sites=3, patients=4, shape=(20, 20, 8), seed=0)
-    yield root / "data", bundles.write(root / "spleen", bundles.volumes())
-    content._given.clear()
+    return root / "data", bundles.write(root / "spleen", bundles.volumes())
 
 
 @pytest.mark.slow
