@@ -105,6 +105,13 @@ class RunConfig:
         at_least=1,
     )
     rounds: int = setting(10, "Communication rounds.", above=0)
+    validate_every: int = setting(
+        1,
+        "The global model is scored on the validation cases after every so many rounds, and after the last "
+        "one; the best of these rounds is tested. More than 1 saves time where whole volumes take longer to "
+        "score than patches to train, and fewer scores leave the sites.",
+        above=0,
+    )
     local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
     local_steps: int = setting(
         0,
@@ -283,6 +290,16 @@ class RunConfig:
             raise ConfigError("a plan is for volumes: photographs to classify have --image-size alone")
         if self.image_size is not None and (plan.spatial_dims == 3 or plan.spacing is not None):
             raise ConfigError("image_size resizes slices; with volumes, or with a spacing, leave it out")
+
+    def validates(self, round_: int) -> bool:
+        """Whether the model of a round is scored on the validation cases; that of round 0 is untrained.
+
+        Example:
+            >>> config = RunConfig(rounds=5, validate_every=2)
+            >>> [round_ for round_ in range(6) if config.validates(round_)]
+            [2, 4, 5]
+        """
+        return round_ > 0 and (round_ % self.validate_every == 0 or round_ == self.rounds)
 
     @property
     def num_classes(self) -> int:

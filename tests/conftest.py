@@ -47,13 +47,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in _FIRST)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """Bit-identical results need the same number of threads everywhere, and tests share two cores."""
-    before = torch.get_num_threads()
+    """Bit-identical results need the same number of threads everywhere, and tests share two cores.
+
+    Of the session, so that it comes before what a module prepares for its tests.
+    """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

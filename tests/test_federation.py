@@ -15,6 +15,7 @@ from medfedaug.config import Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
+from medfedaug.federation.pooled import run_pooled
 from medfedaug.models import ffa_layers
 
 SITES = ["site_A", "site_B", "site_C"]
@@ -320,6 +321,35 @@ def test_a_run_in_process(tiny_config, phantom_dir, methods):
     if "fedrdn" in methods:
         assert set(server.statistics) == {"site_A", "site_B"}
         assert results["bytes_up_before_training"] == {"fedrdn": 2 * (8 + 8 + 4)}
+
+
+@pytest.mark.parametrize("methods", ["fedrdn,fedbn", "ditto", "pooled"])
+def test_validation_after_every_second_round_and_the_last(tiny_config, phantom_dir, methods):
+    runs = run_pooled if methods == "pooled" else run_in_process
+    always, seldom = (
+        runs(tiny_config(methods, rounds=5, validate_every=every), phantom_dir, SITES, "cpu").results()
+        for every in (1, 2)
+    )
+    scored = [entry["round"] for entry in seldom["rounds"] if "val_dice" in entry]
+    assert scored == [2, 4, 5]
+    for entry, other in zip(always["rounds"], seldom["rounds"], strict=True):
+        for name, site in entry["sites"].items():
+            assert other["sites"][name]["train_loss"] == site["train_loss"]
+            assert ("val_dice" in other["sites"][name]) == (entry["round"] in scored)
+        assert entry["round"] not in scored or other["val_dice"] == entry["val_dice"]
+    best = max(scored, key=lambda round_: always["rounds"][round_ - 1]["val_dice"])
+    assert seldom["selected_round"] == best
+
+
+def test_a_score_that_nobody_asked_for_selects_no_model(tiny_config):
+    server = started_server(tiny_config(rounds=4, validate_every=2))
+    for round_ in (1, 2, 3):
+        server.start_round()
+        for site in "AB":
+            metrics = {"val_dice": 0.9 if round_ == 2 else 0.5} if round_ == 3 or site == "A" else {}
+            server.accept(site, update(server, site, round_, metrics=metrics))
+        server.finish_round()
+    assert server.selected_round == 2
 
 
 @pytest.mark.parametrize("methods", ["fedrdn,fedfa+", "fedbn"])

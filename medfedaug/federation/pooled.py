@@ -62,8 +62,8 @@ class PooledCarrier(InProcessCarrier):
         return {}
 
     def _validation(self, name: str, request: Request) -> Reply:
-        """A site's validation score of the model of the previous round."""
-        if request.round == 1:
+        """A site's validation score of the model of the previous round, where that is due."""
+        if not self.server.config.validates(request.round - 1):
             return Reply(VALIDATE)
         reply = self.sites[name].answer(replace(request, task=VALIDATE, round=request.round - 1))
         metric = self.server.record.metric

@@ -106,11 +106,11 @@ class Record:
         )
         self.tell("round_started", round=request.round, rounds=rounds)
 
-    def trained(self, site: str, reply: Reply) -> None:
-        """Record an update that was used. It also has the score of the previous round's model."""
+    def trained(self, site: str, reply: Reply, *, scored: bool) -> None:
+        """Record an update that was used, and the previous round's score if one was asked for."""
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score = metrics.pop(f"val_{self.metric}", None)
-        if len(self.rounds) > 1:
+        if scored:
             self.validated(site, score, -2)
         entry["sites"][site] = {**metrics, "samples": reply.num_samples}
         up = self._sizes(reply)

@@ -277,7 +277,7 @@ class FederationServer:
 
             reason = refusal(site, use)
             if reason is None:
-                self.record.trained(site, reply)
+                self.record.trained(site, reply, scored=self.config.validates(self.round - 1))
             else:
                 self.record.refused(site, reason)
             return reason is None
@@ -300,7 +300,7 @@ class FederationServer:
                 f"round {self.round}: {accepted} of {self._needed_now} needed updates could be used"
                 + (f" ({reasons})" if reasons else "")
             )
-        if self.round > 1:
+        if self.config.validates(self.round - 1):
             self._select(self.round - 1)
         self.state, self.payload = self.aggregation.finish_round(self.round, self.state)
         self.record.finish_round(self.aggregation.summaries(), time.perf_counter() - self._started)

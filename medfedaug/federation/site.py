@@ -173,7 +173,7 @@ class Site:
             trainer.memory.forget(request.selected_round, request.round)
             trainer.start_round(request.round, data)
             # The model in the request is the result of the previous round; the initial model is untrained.
-            if request.round > 1:
+            if trainer.config.validates(request.round - 1):
                 before = {"split": "validation", "round": request.round - 1}
                 metric = trainer.task.metric
                 scored = trainer.evaluate(ExchangeObject(), before).metrics or {}
