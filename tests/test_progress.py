@@ -10,7 +10,7 @@ from rich.console import Console
 from test_cli import simulate_args
 
 from medfedaug.cli import progress
-from medfedaug.cli.progress import Clock, RoundProgress, duration
+from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
 from medfedaug.cli.watching import _shown
 from medfedaug.watching import Watched, write_watch_page
 
@@ -54,10 +54,33 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
     assert clock.left() == "time left: known after the first"
     clock.restart(4)  # a run that is continued
     assert clock.left() == "time left: known after the next"
-    now[0], clock.done = 160.0, 6
-    assert clock.left() == "about 2 min left"
-    clock.done = 10  # the page is still to be drawn
+    now[0] = 160.0
+    clock.count(7)
+    assert clock.left() == "about 60 s left"
+    now[0] = 170.0
+    assert clock.left() == "about 50 s left"
+    now[0] = 300.0  # the next one is late
+    assert clock.left() == "about 40 s left"
+    clock.count(10)  # the page is still to be drawn
     assert clock.left() == "nearly done"
+
+
+def test_runs_of_an_earlier_sweep_do_not_shorten_the_remaining_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = SweepProgress(10)
+    shown.task = shown.bar.add_task("", total=10, left="")
+    with progress.err_console.capture() as said:
+        for number, made in ((1, False), (2, False), (3, True), (4, True)):
+            now[0] += 60.0 if made else 0.1
+            shown.show({"event": "run", "folder": "fedavg", "number": number, "of": 10, "made": made})
+    lines = said.get().splitlines()
+    assert [line.partition("  ")[2] for line in lines] == [
+        "(time left: known after the next)",
+        "(time left: known after the next)",
+        "(about 7 min left)",
+        "(about 6 min left)",
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min")])

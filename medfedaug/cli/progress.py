@@ -49,11 +49,17 @@ class Clock:
     """
 
     def __init__(self, total: int) -> None:
-        self.total, self.begun, self.done, self.first = total, time.monotonic(), 0, 0
+        self.total = total
+        self.restart()
 
     def restart(self, done: int = 0) -> None:
         """Count from now, with this number done before."""
-        self.begun, self.done, self.first = time.monotonic(), done, done
+        self.begun = self.last = time.monotonic()
+        self.done = self.first = done
+
+    def count(self, done: int) -> None:
+        """So many are done now."""
+        self.last, self.done = time.monotonic(), done
 
     def left(self) -> str:
         """The remaining time in words."""
@@ -61,9 +67,10 @@ class Clock:
             return "nearly done"
         if self.done <= self.first:
             return f"time left: known after the {'next' if self.first else 'first'}"
-        each = (time.monotonic() - self.begun) / (self.done - self.first)
-        # The seconds since the last one are gone of the next.
-        return f"about {duration(each * (self.total - self.done))} left"
+        each = (self.last - self.begun) / (self.done - self.first)
+        # The seconds since the last one are gone of the next, which ends later than now.
+        gone = min(time.monotonic() - self.last, each)
+        return f"about {duration(each * (self.total - self.done) - gone)} left"
 
 
 def duration(seconds: float) -> str:
@@ -134,7 +141,8 @@ class RoundProgress:
         with self._lock:
             if restart:
                 self.clock.restart(done)
-            self.clock.done = done
+            else:
+                self.clock.count(done)
             self.bar.update(self.task, completed=done, left=self.clock.left() if done else "")
 
     def _now(self, doing: str) -> None:
@@ -165,7 +173,8 @@ class SweepProgress(RoundProgress):
         """Take in an event of the sweep, or of one of its runs."""
         kind = event["event"]
         if kind == "run":
-            self._count(event["number"])
+            # What was finished before took no time, and says nothing of what remains.
+            self._count(event["number"], restart=not event["made"])
             self._line(f"{event['number']}/{event['of']} {event['folder']}  ({self.clock.left()})")
         elif kind == "failed":
             self._line(f"failed: {event['folder']}: {event['reason']}")

@@ -312,9 +312,9 @@ def run_all(
         jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
         memory: bytes of decoded images that a process keeps.
         threads: see `medfedaug.config.Execution`.
-        on_event: called with ``{"event": "run", "folder": ..., "number": n, "of": n}`` for each run that is
-            finished now or was finished before, with ``{"event": "failed", "folder": ..., "reason": ...}``,
-            and with one job also with the events of each run.
+        on_event: called with ``{"event": "run", "folder": ..., "number": n, "of": n, "made": bool}`` for each
+            run that is finished, those that were finished before (``made`` is false) first, with ``{"event":
+            "failed", "folder": ..., "reason": ...}``, and with one job also with the events of each run.
         init: as for `plan`.
 
     Returns:
@@ -339,6 +339,8 @@ def run_all(
         init=init,
     )
     failed: dict[Path, str] = {}
+    finished = {run.folder for run in runs if (out / run.folder / RESULTS).exists()}
+    runs = sorted(runs, key=lambda run: run.folder not in finished)
     with ExitStack() as stack:
         if jobs > 1:
             pool = stack.enter_context(worker_pool(jobs, memory))
@@ -352,7 +354,9 @@ def run_all(
                 failed[run.folder] = reason
                 tell({"event": "failed", "folder": str(run.folder), "reason": reason})
             else:
-                tell({"event": "run", "folder": str(run.folder), "number": number, "of": len(runs)})
+                made = run.folder not in finished
+                told = {"folder": str(run.folder), "number": number, "of": len(runs), "made": made}
+                tell({"event": "run", **told})
     return failed
 
 
