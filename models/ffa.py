@@ -17,6 +17,9 @@ __all__ = ["FFALayer"]
 _VARIANCES = ("adaptive", "direct", "client", "random")
 _RUNNING = ("reset", "continue")
 
+_FEW_POSITIONS = 9
+"""With 2 x 2 positions FedFA lost to FedAvg, with 5 x 5 it did not (``docs/results/office``)."""
+
 
 class FFALayer(StageLayer):
     r"""Augment the statistics of features by as much as the sites differ (FedFA+ Algorithm 2).
@@ -69,6 +72,8 @@ class FFALayer(StageLayer):
             round.
         synchronise: whether processes of `torch.distributed` share the statistics of their batches. ``False``
             where they train networks of their own.
+
+    With fewer than nine positions the layer warns: their standard deviation is mostly chance.
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
@@ -176,6 +181,8 @@ class FFALayer(StageLayer):
             if not torch.jit.is_scripting():
                 self._warn_of_single()
             return x
+        if not torch.jit.is_scripting():
+            self._warn_of_few(x)
         if torch.jit.is_scripting():
             return self._augment(x) if float(torch.rand(1)) < self.prob else x
         if torch.compiler.is_compiling():
@@ -192,6 +199,18 @@ class FFALayer(StageLayer):
     def _warn_of_single(self) -> None:
         if not torch.compiler.is_compiling():
             warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
+
+    @torch.jit.unused
+    def _warn_of_few(self, x: Tensor) -> None:
+        if torch.compiler.is_compiling() or self.variance == "random":
+            return
+        if x.shape[2:].numel() < _FEW_POSITIONS:
+            name, size = f" {self.stage}" if self.stage else "", " x ".join(map(str, x.shape[2:]))
+            warn(
+                f"FFA layer{name}: features of {size} positions have deviations that are mostly chance, and "
+                "the layer's noise grows with them",
+                hint="Larger images help, or no layer after the last stages (stages).",
+            )
 
     @torch.jit.unused
     def _together(self) -> bool:

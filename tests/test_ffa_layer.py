@@ -381,6 +381,24 @@ def test_compiles_to_one_graph():
     assert torch.equal(compiled(x), x)
 
 
+@pytest.mark.parametrize(
+    ("shape", "variance", "told"),
+    [
+        ((2, 2), "adaptive", "2 x 2"),
+        ((2, 2, 2), "client", "2 x 2 x 2"),
+        ((3, 3), "adaptive", ""),
+        ((1, 1), "random", ""),
+    ],
+)
+def test_features_of_few_positions_are_warned_of(shape, variance, told, recwarn):
+    layer = FFALayer(3, prob=0.0, variance=variance)
+    layer.stage = "bottleneck"
+    layer(features((4, 3, *shape)))
+    found = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
+    assert len(found) == bool(told)
+    assert all(f"FFA layer bottleneck: features of {told} positions" in text for text in found)
+
+
 @pytest.mark.parametrize("variance", ["adaptive", "direct", "client", "random"])
 def test_a_batch_of_one_image_is_no_active_one(variance, recwarn):
     layer = FFALayer(3, prob=1.0, variance=variance)
