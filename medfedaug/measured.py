@@ -134,7 +134,7 @@ MEASURED = (
         },
     ),
 )
-"""Dice, but for Office-Caltech 10, CIFAR-10 and PACS (accuracy). The pages have commands, seeds and hardware."""
+"""Dice, but for Office-Caltech 10, CIFAR-10 and PACS (accuracy). The pages have commands and seeds."""
 
 
 def gains_of(method: str) -> list[str]:

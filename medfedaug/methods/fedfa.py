@@ -64,7 +64,8 @@ class FedFA(Method):
     Feature maps must not be too small: over four positions a standard deviation is mostly chance, and Eq. 8
     perturbs by as much as it varies. With AlexNet on Office-Caltech 10 FedFA lost 0.10 in accuracy to FedAvg
     at 96 x 96 pixels, where the last map has 2 x 2 positions, and nothing at 192 x 192, where it has 5 x 5
-    (``docs/results/office``). For small images leave the last stages out with ``stages``.
+    (``docs/results/office``). For small images leave the last stages out with ``stages``. It also learns more
+    slowly than FedAvg: behind after few rounds, and ahead later, if at all.
 
     At a site that adds noise, the statistics are those of the network as received and in evaluation mode,
     averaged over the training cases: in training, batch norm and the local steps let one patient move what
