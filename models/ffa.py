@@ -181,10 +181,9 @@ class FFALayer(StageLayer):
             if not torch.jit.is_scripting():
                 self._warn_of_single()
             return x
-        if not torch.jit.is_scripting():
-            self._warn_of_few(x)
         if torch.jit.is_scripting():
             return self._augment(x) if float(torch.rand(1)) < self.prob else x
+        self._warn_of_few(x)
         if torch.compiler.is_compiling():
             # A branch on a random number would break the graph; both results are cheap next to a convolution.
             drawn = torch.rand((), device=x.device)
