@@ -7,7 +7,8 @@ from torch import nn
 
 __all__ = ["find_head"]
 
-_HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# MONAI's UNet without residual units ends with a transposed convolution.
+_HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # With deep supervision their coarser heads come after that of the finest output.
 _FINEST = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out"}
 
@@ -17,7 +18,8 @@ def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
 
     By default the last fully connected or convolutional layer in the order in which the network's modules
     were registered: the classifier of MONAI's and this library's networks, and the last convolution of
-    their U-Nets; with deep supervision, of the finest output.
+    their U-Nets; with deep supervision, of the finest output. MONAI's UNet with residual units adds another
+    layer's output to that of its last convolution.
 
     Args:
         net: the network.

@@ -10,7 +10,7 @@ from torch import nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
-from medfedaug.models import build_network, ffa_layers, insert_ffa, remove_ffa
+from medfedaug.models import build_network, ffa_layers, find_head, insert_ffa, remove_ffa
 from medfedaug.models.sizes import size_multiple
 from medfedaug.models.supervision import network_heads
 from medfedaug.plan import Plan
@@ -41,6 +41,20 @@ def in_both(names):
         for dims in (2, 3)
         for slow in [[pytest.mark.slow] if dims == 3 and name.values[0] in LARGE else []]
     ]
+
+
+@pytest.mark.parametrize(("name", "spatial_dims"), in_both(SEGMENTING))
+def test_the_head_gives_what_the_network_gives(name, spatial_dims):
+    # The last layer of the residual units of "unet" gives one summand.
+    args = {"num_res_units": 0} if name == "unet" else {}
+    net, given = (
+        build_small(name, spatial_dims=spatial_dims, in_channels=1, out_channels=3, **args).eval(),
+        [],
+    )
+    find_head(net).register_forward_hook(lambda module, inputs, output: given.append(output))
+    with torch.no_grad():
+        (outputs,) = network_heads(net, net(image(name, spatial_dims)))
+    assert torch.equal(given[-1], outputs)
 
 
 @pytest.mark.parametrize(("name", "spatial_dims"), in_both(SEGMENTING))
