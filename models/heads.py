@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from monai.networks.nets import DynUNet, MedNeXt
+from monai.networks.nets import DynUNet, MedNeXt, UNet
 from torch import nn
 
 __all__ = ["find_head"]
 
-# MONAI's UNet without residual units ends with a transposed convolution.
 _HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# With deep supervision their coarser heads come after that of the finest output.
-_FINEST = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out"}
+# With deep supervision their coarser heads come after that of the finest output. The last block of UNet is a
+# transposed convolution, and with residual units adds that of a convolution to it.
+_OF_NETWORKS = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out", UNet: "model.2"}
 
 
 def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
-    """The layer that turns features into logits; its input is what papers call the features.
+    """What turns features into logits; its input is what papers call the features.
 
     By default the last fully connected or convolutional layer in the order in which the network's modules
     were registered: the classifier of MONAI's and this library's networks, and the last convolution of
-    their U-Nets; with deep supervision, of the finest output. MONAI's UNet with residual units adds another
-    layer's output to that of its last convolution.
+    their U-Nets; with deep supervision, of the finest output. Of MONAI's UNet it is the last block, which has
+    several layers where there are residual units.
 
     Args:
         net: the network.
@@ -39,9 +39,9 @@ def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
             last = ", ".join([n for n, m in modules.items() if isinstance(m, _HEADS)][-5:])
             raise ValueError(f"{type(net).__name__} has no module {name!r}; its last layers are {last}")
         return modules[name]
-    for cls, finest in _FINEST.items():
+    for cls, head in _OF_NETWORKS.items():
         if isinstance(net, cls):
-            return net.get_submodule(finest)
+            return net.get_submodule(head)
     heads = [module for module in net.modules() if isinstance(module, _HEADS)]
     if not heads:
         raise ValueError(f"{type(net).__name__} has no fully connected or convolutional layer as its head")

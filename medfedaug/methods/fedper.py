@@ -45,7 +45,7 @@ class FedPer(Method):
 
     def kept_at_site(self, network: nn.Module) -> frozenset[str]:
         """The entries of the last layer."""
-        kept = module_entries(network, [find_head(network, self.head)])
+        kept = module_entries(network, find_head(network, self.head).modules())
         if kept == frozenset(network.state_dict()):
             raise ConfigError(f"fedper: all of {type(network).__name__} would stay at the site")
         return kept

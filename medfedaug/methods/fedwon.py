@@ -62,9 +62,9 @@ class FedWon(Method):
         name = type(network).__name__
         if any(isinstance(module, nn.LayerNorm) for module in network.modules()):
             raise ConfigError(f"fedwon is for convolutional networks, and {name} has layer norms")
-        head = find_head(network, self.head)
+        head = list(find_head(network, self.head).modules())
         remove_norms(network)
-        if not standardise_weights(network, self.gain, leave=[head]):
+        if not standardise_weights(network, self.gain, leave=head):
             raise ConfigError(f"fedwon: {name} has no convolutions before its last layer")
         return network
 

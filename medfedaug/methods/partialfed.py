@@ -81,7 +81,7 @@ class PartialFed(Method):
                     "another strategy or network"
                 )
         if "head" in self.strategy:
-            kept |= module_entries(network, [find_head(network, self.head)])
+            kept |= module_entries(network, find_head(network, self.head).modules())
         return kept
 
     def _first_stages(self, network: nn.Module) -> frozenset[str]:

@@ -44,6 +44,14 @@ def test_the_last_layer_of_a_unet_is_its_last_convolution(tiny_config):
     assert composition.kept_keys == {"final_conv.weight", "final_conv.bias"}
 
 
+@pytest.mark.parametrize("residual_units", [0, 2])
+def test_the_last_layer_of_monais_unet_is_its_last_block(tiny_config, residual_units):
+    args = {"channels": [4, 8, 8], "strides": [2, 2], "num_res_units": residual_units}
+    composition = Composition(tiny_config("fedper", network="unet", network_args=args))
+    block = {f"model.2.{key}" for key in composition.network.get_submodule("model.2").state_dict()}
+    assert composition.kept_keys == block
+
+
 def test_fedper_needs_layers_below_the_last():
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
     assert FedPer().kept_at_site(network) == {"3.weight", "3.bias"}
