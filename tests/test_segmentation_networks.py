@@ -45,16 +45,14 @@ def in_both(names):
 
 @pytest.mark.parametrize(("name", "spatial_dims"), in_both(SEGMENTING))
 def test_the_head_gives_what_the_network_gives(name, spatial_dims):
-    # The last layer of the residual units of "unet" gives one summand.
-    args = {"num_res_units": 0} if name == "unet" else {}
-    net, given = (
-        build_small(name, spatial_dims=spatial_dims, in_channels=1, out_channels=3, **args).eval(),
-        [],
-    )
-    find_head(net).register_forward_hook(lambda module, inputs, output: given.append(output))
-    with torch.no_grad():
-        (outputs,) = network_heads(net, net(image(name, spatial_dims)))
-    assert torch.equal(given[-1], outputs)
+    for args in ({}, {"num_res_units": 0}) if name == "unet" else ({},):
+        net, given = build_small(name, spatial_dims=spatial_dims, in_channels=1, out_channels=3, **args), []
+        find_head(net.eval()).register_forward_hook(
+            lambda module, inputs, output, to=given: to.append(output)
+        )
+        with torch.no_grad():
+            (outputs,) = network_heads(net, net(image(name, spatial_dims)))
+        assert torch.equal(given[-1], outputs)
 
 
 @pytest.mark.parametrize(("name", "spatial_dims"), in_both(SEGMENTING))

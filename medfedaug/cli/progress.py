@@ -178,7 +178,7 @@ class SweepProgress(RoundProgress):
             self._line(f"{event['number']}/{event['of']} {event['folder']}  ({self.clock.left()})")
         elif kind == "failed":
             self._line(f"failed: {event['folder']}: {event['reason']}")
-            self._count(self.clock.done + 1)
+            self._count(self.clock.done + 1, restart=not event["made"])
         elif kind in ("round_started", "round_finished"):
             self._now(f"round {event['round']}")
 

@@ -312,9 +312,10 @@ def run_all(
         jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
         memory: bytes of decoded images that a process keeps.
         threads: see `medfedaug.config.Execution`.
-        on_event: called with ``{"event": "run", "folder": ..., "number": n, "of": n, "made": bool}`` for each
-            run that is finished, those that were finished before (``made`` is false) first, with ``{"event":
-            "failed", "folder": ..., "reason": ...}``, and with one job also with the events of each run.
+        on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
+            run that is finished, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``;
+            those that an earlier call had finished come first, and their ``made`` is false; with one job also
+            with the events of each run.
         init: as for `plan`.
 
     Returns:
@@ -350,13 +351,12 @@ def run_all(
             stack.enter_context(keep_decoded(memory))
             outcomes = ((run, make(run, on_event=tell)) for run in runs)
         for number, (run, reason) in enumerate(outcomes, start=1):
+            told = {"folder": str(run.folder), "made": run.folder not in finished}
             if reason:
                 failed[run.folder] = reason
-                tell({"event": "failed", "folder": str(run.folder), "reason": reason})
+                tell({"event": "failed", **told, "reason": reason})
             else:
-                made = run.folder not in finished
-                told = {"folder": str(run.folder), "number": number, "of": len(runs), "made": made}
-                tell({"event": "run", **told})
+                tell({"event": "run", **told, "number": number, "of": len(runs)})
     return failed
 
 
