@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -22,6 +24,7 @@ __all__ = [
     "own",
     "replace_own",
     "warn",
+    "warnings_to",
     "withheld",
 ]
 
@@ -100,6 +103,29 @@ class MedFedAugWarning(UserWarning):
 def warn(problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = "") -> None:
     """Warn with a line like that of `DataError`."""
     warnings.warn(str(DataError(problem, site=site, path=path, hint=hint)), MedFedAugWarning, stacklevel=2)
+
+
+@contextmanager
+def warnings_to(tell: Callable[[str], None], told: set[str] | None = None) -> Iterator[None]:
+    """Give our warnings to a function in place of showing them, each once; others are shown as before.
+
+    Args:
+        tell: called with each.
+        told: those that it was given earlier; new ones are added.
+    """
+    told = set() if told is None else told
+
+    def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if not issubclass(category, MedFedAugWarning):
+            before(message, category, *args, **kwargs)
+        elif str(message) not in told:
+            told.add(str(message))
+            tell(str(message))
+
+    with warnings.catch_warnings():
+        before, warnings.showwarning = warnings.showwarning, show
+        warnings.simplefilter("always", MedFedAugWarning)
+        yield
 
 
 class StorageError(MedFedAugError):

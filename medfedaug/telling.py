@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from medfedaug.checks import is_number
 
-__all__ = ["Teller", "size_text"]
+__all__ = ["Teller", "follow", "size_text"]
 
 
 def size_text(number: float) -> str:
@@ -21,6 +23,17 @@ def size_text(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} GB"
+
+
+def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The events from a position on, each with the position after it, as far as they are written."""
+    with path.open("rb") as file:
+        file.seek(position)
+        for line in file:
+            if not line.endswith(b"\n"):  # the writer is in the middle of it
+                return
+            position += len(line)
+            yield json.loads(line), position
 
 
 class Teller:
@@ -119,6 +132,9 @@ class Teller:
     def _tested(self, event: Mapping[str, Any]) -> list[str]:
         scores = [f"{k} {v:.4f}" for k, v in event.items() if k not in ("event", "site") and is_number(v)]
         return [f"{event['site']}: tested{': ' + ', '.join(scores) if scores else ''}"]
+
+    def _warning(self, event: Mapping[str, Any]) -> list[str]:
+        return [f"warning: {event['text']}"]
 
     def _finished(self, event: Mapping[str, Any]) -> list[str]:
         return ["finished"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from medfedaug.errors import DataError
 from medfedaug.federation.output import EVENTS, JOB_FOLDER
 from medfedaug.telling import Teller
 
-__all__ = ["Watched", "find_events", "follow", "sparkline", "write_watch_page"]
+__all__ = ["Watched", "find_events", "sparkline", "write_watch_page"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -35,17 +34,6 @@ def find_events(folder: str | Path) -> Path | None:
     here = [folder / EVENTS, folder / JOB_FOLDER / EVENTS]
     found = [path for path in (*here, *folder.glob(f"*/{JOB_FOLDER}/{EVENTS}")) if path.is_file()]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-
-
-def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The events from a position on, each with the position after it, as far as they are written."""
-    with path.open("rb") as file:
-        file.seek(position)
-        for line in file:
-            if not line.endswith(b"\n"):  # the writer is in the middle of it
-                return
-            position += len(line)
-            yield json.loads(line), position
 
 
 def sparkline(values: Sequence[float | None], width: int = 30) -> str:

@@ -90,7 +90,8 @@ class ProtocolController(Controller):
 
         record = EventLog(folder.parent, "server")
         try:
-            self.carry(settings, carrier, record, folder, fl_ctx)
+            with record.warnings():
+                self.carry(settings, carrier, record, folder, fl_ctx)
             record({"event": "finished"})
         except Exception as error:
             if isinstance(error, Aborted):

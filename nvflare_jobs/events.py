@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from medfedaug.errors import warnings_to
 from medfedaug.federation.output import EVENTS, JOB_FOLDER
 from medfedaug.telling import Teller
 
-__all__ = ["EventLog"]
+__all__ = ["WARNING", "EventLog"]
 
+WARNING = "warning"
 _LOGGED = ("failed", "not_answered")  # as errors, by who reports these events
 _log = logging.getLogger("medfedaug")
 
@@ -31,15 +34,26 @@ class EventLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._teller, self._lock = Teller(), threading.Lock()  # each site answers in its own thread
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
+        self._warned: set[str] = set()
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Take in an event. A full disk is told of by what must be written, not by this."""
         with self._lock:
             for line in self._teller.lines(event) if event["event"] not in _LOGGED else ():
-                _log.info("%s: %s", self.name, line)
+                level = logging.WARNING if event["event"] == WARNING else logging.INFO
+                _log.log(level, "%s: %s", self.name, line)
             if not self._file.closed:  # an answer may come when all is over
                 with suppress(OSError):
                     self._file.write(json.dumps(event) + "\n")
+
+    @contextmanager
+    def warnings(self) -> Iterator[None]:
+        """Take in our warnings, each once, as events: a process of NVFlare has no terminal to show them on.
+
+        They have the names of files. The file and the log are the site's own, as its errors are.
+        """
+        with warnings_to(lambda text: self({"event": WARNING, "text": text}), self._warned):
+            yield
 
     def close(self) -> None:
         """Close the file."""

@@ -51,6 +51,7 @@ class AnsweringExecutor(Executor):
     def __init__(self) -> None:
         super().__init__()
         self._site: Answers | None = None
+        self._events: EventLog | None = None
 
     def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Answers:
         """The site, from its own settings.
@@ -73,28 +74,35 @@ class AnsweringExecutor(Executor):
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """Answer a request. An error of this site is answered in one line and does not stop other sites."""
+        name = fl_ctx.get_identity_name()
+        if self._events is None:
+            run = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            self._events = EventLog(run, f"site {name}")
+        with self._events.warnings():
+            reply = self._answered(name, self._events, shareable, fl_ctx, abort_signal)
+        return FLModelUtils.to_shareable(reply_to_model(reply))
+
+    def _answered(
+        self, name: str, events: EventLog, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Reply:
         request = request_from_model(FLModelUtils.from_shareable(shareable))
         if self._site is None:
-            name = fl_ctx.get_identity_name()
             try:
-                self._site = self._opened(name, fl_ctx)
+                self._site = self._opened(name, events, fl_ctx)
             except MedFedAugError as error:
                 self.log_error(fl_ctx, str(error))
-                told = f"site {name}: {public_text(error)}"
-                return FLModelUtils.to_shareable(reply_to_model(Reply(request.task, error=told)))
+                return Reply(request.task, error=f"site {name}: {public_text(error)}")
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
             self.log_error(fl_ctx, reply.error)
-        return FLModelUtils.to_shareable(reply_to_model(reply))
+        return reply
 
-    def _opened(self, name: str, fl_ctx: FLContext) -> Answers:
+    def _opened(self, name: str, events: EventLog, fl_ctx: FLContext) -> Answers:
         kit = fl_ctx.get_workspace().get_root_dir()
         settings = SiteSettings.load(kit)
         plugins.restrict(settings.plugins)
         bundles.restrict(settings.bundles)
-        job = fl_ctx.get_job_id()
-        door = Door() if settings.simulation else _door(name, settings, kit, job)
-        events = EventLog(Path(fl_ctx.get_workspace().get_run_dir(job)), f"site {name}")
+        door = Door() if settings.simulation else _door(name, settings, kit, fl_ctx.get_job_id())
         return self.open_site(name, settings, door, events)
 
 

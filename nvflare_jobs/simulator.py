@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from nvflare.recipe.spec import Recipe
 
 from medfedaug import plugins
 from medfedaug.config import Execution, RunConfig
-from medfedaug.errors import RunFailed
+from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.initial import InitialWeights
 from medfedaug.federation.output import EVENTS, JOB_FOLDER, RESULTS
 from medfedaug.nvflare_jobs.allowed import needed_classes
+from medfedaug.nvflare_jobs.events import WARNING
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
 from medfedaug.privacy import PrivacyPolicy
@@ -29,6 +31,7 @@ from medfedaug.settings import (
     STATE_VARIABLE,
 )
 from medfedaug.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
+from medfedaug.telling import follow
 from medfedaug.training_bundle import content as bundles
 
 __all__ = ["LOG_FILE", "output_folder", "run_in_simulator", "run_job"]
@@ -173,7 +176,10 @@ def run_job(
             start_new_session=True,
         )
         try:
-            for event in _follow(output / EVENTS, process):
+            for event in _events(work, sites, process):
+                if event["event"] == WARNING:
+                    warnings.warn(event["text"], MedFedAugWarning, stacklevel=2)
+                    continue
                 if event["event"] == "failed":
                     failure = event["message"]
                 if on_event:
@@ -201,9 +207,9 @@ def _storage_variables(storage: Storage | None) -> dict[str, str]:
     return {MEMORY_VARIABLE: str(storage.max_bytes / 2**30), **folder}
 
 
-def output_folder(work_dir: str | Path) -> Path:
-    """The folder with the results of a run, below the ``work_dir`` of `run_in_simulator`."""
-    return Path(work_dir) / "workspace" / "server" / "simulate_job" / JOB_FOLDER
+def output_folder(work_dir: str | Path, name: str = "server") -> Path:
+    """What the server, or a site, wrote in a run, below the ``work_dir`` of `run_in_simulator`."""
+    return Path(work_dir) / "workspace" / name / "simulate_job" / JOB_FOLDER
 
 
 def _write_site_settings(workspace: Path) -> None:
@@ -224,26 +230,24 @@ def _write_site_settings(workspace: Path) -> None:
     settings.with_name("resources.json").write_text(json.dumps(resources, indent=1))
 
 
-def _follow(path: Path, process: subprocess.Popen[bytes], period: float = 0.1) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run as they are written, until the run is over or its process has ended."""
-    position = 0
-    while True:
+def _events(
+    work: Path, sites: Sequence[str], process: subprocess.Popen[bytes], period: float = 0.1
+) -> Iterator[dict[str, Any]]:
+    """Yield the server's events, and the warnings of all, until the run is over or its process has ended."""
+    server = output_folder(work) / EVENTS
+    positions = dict.fromkeys((*(output_folder(work, site) / EVENTS for site in sites), server), 0)
+    ended = False
+    while not ended:
         ended = process.poll() is not None
-        if path.exists():
-            with path.open() as file:
-                file.seek(position)
-                lines = file.readlines()
-            for line in lines:
-                if not line.endswith("\n"):  # the writer is in the middle of it
-                    break
-                position += len(line)
-                event = json.loads(line)
-                yield event
-                if event["event"] == "failed":
+        for path in filter(Path.exists, positions):
+            for event, end in follow(path, positions[path]):
+                positions[path] = end
+                if path == server or event["event"] == WARNING:
+                    yield event
+                if path == server and event["event"] == "failed":
                     return
-        if ended:
-            return
-        time.sleep(period)
+        if not ended:
+            time.sleep(period)
 
 
 def _tail(log: Path) -> str:

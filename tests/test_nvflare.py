@@ -92,6 +92,19 @@ def test_server_and_sites_say_in_their_logs_what_they_do_and_send(simulated):
     assert any(tested in line and "sent scores alone" in line for line in site), site[-2:]
 
 
+def test_what_a_site_warns_of_is_told_once_to_the_user_and_is_in_its_own_log(simulated):
+    """The last features of this network have four positions, which the layers there warn of at each site."""
+    (line,) = (line for line in simulated.err.splitlines() if "FFA layer enc5" in line)
+    assert line.startswith("medfedaug: warning: ")
+    told = [json.loads(text) for text in simulated.kept["site_A"].splitlines()]
+    warnings = [event for event in told if event["event"] == "warning"]
+    (event,) = (event for event in warnings if "enc5" in event["text"])
+    assert line.endswith(event["text"])
+    log = (simulated.out / LOG_FILE).read_text()
+    assert re.search(r"WARNING - site site_A: warning: FFA layer enc5", log)
+    assert event["text"] not in simulated.kept["server"]
+
+
 def test_watch_shows_a_job_from_the_kits_own_files_and_writes_a_page(simulated, tmp_path):
     assert set(simulated.kept) == {"server", *SITES}
     results = json.loads((simulated.out / "results.json").read_text())

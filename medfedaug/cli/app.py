@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from medfedaug._version import __version__
 from medfedaug.cli.console import err_console
-from medfedaug.errors import MedFedAugError, MedFedAugWarning
+from medfedaug.errors import MedFedAugError, warnings_to
 
 __all__ = ["app", "main"]
 
@@ -28,7 +27,7 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: errors that a user can fix are shown as one line, with exit code 2."""
     try:
-        with _warnings_as_lines(), _ends_on_signals():
+        with warnings_to(_show_warning), _ends_on_signals():
             app()
     except MedFedAugError as error:
         _say(f"medfedaug: {error}", "red")
@@ -64,22 +63,8 @@ def _say(text: str, style: str) -> None:
     err_console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Show each of our warnings once, in one line."""
-    shown: set[str] = set()
-
-    def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        if not issubclass(category, MedFedAugWarning):
-            before(message, category, *args, **kwargs)
-        elif str(message) not in shown:
-            shown.add(str(message))
-            _say(f"medfedaug: warning: {message}", "yellow")
-
-    with warnings.catch_warnings():
-        before, warnings.showwarning = warnings.showwarning, show
-        warnings.simplefilter("always", MedFedAugWarning)
-        yield
+def _show_warning(text: str) -> None:
+    _say(f"medfedaug: warning: {text}", "yellow")
 
 
 def _version(show: bool) -> None:

@@ -37,7 +37,8 @@ def watch(
     with err_console.status("starting"):
         from medfedaug.analysis.page import check_page
         from medfedaug.errors import ConfigError
-        from medfedaug.watching import Watched, find_events, follow, write_watch_page
+        from medfedaug.telling import follow
+        from medfedaug.watching import Watched, find_events, write_watch_page
 
     if page is not None:
         check_page(page)
