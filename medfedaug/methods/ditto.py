@@ -11,6 +11,7 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
+from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.substitution import call_with, shared_by_name
 
 __all__ = ["Ditto", "DittoSite"]
@@ -75,7 +76,7 @@ class DittoSite(SitePart):
         self._anchor: Payload = {}
         self._trained: list[Tensor] = []
         self._optimiser: torch.optim.Optimizer | None = None
-        self._losses: list[Tensor] = []
+        self._means = RoundMeans("loss")
 
     def start_round(self) -> None:
         """Keep the global model of the round, and make an optimiser for the personal one."""
@@ -89,7 +90,7 @@ class DittoSite(SitePart):
             self.own[name].requires_grad_() for name, p in network.named_parameters() if p.requires_grad
         ]
         self._optimiser = self.context.optimiser(self._trained)
-        self._losses = []
+        self._means.clear()
 
     def after_step(self, step: Step) -> None:
         """The same step for the personal model."""
@@ -106,7 +107,7 @@ class DittoSite(SitePart):
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
         self._optimiser.step()
-        self._losses.append(loss.detach())
+        self._means.add(loss)
 
     def end_round(self) -> None:
         """Drop what only training needs."""
@@ -123,7 +124,7 @@ class DittoSite(SitePart):
 
     def metrics(self) -> dict[str, float]:
         """The mean loss of the personal model over the round."""
-        return {"loss": float(torch.stack(self._losses).mean())} if self._losses else {}
+        return self._means.read()
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

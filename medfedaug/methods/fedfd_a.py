@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.methods.fedfd import FedFD, FedFDSite
+from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.adaptation import (
     FixedAlpha,
     InstanceAware,
@@ -142,11 +143,11 @@ class FedFDASite(FedFDSite):
         self.settings = method
         self.adapters = _adapters(network)
         self.optimiser: torch.optim.Optimizer | None = None
-        self.losses: list[Tensor] = []
+        self._means = RoundMeans("adapter_loss")
 
     def start_round(self) -> None:
         """Make a new optimiser for the adapters."""
-        self.losses = []
+        self._means.clear()
         if self.adapters:
             self.optimiser = torch.optim.SGD(
                 list(self.adapters.values()),
@@ -165,11 +166,11 @@ class FedFDASite(FedFDSite):
             parameter.grad = gradient
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())  # read at the end of the round: reading makes a GPU wait
+        self._means.add(loss)
 
     def metrics(self) -> dict[str, float]:
         """The adapters' mean loss in the round."""
-        return {"adapter_loss": float(torch.stack(self.losses).double().mean())} if self.losses else {}
+        return self._means.read()
 
     def collect(self) -> Payload:
         return {**super().collect(), **{key: value.detach() for key, value in self.adapters.items()}}

@@ -22,6 +22,7 @@ from medfedaug.methods.base import (
     Step,
 )
 from medfedaug.methods.class_features import linear_head
+from medfedaug.methods.own_loss import RoundMeans
 
 __all__ = ["FedSR", "FedSRSite", "Representation"]
 
@@ -142,7 +143,7 @@ class FedSRSite(SitePart, SiteExchange):
         self.every_round = self
         self._optimiser: torch.optim.Optimizer | None = None
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None
-        self._losses: list[Tensor] = []
+        self._means = RoundMeans("l2r", "cmi")
         # Before the hooks of other methods, in whatever order they are named: what they see is z.
         head.register_forward_pre_hook(self._draw, prepend=True)
 
@@ -159,7 +160,7 @@ class FedSRSite(SitePart, SiteExchange):
         """Make a new optimiser."""
         parameters = self.representation.parameters()
         self._optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
-        self._losses = []
+        self._means.clear()
 
     def loss(self, step: Step) -> Tensor:
         """Both terms; the gradients of σ's layer and r(z|y) come with those of the network."""
@@ -168,7 +169,7 @@ class FedSRSite(SitePart, SiteExchange):
         self.representation.zero_grad(set_to_none=True)  # of a pass before this one, at other weights
         norm = z.square().sum(dim=1).mean()
         divergence = F.gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
-        self._losses.append(torch.stack([norm.detach(), divergence.detach()]))
+        self._means.add(norm, divergence)
         return self.method.l2 * norm + self.method.cmi * divergence
 
     def after_step(self, step: Step) -> None:
@@ -179,9 +180,7 @@ class FedSRSite(SitePart, SiteExchange):
 
     def metrics(self) -> dict[str, float]:
         """Means over the round of ‖z‖² and of the divergence."""
-        # Read once a round: reading a number makes a GPU wait.
-        means = torch.stack(self._losses).double().mean(dim=0).tolist() if self._losses else (0.0, 0.0)
-        return dict(zip(("l2r", "cmi"), means, strict=True))
+        return self._means.read()
 
     def collect(self) -> Payload:
         return self.method.shared(self.representation)

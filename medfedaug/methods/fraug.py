@@ -23,6 +23,7 @@ from medfedaug.methods.base import (
     Step,
 )
 from medfedaug.methods.entries import state_entries
+from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models import find_head
 
 __all__ = ["FRAug", "FRAugSite", "Generator"]
@@ -193,7 +194,7 @@ class FRAugSite(SitePart, SiteExchange):
         self._embeddings: Tensor | None = None
         self._real: Tensor | None = None
         self._noise: dict[str, Tensor] = {}
-        self._losses: list[Tensor] = []
+        self._means = RoundMeans("generator_loss", *(["rtnet_loss"] if method.rtnet else []))
         self.head.register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -201,7 +202,8 @@ class FRAugSite(SitePart, SiteExchange):
 
     def start_round(self) -> None:
         """Forget the optimisers; the first step makes new ones."""
-        self._optimisers, self._losses = [], []
+        self._optimisers = []
+        self._means.clear()
 
     def _begin(self) -> None:
         size = self.head.in_features
@@ -250,7 +252,7 @@ class FRAugSite(SitePart, SiteExchange):
                 parameter.grad = value
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        self._losses.append(torch.stack([loss.detach() for loss in losses]))
+        self._means.add(*losses[: last + 1])
         self._real = None
         self.steps += 1
 
@@ -301,9 +303,7 @@ class FRAugSite(SitePart, SiteExchange):
 
     def metrics(self) -> dict[str, float]:
         """Means over the round of L_gen and L_rt."""
-        means = torch.stack(self._losses).double().mean(dim=0).tolist() if self._losses else (0.0, 0.0)
-        names = ("generator_loss", "rtnet_loss") if self.method.rtnet else ("generator_loss",)
-        return dict(zip(names, means, strict=False))
+        return self._means.read()
 
     def collect(self) -> Payload:
         return {key: value.detach() for key, value in self.generator.state_dict().items()}
