@@ -21,7 +21,7 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
         patterns: such as ``"encoder.*"``; a star stands for any text, dots included.
 
     Returns:
-        The entries that match.
+        The entries that match, and other names of the same tensors.
 
     Raises:
         ValueError: for a pattern that nothing matches, and when no parameter is left.
@@ -31,19 +31,20 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
         >>> sorted(freeze(net, ["0.*"])), net[0].weight.requires_grad
         (['0.bias', '0.weight'], False)
     """
-    names, frozen = list(net.state_dict()), set()
+    entries, frozen = net.state_dict(keep_vars=True), set()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, pattern)}
+        found = {id(value) for name, value in entries.items() if fnmatchcase(name, pattern)}
         if not found:
+            names = list(entries)
             some = ", ".join([*names[:2], "...", *names[-2:]])
             raise ValueError(f"freeze: no entry matches {pattern!r}; entries are for instance {some}")
         frozen |= found
-    for name, parameter in net.named_parameters():
-        if name in frozen:
+    for parameter in net.parameters():
+        if id(parameter) in frozen:
             parameter.requires_grad_(False)
     if frozen and not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError("freeze: no parameter is left to be trained")
-    return frozenset(frozen)
+    return frozenset(name for name, value in entries.items() if id(value) in frozen)
 
 
 def hold_norms(net: nn.Module, frozen: frozenset[str]) -> None:

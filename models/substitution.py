@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["call_with", "shared_by_name"]
+__all__ = ["call_with", "first_names", "shared_by_name"]
 
 
 def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
@@ -29,6 +29,17 @@ def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> An
             if key in weights:
                 given.setdefault((id(module), name), (key, weights[key]))
     return functional_call(net, dict(given.values()), inputs, tie_weights=False)
+
+
+def first_names(net: nn.Module) -> dict[str, str]:
+    """For each entry of a network's state dict, the first name of its tensor.
+
+    A module that is registered in two places, as each of MONAI's DynUNet is, has two names, and so have its
+    entries. They are sent, kept and frozen under the first; under the second they would undo it, since a
+    state dict is loaded in its order.
+    """
+    first: dict[int, str] = {}
+    return {key: first.setdefault(id(value), key) for key, value in net.state_dict(keep_vars=True).items()}
 
 
 def shared_by_name(net: nn.Module, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:

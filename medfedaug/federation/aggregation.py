@@ -166,13 +166,15 @@ class Aggregation:
         return refused
 
     def _use(self, site: str, reply: Reply, weight: float) -> None:
-        for name, exchange in self.every_round.items():
-            exchange.accept(site, own_entries(reply.payload, name), weight)
+        updates = {}
         for name, aggregator in self.aggregators.items():
             own = own_entries(reply.payload, name)
-            update = SiteUpdate(site, reply.round, reply.weights, own, weight)
-            weight = aggregator.weigh(update)
-            aggregator.accept(update)
+            updates[name] = SiteUpdate(site, reply.round, reply.weights, own, weight)
+            weight = aggregator.weigh(updates[name])
+        for name, exchange in self.every_round.items():
+            exchange.accept(site, own_entries(reply.payload, name), weight)
+        for name, update in updates.items():
+            self.aggregators[name].accept(update)
         self._mean.add(reply.weights, weight)
         self.weights[site] = weight
 
@@ -187,12 +189,10 @@ class Aggregation:
         for aggregator in self.aggregators.values():
             previous = {key: state[key] for key in self.sent}
             shared = aggregator.result(RoundMean(round_, previous, shared, self.weights))
-            # A method goes by the first name of a module that has several; the last would be loaded.
-            shared = shared_by_name(self._network, shared)
         sent = _results(self.every_round)
         for name, aggregator in self.aggregators.items():
             sent.update(namespaced(aggregator.message(), name))
-        return {**state, **shared}, sent
+        return shared_by_name(self._network, {**state, **shared}), sent
 
     def summaries(self) -> dict[str, dict[str, Any]]:
         """A few numbers about the round, by method."""

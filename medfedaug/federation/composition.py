@@ -17,6 +17,7 @@ from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.models.freezing import freeze
 from medfedaug.models.sizes import check_size, size_multiple
+from medfedaug.models.substitution import first_names
 from medfedaug.scores import LOCAL, UNSEEN, whose_model
 from medfedaug.tasks import Task
 
@@ -81,11 +82,14 @@ class Composition:
             "normalised_by": normalising[0].name if normalising else None,
         }
         """The network's input: how images are scaled, and the method that normalises them."""
-        self.kept_keys = frozenset[str]().union(*(method.kept_at_site(network) for method in self.methods))
+        names = first_names(network)
+        kept = frozenset[str]().union(*(method.kept_at_site(network) for method in self.methods))
+        self.kept_keys = frozenset(names[key] for key in kept)
         self.personalising = [method.name for method in self.methods if method.personalises]
         self.personal = bool(self.kept_keys or self.personalising)
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
-        self.shared = shared_keys(network.state_dict(), self.kept_keys)
+        state = network.state_dict()
+        self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
         self.sent = [key for key in self.shared if key not in self.frozen]
         """The shared entries that a site sends: all except the frozen ones, which no site changes."""
         self._config = config

@@ -50,6 +50,7 @@ class RoundMemory:
         self.present = 0
         self.checkpointed: tuple[int, ...] = ()
         self._rounds: dict[int, _Kept] = {}
+        self._aside: Payload = {}
 
     def enter(self, run: str) -> bool:
         """Load what was kept in a run, if the site took part in it before a restart.
@@ -84,6 +85,15 @@ class RoundMemory:
         """The last round up to the given one in which this site trained. It may have missed some rounds."""
         return max((r for r in self._rounds if r <= round_), default=0)
 
+    def network_is_new(self) -> None:
+        """The network has been built anew: nothing of any round is in it."""
+        self.present, self._aside = 0, {}
+
+    def set_aside(self, network: nn.Module, keys: Iterable[str]) -> None:
+        """Keep entries of the network in which others are to stand for a score, until the next `recall`."""
+        state = network.state_dict()
+        self._aside = self._aside or {key: state[key].clone() for key in keys}
+
     def forget(self, selected: int, current: int) -> None:
         """Drop the state of rounds that can no longer be requested."""
         needed = {self.latest(round_) for round_ in (selected, current - 1, *self.checkpointed)}
@@ -114,8 +124,10 @@ class RoundMemory:
         """Restore the state that was kept after a round, if another one is in its place.
 
         Returns:
-            Whether anything was restored.
+            Whether a round was restored.
         """
+        network.load_state_dict(self._aside, strict=False)
+        self._aside = {}
         if not round_ or round_ == self.present:
             return False
         kept = self._rounds[round_]

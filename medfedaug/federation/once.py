@@ -12,6 +12,9 @@ __all__ = ["OnceShared"]
 class OnceShared:
     """Sent to a site once, and again after it has changed, since another site has joined.
 
+    A site has it when it has answered a request with it: a request may be lost, and a process may end before
+    it has written what it received.
+
     Attributes:
         payload: the methods' entries, keys ``<method>/<key>``.
         ready: whether the first preparation is over.
@@ -20,7 +23,7 @@ class OnceShared:
     def __init__(self) -> None:
         self.payload: Payload = {}
         self.ready = False
-        self._version = 0
+        self._version = self._asked = 0
         self._known: dict[str, int] = {}
 
     def site_joined(self) -> None:
@@ -29,10 +32,14 @@ class OnceShared:
 
     def due(self, sites: Iterable[str]) -> Payload:
         """What a request to these sites brings along: nothing where all of them have it."""
-        sites = list(sites)
-        fresh = any(self._known.get(site) != self._version for site in sites)
-        self._known.update(dict.fromkeys(sites, self._version))
+        self._asked = self._version
+        # Popped: until they answer, it is not known what they have.
+        fresh = [site for site in sites if self._known.pop(site, None) != self._version]
         return self.payload if fresh else {}
+
+    def answered(self, site: str) -> None:
+        """A site has answered the last request."""
+        self._known[site] = self._asked
 
     def restore(self, payload: Payload) -> None:
         """Continue after a restart: sites may have lost what they were sent, and are sent it again."""

@@ -146,14 +146,16 @@ class Record:
         known = score_of(self.metric, score)
         self.rounds[index]["sites"].setdefault(site, {})[f"val_{self.metric}"] = known
 
-    def validation(self, round_: int) -> float | None:
-        """The mean of the sites' validation scores of a round's model; ``None`` if no site has a score."""
+    def validation(self, round_: int) -> dict[str, float]:
+        """The validation scores of a round's model by site, where there is one; records their mean."""
         entry, name = self.rounds[round_ - 1], f"val_{self.metric}"
-        mean = mean_score(scores.get(name) for scores in entry["sites"].values())
+        found = {site: scores.get(name) for site, scores in entry["sites"].items()}
+        scores = {site: score for site, score in found.items() if score is not None}
+        mean = mean_score(scores.values())
         if mean is not None:
             entry[name] = mean
             self.tell("validated", {name: mean}, round=round_)
-        return mean
+        return scores
 
     def finish_round(self, summaries: Mapping[str, dict[str, Any]], seconds: float) -> None:
         """Record that a round is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,9 @@ __all__ = ["Selection"]
 
 class Selection:
     """The global model with the best unweighted mean of the sites' validation scores; the first of equals.
+
+    Two models are compared over the sites that scored both: a round in which a hard site did not answer, or
+    was not asked, is no better for it. Where no site scored both, their means are compared.
 
     Args:
         higher_is_better: the metric's direction.
@@ -30,13 +34,28 @@ class Selection:
         self.round = 0
         self.state: dict[str, Tensor] = {}
         self.payload: Payload = {}
-        self._best = -math.inf
+        self._scores: dict[str, float] = {}
 
-    def offer(self, round_: int, score: float, state: Mapping[str, Tensor], payload: Payload) -> None:
-        """Take a model if it is better than the best so far."""
-        if self._sign * score > self._best:
-            self._best = self._sign * score
+    def offer(
+        self, round_: int, scores: Mapping[str, float], state: Mapping[str, Tensor], payload: Payload
+    ) -> None:
+        """Take a model if it is better than the best so far.
+
+        Args:
+            round_: whose result it is.
+            scores: by site; a model without any is not taken.
+            state: its state dict.
+            payload: the methods' exchange that belongs to it.
+        """
+        if scores and (not self._scores or self._better(scores)):
+            self._scores = dict(scores)
             self.take(round_, state, payload)
+
+    def _better(self, scores: Mapping[str, float]) -> bool:
+        both = [site for site in scores if site in self._scores]
+        new = [scores[site] for site in both] or list(scores.values())
+        best = [self._scores[site] for site in both] or list(self._scores.values())
+        return self._sign * fmean(new) > self._sign * fmean(best)
 
     def take(self, round_: int, state: Mapping[str, Tensor], payload: Payload) -> None:
         """Take a model without a score."""
@@ -50,10 +69,13 @@ class Selection:
             "selected_round": self.round,
             "selected_model": self.state,
             "selected_payload": self.payload,
-            "best": self._best,
+            "selected_scores": self._scores,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `saved` returned."""
-        self.round, self._best = saved["selected_round"], saved["best"]
+        self.round = saved["selected_round"]
+        # Version 0.2.0 wrote the mean alone, which is then compared with means.
+        mean = saved.get("best", -math.inf)
+        self._scores = saved.get("selected_scores", {"": self._sign * mean} if math.isfinite(mean) else {})
         self.state, self.payload = saved["selected_model"], saved["selected_payload"]

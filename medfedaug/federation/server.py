@@ -28,6 +28,7 @@ from medfedaug.federation.refusals import refusal
 from medfedaug.federation.secure.aggregation import SecureAggregation
 from medfedaug.federation.selection import Selection
 from medfedaug.methods.base import Payload
+from medfedaug.models.substitution import shared_by_name
 from medfedaug.scores import METRICS
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.versions import software_versions
@@ -116,7 +117,7 @@ class FederationServer:
             task.metrics, composition.input, task.scored_classes, self._on_event, travels=self.travels
         )
         if self._initial is not None:
-            self.state = self._initial.put_into(self.state, config.init)
+            self.state = shared_by_name(composition.network, self._initial.put_into(self.state, config.init))
             self._initial_kept = self._initial.kept(composition.kept_keys)
             self.record.started_from(self._initial.report)
 
@@ -277,6 +278,7 @@ class FederationServer:
 
             reason = refusal(site, use)
             if reason is None:
+                self._once.answered(site)
                 self.record.trained(site, reply, scored=self.config.validates(self.round - 1))
             else:
                 self.record.refused(site, reason)
@@ -308,9 +310,7 @@ class FederationServer:
 
     def _select(self, round_: int) -> None:
         """Decide whether the model of a round, which is still the global model, is the best so far."""
-        score = self.record.validation(round_)
-        if score is not None:
-            self.selection.offer(round_, score, self.state, self.payload)
+        self.selection.offer(round_, self.record.validation(round_), self.state, self.payload)
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""

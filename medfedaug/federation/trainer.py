@@ -180,7 +180,7 @@ class SiteTrainer(ClientAlgo):
         # With noise, the guard would keep back that a deviation is 0.
         self.shows_statistics = composition.needs_statistics and not self.policy.noise_multiplier
         self.kept_keys, self.shared = composition.kept_keys, composition.shared
-        self.memory.present = 0
+        self.memory.network_is_new()
         self._apply_once(self.memory.once)
         return self.training
 
@@ -394,15 +394,14 @@ class SiteTrainer(ClientAlgo):
             Whether the network is complete. It is not if sites keep layers and this site has none.
         """
         latest = self.memory.latest(round_)
+        self._recall(latest)
         if self.kept_keys and not latest and not self.complete_network():
             return False
-        self._recall(latest)
         self._personalise()
         return True
 
     def _recall(self, round_: int) -> None:
-        if self.memory.recall(round_, self.network, self.parts):
-            self._personal = False
+        self._personal &= not self.memory.recall(round_, self.network, self.parts)
 
     def _personalise(self) -> None:
         if not self._personal:
@@ -411,7 +410,8 @@ class SiteTrainer(ClientAlgo):
             self._personal = True
 
     def complete_network(self) -> bool:
-        """Load what the methods know of the entries that sites keep. Returns whether these are all."""
+        """Load what methods know of kept entries, until a round is recalled. Returns whether that is all."""
+        self.memory.set_aside(self.network, self.kept_keys)
         state, known = self.network.state_dict(), {}
         for part in self.parts.values():
             known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})

@@ -10,6 +10,7 @@ from medfedaug.methods.entries import module_entries, state_entries
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
 from medfedaug.models.stages import Stage, known_stages
+from medfedaug.models.substitution import first_names
 
 __all__ = ["PartialFed"]
 
@@ -58,7 +59,7 @@ class PartialFed(Method):
 
     def kept_at_site(self, network: nn.Module) -> frozenset[str]:
         """The entries of the layers that are not loaded."""
-        everything = frozenset(network.state_dict())
+        everything = frozenset(first_names(network).values())
         if self.strategy == "bottom_up":
             kept = everything - self._first_stages(network)
         elif self.strategy == "top_down":

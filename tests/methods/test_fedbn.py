@@ -41,12 +41,10 @@ def by_hand(run, method):
 def federation(federate, method, unseen="none", with_method="", **changes):
     return federate(
         f"{method}{with_method}",
-        plan=UNEVEN,
-        sizes=SIZES,
         network="reference_convolutional",
         local_epochs=2,
         settings={method: {"unseen": unseen}},
-        **{"holdout": ("C",), **changes},
+        **{"plan": UNEVEN, "sizes": SIZES, "holdout": ("C",), **changes},
     )
 
 
@@ -65,6 +63,15 @@ def test_sites_go_on_with_their_own_and_average_the_rest(federate, method, unsee
     last = max(r for r in range(1, selected + 1) if "B" in run.took_part(r))
     expected = {**rounds[last - 1].local["B"], **rounds[selected - 1].model}
     assert_same(trainers_state(run, "B"), expected)  # what B was tested with
+
+
+@pytest.mark.parametrize("unseen", ["none", "average", "own"])
+def test_a_site_that_trains_late_begins_with_its_own_also_after_a_score_with_stand_ins(federate, unseen):
+    plan, sizes = [("A", "B"), *[("A", "B", "D")] * 3], {**SIZES, "D": 5}
+    run = federation(federate, "fedbn", unseen, plan=plan, sizes=sizes, rounds=4)
+    first = next(replies["D"] for replies in run.replies if "D" in replies)
+    assert (first.metrics["val_accuracy"] is None) == (unseen == "none")
+    assert_models(run, by_hand(run, "fedbn"))
 
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
@@ -86,6 +93,20 @@ def test_an_unseen_site_is_scored_with_the_average_of_what_the_sites_keep(federa
     # Beside the model travels what FedAvg would send with it.
     sent = {key.split("/", 1)[1] for key in run.replies[1]["A"].payload}
     assert sent == {key for key in average if kept(method)(key)}
+
+
+def test_the_average_has_the_weights_that_another_method_gives_the_models(federate):
+    sizes = {"A": 5, "B": 10, "D": 15, "C": 5}
+    run = federation(
+        federate, "fedbn", "average", ",median", sizes=sizes, plan=[("A", "B", "D")] * 2, rounds=2
+    )
+    local = run.replies[run.server.selected_round]
+    entries = {key: value for key, value in trainers_state(run, "C").items() if kept("fedbn")(key)}
+    sent = [
+        {key.split("/", 1)[1]: v.double() for key, v in reply.payload.items()} for reply in local.values()
+    ]
+    assert len(sent) == 3
+    assert_same(entries, mean(sent, [1.0, 1.0, 1.0]))
 
 
 def own_images(run):
