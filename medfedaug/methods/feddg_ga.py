@@ -28,6 +28,8 @@ from medfedaug.methods.own_loss import training_loss
 
 __all__ = ["FedDGGA", "FedDGGASite"]
 
+_LEAST = 1e-3
+
 
 class FedDGGA(Method):
     r"""Generalization adjustment of the weights in the mean (Zhang et al., FedDG-GA, CVPR 2023).
@@ -63,7 +65,9 @@ class FedDGGA(Method):
         takes the gaps, by default of the accuracy, from validation images; here those choose the round, and
         nothing is fitted to them. A site that missed rounds has its gap to the model that it last sent. Sites
         that miss a round keep their weights, and the others share what they had; one that joins later begins
-        with 1/N for the N sites that there are then. Equal gaps change nothing.
+        with 1/N for the N sites that there are then. Weights are clipped to 0.001 in place of 0, before the
+        division: a round in which only sites of weight 0 take part would have no mean, and they would never
+        have anything to share again. Equal gaps change nothing.
     """
 
     name = "feddg_ga"
@@ -150,8 +154,7 @@ class _Adjusted(KeptUpdates):
         self.last.update({site: trained for site, (_, trained) in losses.items()})
         mean = WeightedMean()
         for site, model in models.items():
-            if self.weights[site] > 0:
-                mean.add(model, self.weights[site])
+            mean.add(model, self.weights[site])
         return mean.result()
 
     def _adjust(self, received: Mapping[str, float], round_: int) -> None:
@@ -165,7 +168,7 @@ class _Adjusted(KeptUpdates):
         step = self.step * (1 - (round_ - 2) / self.context.rounds)  # what round 1 left is that of r = 0
         before = sum(self.weights[site] for site in gaps)
         moved = {
-            site: min(max(self.weights[site] + step * (gap - mean) / largest, 0.0), 1.0)
+            site: min(max(self.weights[site] + step * (gap - mean) / largest, _LEAST), 1.0)
             for site, gap in gaps.items()
         }
         scale = before / sum(moved.values())

@@ -47,7 +47,7 @@ def written_out(run, step):
             rate = step * (1 - (round_ - 2) / run.config.rounds)
             share = sum(weights[site] for site in gaps)
             for site, gap in gaps.items():
-                weights[site] = min(1.0, max(0.0, weights[site] + rate * (gap - middle) / largest))
+                weights[site] = min(1.0, max(0.001, weights[site] + rate * (gap - middle) / largest))
             total = sum(weights[site] for site in gaps)
             for site in gaps:
                 weights[site] *= share / total
@@ -79,7 +79,7 @@ def test_weights_follow_the_gaps(federate, plan, step):
     assert_models(run, rounds)
     assert history[0] == {"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}  # of 6, 12 and 18 images
     assert len({round(weight, 3) for weight in history[-1].values()}) == 3
-    assert any(weight == 0 for weights in history for weight in weights.values()) == (step == 1.0)
+    assert any(weight <= 0.001 for weights in history for weight in weights.values()) == (step == 1.0)
     for record, weights in zip(run.server.rounds, history, strict=True):
         assert record["methods"]["feddg_ga"]["weights"] == pytest.approx(weights, abs=1e-5)
 
@@ -90,9 +90,10 @@ def test_without_a_step_all_sites_weigh_the_same(federate):
     assert_same(run.models[3], plain.models[3])
 
 
-def aggregator(**args):
+def aggregator(sites="AB", rounds=4, **args):
     network = torch.nn.Linear(1, 1, bias=False)
-    context = ServerContext(network, 1, weights=lambda: {"A": 1.0, "B": 5.0}, rounds=4)
+    weights = {site: float(number) for number, site in enumerate(sites, start=1)}
+    context = ServerContext(network, 1, weights=lambda: dict(weights), rounds=rounds)
     return FedDGGA(**args).aggregator(context)
 
 
@@ -116,6 +117,27 @@ def test_equal_gaps_change_nothing_and_a_restart_goes_on():
     third = {"A": [0.5, 0.5], "B": [0.75, 0.25]}
     expected = 2 + 2 * 0.5 * 3 / 4
     assert one_round(whole, 3, third, models) == one_round(other, 3, third, models) == expected
+
+
+def test_no_choice_of_sites_leaves_a_round_without_a_mean():
+    found = aggregator("ABCD", rounds=100, step=1.0)
+    lost, won = [1.0, 1.0], [2.0, 1.0]  # gaps of 0 and 1
+    for round_, losing in enumerate(("A", "B"), start=2):
+        for number in (1, round_):
+            one_round(found, number, {losing: lost, "C": won}, {losing: 1.0, "C": 2.0})
+    weights = found.weights
+    assert weights["A"] < 0.002
+    assert weights["B"] < 0.002
+    # These two share what little they had, and the one with the larger gap gets nearly all of it.
+    before = weights["A"] + weights["B"]
+    model = one_round(found, 4, {"A": won, "B": lost}, {"A": 3.0, "B": 1.0})
+    assert model == pytest.approx(3.0, abs=0.01)
+    assert weights["A"] + weights["B"] == pytest.approx(before)
+    one_round(found, 5, {"D": lost}, {"D": 1.0})
+    assert sum(weights.values()) == pytest.approx(1.0)
+    # Beside a site that has weight, one without it gets its share again.
+    one_round(found, 6, {"B": won, "C": lost}, {"B": 1.0, "C": 1.0})
+    assert weights["B"] > 0.4
 
 
 def test_what_leaves_the_site_is_two_losses(phantom_dir, tiny_config):
