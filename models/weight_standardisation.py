@@ -14,7 +14,14 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from medfedaug.functional import working_precision
 
-__all__ = ["RELU_GAIN", "clip_by_weights", "remove_norms", "standardise_weights", "standardised"]
+__all__ = [
+    "RELU_GAIN",
+    "by_output_channel",
+    "clip_by_weights",
+    "remove_norms",
+    "standardise_weights",
+    "standardised",
+]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -22,7 +29,7 @@ RELU_GAIN = math.sqrt(2) / math.sqrt(1 - 1 / math.pi)
 """γ with which a ReLU keeps the variance of its input."""
 
 
-def standardised(weight: Tensor, gain: float = RELU_GAIN, dim: int = 0, eps: float = 1e-4) -> Tensor:
+def standardised(weight: Tensor, gain: float = RELU_GAIN, eps: float = 1e-4) -> Tensor:
     r"""Scaled weight standardisation (Brock, De and Smith, ICLR 2021; FedWon).
 
     .. math:: \hat W_i = \gamma\, \frac{W_i - \mu_i}{\sigma_i \sqrt N}
@@ -33,7 +40,6 @@ def standardised(weight: Tensor, gain: float = RELU_GAIN, dim: int = 0, eps: flo
     Args:
         weight: (channels out, channels in, \*kernel).
         gain: γ.
-        dim: where the output channels are.
         eps: the least :math:`\sigma_i^2 N`.
 
     Returns:
@@ -44,10 +50,28 @@ def standardised(weight: Tensor, gain: float = RELU_GAIN, dim: int = 0, eps: flo
         tensor([[-0.7071,  0.7071]])
     """
     w = working_precision(weight)
-    over = [d for d in range(w.dim()) if d != dim]
+    over = list(range(1, w.dim()))
     centred = w - w.mean(dim=over, keepdim=True)
     squares = centred.square().sum(dim=over, keepdim=True)  # σ² N
     return (gain * centred * squares.clamp_min(eps).rsqrt()).to(weight.dtype)
+
+
+def by_output_channel(module: nn.Module, weight: Tensor) -> Tensor:
+    """A parameter of a module, or its gradient, with the output channels first.
+
+    Of a transposed convolution with G groups, whose weights are (in, out/G, *kernel), this is
+    (out, in/G, *kernel), as other convolutions have it; any other parameter stays as it is. With the result
+    in the place of the weights, a second call undoes the first.
+
+    Args:
+        module: the module.
+        weight: one of its parameters, or what has its shape.
+    """
+    if not isinstance(module, _ConvTransposeNd) or weight.dim() < 2:
+        return weight
+    rows, columns, *kernel = weight.shape
+    grouped = weight.reshape(module.groups, rows // module.groups, columns, *kernel)
+    return grouped.transpose(1, 2).reshape(module.groups * columns, rows // module.groups, *kernel)
 
 
 def remove_norms(net: Network) -> int:
@@ -80,11 +104,11 @@ def standardise_weights(net: Network, gain: float = RELU_GAIN, leave: Iterable[n
     """
     left, number = set(leave), 0
     for module in net.modules():
-        if isinstance(module, _ConvNd) and module not in left:
-            dim = int(isinstance(module, _ConvTransposeNd))
-            if module.weight.numel() > module.weight.shape[dim]:
-                module.forward = MethodType(_Standardised(gain, dim), module)
-                number += 1
+        if not isinstance(module, _ConvNd) or module in left:
+            continue
+        if module.weight.numel() > module.out_channels:
+            module.forward = MethodType(_Standardised(gain), module)
+            number += 1
     return number
 
 
@@ -95,15 +119,16 @@ def _same(features: Tensor) -> Tensor:
 class _Standardised:
     """The forward pass of a convolution, bound to it as a method, so that a copied module has its own."""
 
-    def __init__(self, gain: float, dim: int) -> None:
-        self.gain, self.dim = gain, dim
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         # In its place in the dictionary, so that the order of the entries stays; under `functional_call` it
         # holds the weights that the call gives.
         weight = module._parameters["weight"]
         assert weight is not None
-        module._parameters["weight"] = standardised(weight, self.gain, self.dim)  # type: ignore[assignment]
+        by_channel = standardised(by_output_channel(module, weight), self.gain)
+        module._parameters["weight"] = by_output_channel(module, by_channel)  # type: ignore[assignment]
         try:
             return type(module).forward(module, *args, **kwargs)
         finally:
@@ -119,7 +144,7 @@ def clip_by_weights(weight: Tensor, gradient: Tensor, ratio: float, eps: float =
     for each output channel i; for a vector, of the whole.
 
     Args:
-        weight: W, (channels out, ...) or a vector.
+        weight: W, (channels out, ...), see `by_output_channel`, or a vector.
         gradient: G, of the same shape.
         ratio: λ.
         eps: ε.

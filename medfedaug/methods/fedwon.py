@@ -10,6 +10,7 @@ from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.models import find_head
 from medfedaug.models.weight_standardisation import (
     RELU_GAIN,
+    by_output_channel,
     clip_by_weights,
     remove_norms,
     standardise_weights,
@@ -78,11 +79,18 @@ class FedWonSite(SitePart):
     def __init__(self, method: FedWon, network: nn.Module) -> None:
         self.method = method
         head = set(find_head(network, method.head).parameters())
-        self.clipped = [p for p in network.parameters() if p not in head]
+        self.clipped = [
+            (module, parameter)
+            for module in network.modules()
+            for parameter in module.parameters(recurse=False)
+            if parameter not in head
+        ]
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
         """Adaptive gradient clipping."""
-        for parameter in self.clipped:
+        for module, parameter in self.clipped:
             if parameter.grad is not None:
-                parameter.grad.copy_(clip_by_weights(parameter, parameter.grad, self.method.clip))
+                weight, gradient = (by_output_channel(module, t) for t in (parameter, parameter.grad))
+                clipped = clip_by_weights(weight, gradient, self.method.clip)
+                parameter.grad.copy_(by_output_channel(module, clipped))

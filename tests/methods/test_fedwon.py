@@ -15,6 +15,7 @@ from torch.nn.functional import conv2d, cross_entropy, linear
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.methods import FedWon, build_methods
+from medfedaug.methods.base import SiteContext, Step
 from medfedaug.models.weight_standardisation import remove_norms, standardise_weights, standardised
 
 RELU = math.sqrt(2) / math.sqrt(1 - 1 / math.pi)
@@ -84,6 +85,54 @@ def test_the_network_has_standardised_weights_and_no_norms(federate, settings, o
     norms = [key for key in run.models[0] if is_norm(key)]
     assert len(norms) == 8
     assert same({k: run.models[-1][k] for k in norms}, {k: run.models[0][k] for k in norms})
+
+
+def of_outputs(conv):
+    """Where in the weights of a transposed convolution, (in, out/groups, ...), each output channel is."""
+    inputs, outputs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+    for group in range(conv.groups):
+        for output in range(outputs):
+            yield slice(group * inputs, (group + 1) * inputs), output
+
+
+GROUPED = [(4, 4, 4), (6, 4, 2), (4, 8, 4), (3, 2, 1)]  # channels in and out, groups
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), GROUPED)
+def test_transposed_convolutions_are_standardised_by_output_channel(inputs, outputs, groups):
+    torch.manual_seed(0)
+    conv = nn.ConvTranspose2d(inputs, outputs, 3, groups=groups).double()
+    net, plain = nn.Sequential(conv), copy.deepcopy(conv)
+    assert standardise_weights(net, gain=1.5) == 1
+    with torch.no_grad():
+        for place in of_outputs(plain):
+            part = plain.weight[place]
+            part.copy_(by_channel(part[None], 1.5)[0])
+    x = torch.rand(2, inputs, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(net(x), plain(x))
+    # A single weight to each output channel leaves nothing to standardise.
+    alone = nn.ConvTranspose2d(inputs, inputs * outputs, 1, groups=inputs)
+    assert standardise_weights(alone) == 0
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), GROUPED)
+def test_transposed_convolutions_are_clipped_by_output_channel(inputs, outputs, groups):
+    torch.manual_seed(0)
+    conv = nn.ConvTranspose2d(inputs, outputs, 2, groups=groups)
+    net = nn.Sequential(conv, nn.Conv2d(outputs, 1, 1))
+    (method,) = build_methods([{"name": "fedwon", "args": {"clip": 0.1}}])
+    part = method.at_site(SiteContext("A", method.prepare_network(net)))
+    size = torch.logspace(-3, 0, inputs).reshape(-1, 1, 1, 1)
+    gradient = torch.rand_like(conv.weight) * size
+    conv.weight.grad = gradient.clone()
+    part.before_step(Step(net, *[torch.zeros(())] * 3))
+    expected = gradient.clone()
+    for place in of_outputs(conv):
+        expected[place] = clipped(
+            conv.weight.detach()[place].reshape(1, -1), gradient[place].reshape(1, -1), 0.1
+        ).reshape(gradient[place].shape)
+    torch.testing.assert_close(conv.weight.grad, expected)
+    assert not torch.equal(expected, gradient)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
