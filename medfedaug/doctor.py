@@ -273,16 +273,19 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
     yield decoding
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
-    number, least = len(site.cases["training"]), policy.min_images
+    number, least = len(site.cases_of_patients("training")), policy.min_images
+    whose = " patients" if site.patients("training") else ""
     if not site.trains:
         yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
     elif number >= least:
-        yield Check("number of images", True, f"{number} for training; {least} or more may be summarised")
+        yield Check(
+            "number of images", True, f"{number}{whose} for training; {least} or more may be summarised"
+        )
     else:
         yield Check(
             "number of images",
             False,
-            f"{number} for training; statistics of fewer than {least} stay here",
+            f"{number}{whose} for training; statistics of fewer than {least} stay here",
             "Add images, or lower the limit with medfedaug site-config --min-images.",
         )
     if policy.scores == SUMMARY:
@@ -290,9 +293,10 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
             ("validation", "it has no say in which round is the best"),
             ("test", "it has none"),
         ):
-            count = len(site.cases[split])
+            count = len(site.cases_of_patients(split))
             if 0 < count < least:
-                found = f"{count} cases; means of fewer than {least} stay here: {what}"
+                kind = "patients" if site.patients(split) else "cases"
+                found = f"{count} {kind}; means of fewer than {least} stay here: {what}"
                 yield Check(f"{split} scores", None, found, "More cases, or site-config --scores cases.")
 
 

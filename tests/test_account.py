@@ -217,7 +217,7 @@ def test_a_case_is_known_by_its_content(make_site, tmp_path):
     content = json.loads((data / "dataset.json").read_text())
     image = data / content["training"][0]["image"]
     image.write_bytes(image.read_bytes() + b"\0")
-    assert len(case_identities(open_site(data), "training") & first) == 1
+    assert len(case_identities(open_site(data), "training").keys() & first) == 1
 
 
 def test_a_detached_volume_is_known_by_its_voxels_whatever_its_header_names(make_site):
@@ -234,7 +234,7 @@ def test_a_detached_volume_is_known_by_its_voxels_whatever_its_header_names(make
     voxels = bytearray(raw.read_bytes())
     voxels[-1] ^= 1
     raw.write_bytes(voxels)
-    assert len(case_identities(site, "training") & identities) == 1
+    assert len(case_identities(site, "training").keys() & identities) == 1
     assert fingerprint_files([site]) != fingerprint
 
 

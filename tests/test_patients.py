@@ -1,15 +1,46 @@
-"""Patients with several cases: what `patient` in `dataset.json` means for noise."""
+"""Patients with several cases: what `patient` in `dataset.json` means for what leaves a site."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 
 import pytest
 
-from medfedaug.federation.messages import PREPARE, Request
+from medfedaug.data.base import Case
+from medfedaug.data.identity import case_identities
+from medfedaug.data.images import ImageFolder
+from medfedaug.errors import PrivacyRefused
+from medfedaug.federation.account import Account
+from medfedaug.federation.messages import PREPARE, Reply, Request
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
-from medfedaug.privacy import PrivacyPolicy
+from medfedaug.methods.base import SiteExchange
+from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy, Release, released_scores
+
+
+@pytest.fixture
+def of_patients(tmp_path):
+    """A site by the patients of its training cases, each with the number of its images; "" names nobody."""
+
+    def make(patients: dict[str, range]) -> ImageFolder:
+        cases = []
+        for patient, numbers in patients.items():
+            for number in numbers:
+                path = tmp_path / f"{patient}_{number}.png"
+                path.write_bytes(path.name.encode())  # an identity is of the file's bytes
+                cases.append(Case(path.name, path, "x", patient=patient))
+        return ImageFolder(
+            "A", tmp_path, ("x", "y"), {"training": tuple(cases), "validation": (), "test": ()}
+        )
+
+    return make
+
+
+def sent(ledger: PrivacyLedger, job: str, site: ImageFolder, **policy) -> None:
+    account = Account("A", job, ledger, PrivacyPolicy(**policy), site)
+    account.check_cases("training")
+    account.enter(Reply(PREPARE, num_samples=1))
 
 
 @pytest.mark.parametrize(
@@ -39,3 +70,115 @@ def test_noise_covers_as_many_cases_as_a_patient_has(make_site, tiny_config, pat
         told = "site A: fedrdn: a patient has 2 training cases, and noise would hide 1 (cases_per_patient of"
         assert reply.error.startswith(told)
         assert not reply.payload
+
+
+def test_a_patient_who_leaves_with_all_images_is_one_patient(of_patients):
+    ledger, four = PrivacyLedger(), range(4)
+    everybody = {f"p{n}": four for n in range(8)}
+    sent(ledger, "first", of_patients(everybody), min_images=3)
+    for other in (
+        {name: numbers for name, numbers in everybody.items() if name != "p7"},
+        {**everybody, "p7": range(4, 8)},  # other images of the same patient
+        {**everybody, "new": four},
+        {name: range(2) if name < "p2" else numbers for name, numbers in everybody.items()},  # of two
+    ):
+        with pytest.raises(
+            PrivacyRefused, match=r"training cases differ by [12] patients? from .* job first"
+        ):
+            sent(ledger, "second", of_patients(other), min_images=3)
+    sent(
+        ledger, "second", of_patients({name: everybody[name] for name in sorted(everybody)[:5]}), min_images=3
+    )
+
+
+def test_cases_that_name_no_patient_count_as_they_are(of_patients):
+    ledger = PrivacyLedger()
+    sent(ledger, "first", of_patients({"": range(30)}))
+    sent(ledger, "second", of_patients({"": range(20)}))
+    with pytest.raises(PrivacyRefused, match="training cases differ by 9 from those of job second"):
+        sent(ledger, "third", of_patients({"": range(11)}))
+
+
+def test_a_ledger_from_before_patients_goes_on(of_patients, tmp_path):
+    """What it holds of cases that the site still has is counted by the patients that the list names now."""
+    path, everybody = tmp_path / "ledger.sqlite", {f"p{n}": range(3) for n in range(5)}
+    before = of_patients(everybody)
+    ledger = PrivacyLedger(path)
+    ledger.enter(
+        [Release("first", "model", "weights", "1", "training", 15)], list(case_identities(before, "training"))
+    )
+    with sqlite3.connect(path) as connection:
+        connection.executescript("DROP TABLE patients; PRAGMA user_version = 3;")
+    now = case_identities(of_patients({**everybody, "p5": range(3), "p6": range(2)}), "training")
+    assert PrivacyLedger(path).nearest("training", now).apart == 2
+    fewer = case_identities(of_patients({"p0": range(3), "p1": range(2)}), "training")
+    assert PrivacyLedger(path).nearest("training", fewer).apart == 4
+
+
+def test_images_of_a_patient_share_a_budget(of_patients):
+    ledger = PrivacyLedger()
+    spent = [
+        ledger.spend(1.0, 1e-5, 100.0, case_identities(of_patients(patients), "training"))
+        for patients in ({"a": range(1), "b": range(1)}, {"b": range(1, 2)}, {"": range(2)})
+    ]
+    assert spent[1] > spent[0]
+    assert spent[2] == pytest.approx(spent[0])
+
+
+def test_a_mean_over_images_of_too_few_patients_stays_at_the_site():
+    cases = {f"image {n}": n / 20 for n in range(12)}
+    found = {"dice": 0.5, "nsd": 0.5, "cases": cases, "case_metrics": {"nsd": {**cases, "image 11": None}}}
+    patients = {name: n // 2 if n < 4 else n for n, name in enumerate(cases)}
+    policy = PrivacyPolicy(min_images=10)
+    alone = released_scores(found, policy, dict.fromkeys(cases, 0))
+    assert (alone["dice"], alone["nsd"], alone["scored_cases"]) == (None, None, 12)
+    assert alone["note"].startswith("scored cases of 1 patient, and this site sends means from 10 on")
+    enough = released_scores(found, policy, patients)  # of 10 patients, of whom 9 have an NSD
+    assert (enough["dice"], enough["nsd"]) == (0.5, None)
+    assert "note" not in enough
+    assert released_scores(found, policy)["nsd"] == 0.5
+
+
+class _Summary(SiteExchange):
+    """Means over so many cases; without a number over all of them."""
+
+    def __init__(self, summarises: int | None) -> None:
+        self.summarises = summarises
+
+    def collect(self):
+        return {}
+
+    def apply(self, payload):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("summarises", "per_patient", "patients"),
+    [
+        (None, (3, 3, 3, 3), 4),
+        (5, (1, 4, 2, 1), 2),
+        (7, (1, 4, 2, 1), 3),
+        (9, (1, 4, 2, 1), 4),
+        (1, (2, 2), 1),
+    ],
+)
+def test_statistics_are_counted_by_patients(summarises, per_patient, patients):
+    def check(least):
+        guard = PrivacyGuard("A", PrivacyPolicy(min_images=least), sum(per_patient), per_patient=per_patient)
+        guard.check("m", _Summary(summarises))
+
+    check(patients)
+    with pytest.raises(PrivacyRefused, match=f"m's statistics would summarise {patients} patients?, and"):
+        check(patients + 1)
+
+
+def test_a_site_counts_its_patients_before_statistics_leave(make_site, tiny_config):
+    folder = make_site("A", cases=(4, 1, 1))
+    content = json.loads((folder / "dataset.json").read_text())
+    for row, patient in zip(content["training"], "abbb", strict=True):
+        row["patient"] = patient
+    (folder / "dataset.json").write_text(json.dumps(content))
+    config = tiny_config("fedrdn", classes=("background", "lesion"))
+    trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=3))
+    error = Site("A", trainer).answer(Request(PREPARE)).error
+    assert "fedrdn's statistics would summarise 2 patients, and this site sends them from 3 on" in error

@@ -210,7 +210,7 @@ def test_several_cases_of_a_patient_cost_more(federation):
     trainer.guard.train(5, 0.25)
     expected = epsilon((1.5, 1 - 0.75**2, 5))
     assert trainer.guard.metrics()["privacy/epsilon"] == pytest.approx(expected)
-    trainer.guard.per_patient = 3
+    trainer.guard.per_patient = (3,)
     with pytest.raises(PrivacyRefused, match="a patient has 3 training cases, and noise would hide 2"):
         trainer.guard.train(5, 0.25)
 
@@ -226,7 +226,9 @@ def test_a_ledger_from_before_rates_goes_on(tmp_path):
     ledger = PrivacyLedger(path)
     ledger.spend(2.0, 1e-5, 100.0)
     with sqlite3.connect(path) as connection:  # as the version before wrote it
-        connection.executescript("ALTER TABLE spent DROP COLUMN rate; PRAGMA user_version = 2;")
+        connection.executescript(
+            "ALTER TABLE spent DROP COLUMN rate; DROP TABLE patients; PRAGMA user_version = 2;"
+        )
     assert ledger.releases() == [(2.0, 1, 1.0)]
     ledger.spend(2.0, 1e-5, 100.0, releases=3, rate=0.1)
     assert ledger.releases() == [(2.0, 1, 1.0), (2.0, 3, 0.1)]

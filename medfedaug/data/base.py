@@ -59,6 +59,11 @@ class Case:
         """All files of the image, in the order of their channels."""
         return (self.image, *self.others)
 
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose image it is: the patient, or where the list names none, the case itself."""
+        return (self.patient, "") if self.patient else ("", self.name)
+
 
 class Listing(NamedTuple):
     """What a site's folder holds.
@@ -142,12 +147,20 @@ class SiteFolder(ABC):
         """Whether the site has training cases; one with test cases alone is an unseen site."""
         return bool(self.cases["training"])
 
-    @property
-    def cases_per_patient(self) -> int:
-        """The most training cases that one patient has, where the list names patients."""
-        return max(
-            Counter(case.patient for case in self.cases["training"] if case.patient).values(), default=1
-        )
+    def patients(self, split: str) -> dict[str, int]:
+        """Which patient each case of a split is of, by its name: a number that a patient's cases share.
+
+        Empty where the list names no patient of the split: every case then stands for one.
+        """
+        cases = self.cases[split]
+        if not any(case.patient for case in cases):
+            return {}
+        numbers: dict[tuple[str, str], int] = {}
+        return {case.name: numbers.setdefault(case.owner, len(numbers)) for case in cases}
+
+    def cases_of_patients(self, split: str) -> tuple[int, ...]:
+        """How many cases of a split each patient has; a case whose patient is not named stands for one."""
+        return tuple(Counter(case.owner for case in self.cases[split]).values())
 
     @abstractmethod
     def check_files(self) -> int:

@@ -13,18 +13,24 @@ __all__ = ["case_identities"]
 _PIECE = 2**16
 
 
-def case_identities(site: SiteFolder, split: str) -> frozenset[bytes]:
-    """An identity of 16 bytes for each case of a split.
+def case_identities(site: SiteFolder, split: str) -> dict[bytes, bytes]:
+    """An identity of 16 bytes for each case of a split, with that of its patient.
 
     It is a hash of the sizes of the image's files and of 64 KiB each from their beginnings, middles and ends:
     two images with the same identity are copies, and a file of gigabytes is not read for it. A file that was
-    written again is another one.
+    written again is another one. A patient is known by a hash of the name in the site's list; a case without
+    one stands for a patient, and has the case's identity.
 
     Args:
         site: the site's data.
         split: one of `medfedaug.data.base.SPLITS`.
     """
-    return frozenset(_identity(case) for case in site.cases[split])
+    cases = ((_identity(case), case.patient) for case in site.cases[split])
+    return {identity: _patient(name) if name else identity for identity, name in cases}
+
+
+def _patient(name: str) -> bytes:
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16, person=b"patient").digest()
 
 
 def _identity(case: Case) -> bytes:

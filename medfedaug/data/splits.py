@@ -134,7 +134,7 @@ def by_patient(cases: Sequence[Case]) -> list[list[Case]]:
     """The cases of each patient, in the order of their first ones."""
     patients: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
-        patients.setdefault((case.patient, "" if case.patient else case.name), []).append(case)
+        patients.setdefault(case.owner, []).append(case)
     return list(patients.values())
 
 

@@ -47,23 +47,27 @@ class Account:
         self, site: str, job: str, ledger: PrivacyLedger, policy: PrivacyPolicy, folder: SiteFolder
     ) -> None:
         self.site, self.job, self.ledger, self.policy, self.folder = site, job, ledger, policy, folder
-        self._identities: dict[str, frozenset[bytes]] = {}
+        self._identities: dict[str, dict[bytes, bytes]] = {}
 
     def check_cases(self, split: str) -> None:
         """Check that a set of cases is not nearly that of an earlier release.
 
+        Two sets are as far apart as there are patients in whose cases they differ; a case without a patient
+        counts as one.
+
         Raises:
-            PrivacyRefused: naming the number of cases in which they differ, and the earlier job.
+            PrivacyRefused: naming the number of patients or cases in which they differ, and the earlier job.
         """
         if self.policy.allow_differences or not self.folder.cases[split]:
             return
         near = self.ledger.nearest(split, self._cases(split))
         if near is not None and near.apart < self.policy.min_images:
             when = datetime.fromtimestamp(near.time).isoformat(" ", "minutes")
+            what = f" patient{'s' * (near.apart != 1)}" if self.folder.patients(split) else ""
             raise PrivacyRefused(
                 self.site,
-                f"its {split} cases differ by {near.apart} from those of job {near.job} of {when}, and this "
-                f"site sends nothing about sets that differ by fewer than {self.policy.min_images} "
+                f"its {split} cases differ by {near.apart}{what} from those of job {near.job} of {when}, and "
+                f"this site sends nothing about sets that differ by fewer than {self.policy.min_images} "
                 "(min_images of its privacy policy)",
             )
 
@@ -139,7 +143,7 @@ class Account:
         told = {"num_samples": reply.num_samples, **reply.metrics}
         yield Release(self.job, "task", "numbers", _names(told), *about, digest=_hash(told))
 
-    def _cases(self, split: str) -> frozenset[bytes]:
+    def _cases(self, split: str) -> dict[bytes, bytes]:
         if split not in self._identities:
             self._identities[split] = case_identities(self.folder, split)
         return self._identities[split]

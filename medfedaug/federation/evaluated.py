@@ -115,7 +115,7 @@ class _EvaluatedSite(Site):
             case: score for case, score in found["cases"].items() if score is not None
         }
         reply.metrics = {
-            **released_scores(found, trainer.policy),
+            **released_scores(found, trainer.policy, trainer.folder.patients("test")),
             "against": {
                 other: difference
                 for other in asked.against

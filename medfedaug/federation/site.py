@@ -177,7 +177,8 @@ class Site:
                 before = {"split": "validation", "round": request.round - 1}
                 metric = trainer.task.metric
                 scored = trainer.evaluate(ExchangeObject(), before).metrics or {}
-                reply.metrics[f"val_{metric}"] = released_scores(scored, trainer.policy)[metric]
+                patients = trainer.folder.patients("validation")
+                reply.metrics[f"val_{metric}"] = released_scores(scored, trainer.policy, patients)[metric]
             trainer.train(ExchangeObject(), {"round": request.round, "should_stop": should_stop})
             update = trainer.get_weights()
             reply.weights = update.weights or {}
@@ -190,7 +191,7 @@ class Site:
         else:
             split = "test" if request.task == TEST else "validation"
             scored = trainer.evaluate(data, {"split": split, "round": request.round}).metrics or {}
-            reply.metrics = released_scores(scored, trainer.policy)
+            reply.metrics = released_scores(scored, trainer.policy, trainer.folder.patients(split))
         return reply
 
     def _mask(self, reply: Reply, sealing: Sealing) -> None:

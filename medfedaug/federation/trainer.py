@@ -168,7 +168,7 @@ class SiteTrainer(ClientAlgo):
             ledger=self.ledger,
             unsent_state=bool(composition.kept_keys)
             or any(part.uses_unsent_statistics for part in self.parts.values()),
-            per_patient=self.folder.cases_per_patient,
+            per_patient=self.folder.cases_of_patients("training"),
             identities=lambda: case_identities(self.folder, "training"),
         )
         place = (self.folder, self.network, self.task, self.config, self.device, self.parts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ class PrivacyGuard:
             never sent: normalisation layers that stay, statistics of one's own.
         generator: of the noise; the operating system's by default, since noise that follows from the seed of
             a run, or from any 32 bits, can be subtracted. A run with noise therefore never repeats.
-        per_patient: the most cases that one patient has by the site's own list; with noise at most the
-            policy's ``cases_per_patient``, of which the noise follows.
+        per_patient: the number of training cases of each patient, by the site's own list; by default one.
+            With noise none has more than the policy's ``cases_per_patient``, of which the noise follows.
         identities: of the training cases, by which the ledger knows them.
 
     Raises:
@@ -60,11 +61,11 @@ class PrivacyGuard:
         ledger: PrivacyLedger | None = None,
         unsent_state: bool = False,
         generator: random.Random | None = None,
-        per_patient: int = 1,
+        per_patient: Sequence[int] = (),
         identities: Callable[[], Collection[bytes]] = frozenset,
     ) -> None:
         self.site, self.policy, self.cases, self.unsent_state = site, policy, cases, unsent_state
-        self.per_patient, self.identities = per_patient, identities
+        self.per_patient, self.identities = tuple(per_patient) or (1,) * cases, identities
         self.ledger = ledger or PrivacyLedger()
         self.generator = generator or random.SystemRandom()
         self._means: dict[str, Payload] = {}
@@ -75,6 +76,9 @@ class PrivacyGuard:
     def check(self, name: str, exchange: SiteExchange) -> None:
         """Check that the policy allows this exchange at all; called before any work is done.
 
+        Counted are patients: in a value about k cases there may be as few as those with the most cases
+        that have k together.
+
         Args:
             name: the method's.
             exchange: its site half.
@@ -82,12 +86,12 @@ class PrivacyGuard:
         Raises:
             PrivacyRefused: naming site, method and the policy's limit.
         """
-        fewest = exchange.summarised()
-        summarised = self.cases if fewest is None else min(fewest, self.cases)
+        summarised = self._patients(exchange.summarised())
         if summarised < self.policy.min_images:
+            what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
             raise PrivacyRefused(
                 self.site,
-                f"{name}'s statistics would summarise {summarised} images, and this site sends them from "
+                f"{name}'s statistics would summarise {summarised} {what}, and this site sends them from "
                 f"{self.policy.min_images} on (min_images of its privacy policy)",
             )
         if self.policy.noise_multiplier:
@@ -100,11 +104,19 @@ class PrivacyGuard:
                 "(noise_multiplier of its privacy policy)",
             )
 
+    def _patients(self, cases: int | None) -> int:
+        """The fewest patients who may have so many of the training cases; of all without a number."""
+        if cases is None or not self.per_patient:
+            return len(self.per_patient)
+        reached = accumulate(sorted(self.per_patient, reverse=True))
+        return min(len(self.per_patient), 1 + sum(total < cases for total in reached))
+
     def _check_patients(self, name: str) -> None:
-        if self.per_patient > self.policy.cases_per_patient:
+        most = max(self.per_patient, default=1)
+        if most > self.policy.cases_per_patient:
             raise PrivacyRefused(
                 self.site,
-                f"{name}: a patient has {self.per_patient} training cases, and noise would hide "
+                f"{name}: a patient has {most} training cases, and noise would hide "
                 f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)",
             )
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,16 +30,19 @@ __all__ = [
 LEDGER_FILE = "ledger.sqlite"
 """In a site's state folder."""
 
-_VERSION = 3
-_WITHOUT_RATES = 2
-_ADD_RATES = f"""
-BEGIN; ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; PRAGMA user_version = {_VERSION}; COMMIT;
-"""
+_VERSION = 4
+_PATIENTS = "CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;"
+_FROM = {
+    2: f"ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; {_PATIENTS}",
+    3: _PATIENTS,
+}
+"""What brings a file of an earlier version to this one."""
 _OLDER = "privacy_ledger", 1
 """Kind and version of the JSON files that earlier releases wrote, one for each name of a site."""
 
-_TABLES = """
+_TABLES = f"""
 CREATE TABLE members (cases TEXT, identity BLOB, PRIMARY KEY (cases, identity)) WITHOUT ROWID;
+{_PATIENTS}
 CREATE TABLE spent (time REAL, noise REAL, releases INTEGER, cases TEXT, rate REAL NOT NULL DEFAULT 1);
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY, time REAL, job TEXT, method TEXT, kind TEXT, shape TEXT, split TEXT,
@@ -51,6 +54,15 @@ CREATE INDEX by_cases ON releases (split, cases);
 _RELATED = """
 SELECT DISTINCT cases FROM members WHERE identity IN (SELECT identity FROM members WHERE cases = ?)
 """
+
+_OWNER = "COALESCE(patient, identity)"
+"""Of a case beside its patient: whom it stands for, where its patient was never named."""
+
+_OF_PATIENTS = f"""
+SELECT DISTINCT cases FROM members LEFT JOIN patients USING (identity) WHERE {_OWNER} IN
+    (SELECT {_OWNER} FROM members LEFT JOIN patients USING (identity) WHERE cases = ?)
+"""
+"""The sets with a case of any patient who has one in a given set."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,8 @@ class Nearest:
     """The earlier release whose cases are most like others, and not the same.
 
     Args:
-        apart: the number of cases that are in one of the two and not in the other.
+        apart: the number of patients with cases that are in one of the two and not in the other; a case whose
+            patient is not named counts as a patient.
         job: of the release.
         time: of the release, in seconds since 1970.
     """
@@ -118,7 +131,9 @@ class PrivacyLedger:
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
     Cases are known by their identities (`medfedaug.data.identity.case_identities`), so that an account goes
-    on when a site, its folder or its files have other names.
+    on when a site, its folder or its files have other names. A mapping from identities of cases to those of
+    their patients, wherever identities are given, says whose cases they are; what was said last holds. A
+    patient's cases then share one budget, and count as one where sets of cases are compared.
 
     Args:
         path: an SQLite file; jobs that run at the same time take turns by a lock beside it. ``None`` keeps
@@ -136,7 +151,7 @@ class PrivacyLedger:
         """The releases with noise so far.
 
         Args:
-            cases: only releases about at least one of these; by default all.
+            cases: only releases about the patients of these; by default all.
 
         Raises:
             ConfigError: for a file that is not a ledger; what was spent is then unknown, and nothing may be.
@@ -167,8 +182,8 @@ class PrivacyLedger:
             rate: see `Spent`.
 
         Returns:
-            ε of all releases about these cases together; ``None``, with nothing entered, when that is more
-            than ``max_epsilon``.
+            ε of all releases about these cases' patients together; ``None``, with nothing entered, when
+            that is more than ``max_epsilon``.
         """
         with self._opened() as connection:
             known, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
@@ -197,6 +212,8 @@ class PrivacyLedger:
     def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
         """The earlier release without noise, of the same split, whose cases are most like these.
 
+        How unlike two sets are is the number of patients in whose cases they differ.
+
         Args:
             split: see `Release`.
             cases: the identities of the cases.
@@ -205,17 +222,13 @@ class PrivacyLedger:
             own = _enter_cases(connection, cases)
             found = connection.execute(
                 f"""
-                SELECT set_.cases, r.job, MAX(r.time),
-                    (SELECT COUNT(*) FROM members WHERE cases = set_.cases),
-                    (SELECT COUNT(*) FROM members a JOIN members b USING (identity)
-                     WHERE a.cases = set_.cases AND b.cases = ?)
+                SELECT set_.cases, r.job, MAX(r.time)
                 FROM ({_RELATED}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
                 WHERE set_.cases != ? AND r.noise = 0 GROUP BY set_.cases
                 """,
-                (own, own, split, own),
+                (own, split, own),
             ).fetchall()
-        size = len(set(cases))
-        near = [Nearest(size + other - 2 * common, job, when) for _, job, when, other, common in found]
+            near = [Nearest(_apart(connection, own, other), job, when) for other, job, when in found]
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes]) -> int:
@@ -276,8 +289,10 @@ class PrivacyLedger:
                     if not there:
                         _make(connection)
                     ((version,),) = connection.execute("PRAGMA user_version")
-                    if version == _WITHOUT_RATES:
-                        connection.executescript(_ADD_RATES)
+                    if version in _FROM:
+                        connection.executescript(
+                            f"BEGIN; {_FROM[version]} PRAGMA user_version = {_VERSION}; COMMIT;"
+                        )
                         version = _VERSION
                     if version != _VERSION:
                         raise ValueError(f"its version is {version}")
@@ -304,19 +319,34 @@ def _make(connection: sqlite3.Connection) -> None:
 
 
 def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> str | None:
-    """The hash of a set of cases, whose members are entered."""
+    """The hash of a set of cases, whose members are entered, and whose they are where that is known."""
     if not cases:
         return None
     members = sorted(set(cases))
     known = hashlib.sha256(b"".join(members)).hexdigest()
     connection.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", ((known, m) for m in members))
+    if isinstance(cases, Mapping):
+        connection.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", cases.items())
     return known
+
+
+def _apart(connection: sqlite3.Connection, one: str | None, other: str) -> int:
+    """The number of patients in whose cases two sets differ."""
+    ((count,),) = connection.execute(
+        f"""
+        SELECT COUNT(DISTINCT {_OWNER}) FROM (
+            SELECT identity FROM members WHERE cases IN (?, ?) GROUP BY identity HAVING COUNT(*) = 1
+        ) LEFT JOIN patients USING (identity)
+        """,
+        (one, other),
+    )
+    return int(count)
 
 
 def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spent]:
     related, values = "", tuple[str | None, ...]()
     if cases:
-        related = f"WHERE cases IS NULL OR cases IN ({_RELATED})"
+        related = f"WHERE cases IS NULL OR cases IN ({_OF_PATIENTS})"
         values = (_enter_cases(connection, cases),)
     rows = connection.execute(
         f"SELECT noise, SUM(releases), rate FROM spent {related} GROUP BY noise, rate ORDER BY MIN(rowid)",

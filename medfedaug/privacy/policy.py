@@ -23,8 +23,9 @@ class PrivacyPolicy:
     """A site's own rules for what its methods send; JSON in the site's settings.
 
     Args:
-        min_images: statistics and histograms leave the site only if it has at least this many training cases
-            (volumes or photographs, not slices).
+        min_images: statistics and histograms leave the site only if they are of at least this many training
+            cases (volumes or photographs, not slices). Where the site's list says whose a case is, patients
+            are counted, here and wherever this number is a limit.
         noise_multiplier: z, the standard deviation of the Gaussian noise on each release in units of what
             one patient can change (L2); 0 for no noise.
         delta: δ, the probability for which ε does not hold; far below one over the number of patients.
@@ -41,7 +42,8 @@ class PrivacyPolicy:
         scores: how validation and test scores leave the site: ``"summary"``, as rounded means over at least
             ``min_images`` cases (`medfedaug.privacy.released_scores`); or ``"cases"``, one by one.
         allow_differences: whether something about a set of cases may leave that differs by fewer than
-            ``min_images`` cases from the set of an earlier release. Their difference is about these few.
+            ``min_images`` patients, or cases that name none, from the set of an earlier release. Their
+            difference is about these few.
         max_validation_scores: of how many models the scores on any validation case may leave, over all jobs.
         max_test_scores: the same of test cases.
         lend_models: whether the site sends a model of its own, trained by it alone or personal, to be scored

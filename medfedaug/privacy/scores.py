@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
@@ -15,32 +15,39 @@ __all__ = ["released_difference", "released_scores"]
 _SHARE_DIGITS, _LENGTH_DIGITS = 2, 1
 
 
-def released_scores(found: Mapping[str, Any], policy: PrivacyPolicy) -> dict[str, Any]:
+def released_scores(
+    found: Mapping[str, Any], policy: PrivacyPolicy, patients: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """What of a site's scores leaves it, by the site's own policy.
 
     Args:
         found: as `medfedaug.tasks.base.Task.evaluate` returns them.
         policy: the site's. With ``scores="cases"`` everything; with ``"summary"``, of each metric its mean,
-            rounded, if at least ``min_images`` cases have a score; no score of a case or of a class, which
-            may be that of a few cases, no name, and no number of missed structures.
+            rounded, if cases of at least ``min_images`` patients have a score; no score of a case or of a
+            class, which may be that of a few cases, no name, and no number of missed structures.
+        patients: which patient each case is of (`medfedaug.data.base.SiteFolder.patients`); a case without
+            one counts as a patient.
 
     Returns:
         The same mapping, or what is left of it: with summaries, ``scored_cases`` is the number of cases.
     """
     if policy.scores != SUMMARY:
         return dict(found)
-    cases = found.get("cases", {})
-    scored = _known(cases)
-    left: dict[str, Any] = {"scored_cases": scored, "cases": {}}
+    cases, patients = found.get("cases", {}), patients or {}
+    scored = _scored(cases)
+    left: dict[str, Any] = {"scored_cases": len(scored), "cases": {}}
     left |= {key: found[key] for key in ("note", "unit") if key in found}
     by_case = dict.fromkeys(found, cases) | dict(found.get("case_metrics", {}))
     for name in METRICS.keys() & found.keys():
-        enough = _known(by_case[name]) >= policy.min_images
+        enough = _people(_scored(by_case[name]), patients) >= policy.min_images
         left[name] = rounded(name, found[name]) if enough else None
-    if scored < policy.min_images:
+    if (people := _people(scored, patients)) < policy.min_images:
+        what = (
+            f"scored cases of {people} patient{'s' * (people != 1)}" if patients else f"{people} scored cases"
+        )
         left["note"] = (
-            f"{scored} scored cases, and this site sends means from {policy.min_images} on (min_images of "
-            "its privacy policy)"
+            f"{what}, and this site sends means from {policy.min_images} on (min_images of its privacy "
+            "policy)"
         )
     return left
 
@@ -84,5 +91,10 @@ def rounded(metric: str, value: float | None) -> float | None:
     return round(value, _LENGTH_DIGITS if METRICS[metric].has_unit else _SHARE_DIGITS)
 
 
-def _known(scores: Mapping[str, float | None]) -> int:
-    return sum(score is not None for score in scores.values())
+def _scored(scores: Mapping[str, float | None]) -> list[str]:
+    return [case for case, score in scores.items() if score is not None]
+
+
+def _people(cases: Sequence[str], patients: Mapping[str, int]) -> int:
+    """How many patients have these cases."""
+    return len({patients.get(case, case) for case in cases})
