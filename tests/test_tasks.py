@@ -159,6 +159,23 @@ def test_slices_are_resized_for_the_network_and_back():
     assert scores["dice"] == pytest.approx(dice(predicted.numpy(), truth.numpy(), 2))
 
 
+def test_what_methods_do_to_an_image_they_do_at_the_networks_size_in_evaluation_too():
+    task, network, seen = SegmentationTask(2, image_size=16), Threshold(2), []
+
+    def transform(sample):
+        seen.append(tuple(sample["image"].shape))
+        return sample
+
+    truth = torch.zeros(1, 32, 48, 3)
+    truth[:, 8:24, 12:36] = 1.0
+    case = EvaluationCase("a", truth, truth.to(torch.uint8))
+    cpu = torch.device("cpu")
+    ((_, predicted),) = task.outputs(network, [case], transform, cpu)
+    assert torch.equal(predicted, task.predict(network, truth, cpu))
+    assert torch.equal(task.predict_case(network, case, transform, cpu).label, predicted)
+    assert seen == [(1, 16, 16, 3)] * 2
+
+
 def test_training_slices_have_the_chosen_size(make_site):
     site = open_site(make_site("A", cases=(2, 1, 1)))
     task = make_task(RunConfig(image_size=8, intensity="raw"), normalised=True)

@@ -14,7 +14,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
-from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.data.base import Case
@@ -89,8 +88,8 @@ def _volumes(
         folder = replace(trainer.folder, cases={**trainer.folder.cases, "test": (cases[name],)})
         (case,) = task.evaluation_cases(folder, "test")
         image = case.image if case.placement is None else case.placement.back(case.image)
-        seen, truth = transform({Keys.IMAGE: case.image})[Keys.IMAGE], case.label
-        predicted = task.predict(trainer.network, seen, trainer.device, size, case.placement)
+        truth = case.label
+        ((_, predicted),) = task.outputs(trainer.network, [case], transform, trainer.device, size)
         index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
         shown, photograph = windowed(image[0, :, :, index].numpy()), is_photograph(cases[name].image)
         if photograph and len(image) == 3:

@@ -65,8 +65,8 @@ def inference_config(
         [
             *_loaded(task, channels, photographs),
             *_placed(task),
-            *_normalised(pair),
             *_resized(task),
+            *_normalised(pair),
             *_padded(task),
         ]
     )

@@ -112,7 +112,7 @@ class FedHarmoSite(SitePart, SiteExchange):
             raise DataError(
                 f"images of different size, {first} and {second}: fedharmo averages their amplitudes",
                 site=self.context.name,
-                hint="Resample them to one size, or use another method.",
+                hint="Resample them to one size, in plane with --image-size, or use another method.",
             )
         (total,) = measuring.sums.values()
         return {"amplitude": (total / measuring.count).float()}

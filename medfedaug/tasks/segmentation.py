@@ -244,8 +244,8 @@ class SegmentationTask(Task):
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
         """The label maps of volumes, (1, X, Y, Z) each, on the grid of their files."""
         for case in cases:
-            image = transform({Keys.IMAGE: case.image})[Keys.IMAGE]
-            yield case, self.predict(network, image, device, batch_size, case.placement)
+            logits = self._case_logits(network, case, transform, device, batch_size)
+            yield case, _label_map(logits, case.placement)
 
     def predict_case(
         self,
@@ -258,8 +258,7 @@ class SegmentationTask(Task):
     ) -> Prediction:
         """The label map of a volume."""
         place = case.placement
-        image = transform({Keys.IMAGE: case.image})[Keys.IMAGE]
-        logits = self.logits(network, image, device, batch_size, place)
+        logits = self._case_logits(network, case, transform, device, batch_size)
         label = _label_map(logits, place).cpu()
         if not probabilities:
             return Prediction(label)
@@ -269,6 +268,18 @@ class SegmentationTask(Task):
             shares = place.put_back(shares)
             shares[0] += 1 - inside[0]
         return Prediction(label, shares)
+
+    def _case_logits(
+        self,
+        network: nn.Module,
+        case: EvaluationCase,
+        transform: Pipeline,
+        device: torch.device,
+        batch_size: int,
+    ) -> Tensor:
+        # Resized first, as in training: what a method makes of an image may depend on its size.
+        image = transform({Keys.IMAGE: resize_in_plane(case.image, self.image_size)})[Keys.IMAGE]
+        return self.logits(network, image, device, batch_size, case.placement, case.image.shape[1:3])
 
     def predict(
         self,
@@ -297,14 +308,23 @@ class SegmentationTask(Task):
         device: torch.device,
         batch_size: int = 16,
         placement: Placement | None = None,
+        plane: Sequence[int] | None = None,
     ) -> Tensor:
         """The network's output with the voxels of the file, (K, X, Y, Z), in the box that the plan keeps.
 
-        The arguments are those of `predict`.
+        Args:
+            network: see `predict`, as for all that follows but the last.
+            image: see there.
+            device: see there.
+            batch_size: see there.
+            placement: see there.
+            plane: pixels of the prepared volume's slices, if ``image`` has been resized to `image_size`.
         """
         plain = plain_tensor(image).to(device)
-        infer = self._infer_volume if self.plan.spatial_dims == 3 else self._infer_slices
-        logits = infer(network, plain, batch_size)
+        if self.plan.spatial_dims == 3:
+            logits = self._infer_volume(network, plain, batch_size)
+        else:
+            logits = self._infer_slices(network, plain, batch_size, plane or plain.shape[1:3])
         return logits if placement is None else placement.resized_back(logits)
 
     def _infer_volume(self, network: nn.Module, image: Tensor, batch_size: int) -> Tensor:
@@ -316,9 +336,10 @@ class SegmentationTask(Task):
         padded = plain_tensor(DivisiblePad(k=self.divisor, method="end")(image))
         return _logits(network(padded[None]))[:, : size[0], : size[1], : size[2]]
 
-    def _infer_slices(self, network: nn.Module, image: Tensor, batch_size: int) -> Tensor:
+    def _infer_slices(
+        self, network: nn.Module, image: Tensor, batch_size: int, plane: Sequence[int]
+    ) -> Tensor:
         """Logits, (K, X, Y, Z), slice by slice along the last axis."""
-        height, width = image.shape[1:3]
         plain = resize_in_plane(image, self.image_size)
         rows, columns = plain.shape[1:3]
         if self.plan.patch_size is not None:
@@ -329,7 +350,7 @@ class SegmentationTask(Task):
             whole = SliceInferer(roi_size=tuple(padded.shape[1:3]), spatial_dim=2, sw_batch_size=batch_size)
             logits = _logits(whole(padded[None], network))[:, :rows, :columns]
         if self.image_size:
-            slices = nn.functional.interpolate(logits.permute(3, 0, 1, 2), (height, width), mode="bilinear")
+            slices = nn.functional.interpolate(logits.permute(3, 0, 1, 2), tuple(plane), mode="bilinear")
             logits = slices.permute(1, 2, 3, 0)
         return logits
 

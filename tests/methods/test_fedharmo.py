@@ -194,3 +194,11 @@ def test_fedharmo_is_refused_by_a_site_that_adds_noise(phantom_dir, tiny_config)
     few.initialize({ExtraItems.CLIENT_NAME: "site_A"})
     with pytest.raises(PrivacyRefused, match="min_images"):
         few.get_data_stats()
+
+
+def test_images_of_several_sizes_are_resized_to_one(make_site, tiny_config, tmp_path):
+    make_site("A", shape=(16, 16, 4))
+    make_site("B", shape=(24, 20, 4))
+    config = tiny_config("fedharmo", rounds=1, image_size=16)
+    server = run_in_process(config, tmp_path / "data", ["A", "B"], "cpu")
+    assert set(server.results()["test"]["sites"]) == {"A", "B"}
