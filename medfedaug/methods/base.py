@@ -379,6 +379,9 @@ class Method:
     covers_round: ClassVar[bool] = False
     """Whether the noise of its `Aggregator` is to cover all that the sites receive. Nothing but parameters
     may then be averaged, and no method may exchange anything beside them."""
+    plans_rounds: ClassVar[bool] = False
+    """Whether what it does in a round depends on how many rounds the run has: one that is resumed with more
+    would not be the longer run."""
     pools_data: ClassVar[bool] = False
     """Whether the data of all sites are in one place, so that there is no federation."""
 

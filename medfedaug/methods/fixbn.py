@@ -40,12 +40,13 @@ class FixBN(Method):
         The paper's text was not at hand: this follows its abstract and published summaries. The paper also
         keeps the optimiser's momentum from one round to the next, for batch norm or without; here every
         round has a new optimiser. Where the statistics stay at the sites (`FedBN`, `SiloBN`), those that are
-        fixed are each site's own. The share is of the rounds that the run is configured for: one that is
-        resumed with more rounds may go back to the first stage.
+        fixed are each site's own. The share is of the rounds that the run is configured for: it cannot be
+        resumed with more.
     """
 
     name = "fixbn"
     needs_norms = True
+    plans_rounds = True
 
     def __init__(self, exploration: float = 0.5) -> None:
         if not 0 <= exploration <= 1:

@@ -1,12 +1,17 @@
-"""Which round's model is the best, and that every site gets what was exchanged before training."""
+"""What a server keeps of a run: the best round, who has the exchange before training, what may be resumed."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY_NETWORK
 
 from medfedaug.config import Execution
+from medfedaug.errors import ConfigError
+from medfedaug.federation.checkpoint import check_same_run
 from medfedaug.federation.inprocess import InProcessCarrier, run_in_process
 from medfedaug.federation.once import OnceShared
 from medfedaug.federation.selection import Selection
@@ -71,6 +76,14 @@ def test_what_was_exchanged_before_training_is_sent_until_a_site_has_answered():
     once.site_joined()
     once.answered("site_A")  # to the request before another site joined
     assert once.due(["site_A"])
+
+
+@pytest.mark.parametrize("method", ["fixbn", "feddg_ga", "fedavg"])
+def test_what_goes_by_the_number_of_rounds_is_not_resumed_with_more(tiny_config, method):
+    saved = {"config": tiny_config(method, rounds=4).to_dict()}
+    longer = tiny_config(method, rounds=8)
+    with nullcontext() if method == "fedavg" else pytest.raises(ConfigError, match="rounds: 4, asked for 8"):
+        check_same_run(Path("run.pt"), saved, longer)
 
 
 @pytest.mark.parametrize("method", ["fedrdn", "nyul"])
