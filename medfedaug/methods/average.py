@@ -13,6 +13,9 @@ __all__ = ["AverageServer", "FinalMeanServer"]
 class AverageServer(ServerExchange):
     """The server's half: the average of the sites' tensors, weighted as the average of the models is.
 
+    Methods that find their weights at the end of a round alone, as FedCE, FedDG-GA and FedAWA, do not change
+    those of this average.
+
     Args:
         shapes: of what a site sends.
         variances: keys whose values cannot be negative.

@@ -390,7 +390,10 @@ class Method:
         return network
 
     def kept_at_site(self, network: nn.Module) -> frozenset[str]:
-        """State-dict entries that are neither sent nor received, chosen by module type."""
+        """State-dict entries that are neither sent nor received, chosen by module type.
+
+        Of an entry with several names, as those of MONAI's DynUNet, any.
+        """
         return frozenset()
 
     def at_site(self, context: SiteContext) -> SitePart:
