@@ -10,7 +10,8 @@ import pytest
 from medfedaug.data.base import Case
 from medfedaug.data.identity import case_identities
 from medfedaug.data.images import ImageFolder
-from medfedaug.errors import PrivacyRefused
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError, PrivacyRefused
 from medfedaug.federation.account import Account
 from medfedaug.federation.messages import PREPARE, Reply, Request
 from medfedaug.federation.site import Site
@@ -182,3 +183,29 @@ def test_a_site_counts_its_patients_before_statistics_leave(make_site, tiny_conf
     trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=3))
     error = Site("A", trainer).answer(Request(PREPARE)).error
     assert "fedrdn's statistics would summarise 2 patients, and this site sends them from 3 on" in error
+
+
+@pytest.mark.parametrize(("trains", "tests"), [(7, "7"), ("7", " 7 "), ("0", 0)])
+def test_one_patient_in_training_and_test_is_refused_however_the_list_writes_the_name(
+    make_site, trains, tests
+):
+    """Also where the site has a folder of the patient's name."""
+    folder = make_site("A")
+    (folder / str(trains)).mkdir()
+    content = json.loads((folder / "dataset.json").read_text())
+    content["training"][0]["patient"], content["test"][0]["patient"] = trains, tests
+    (folder / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"patient {trains} is in test, and in training with 0"):
+        VolumeFolder.open(folder)
+
+
+def test_an_empty_name_is_no_patient(make_site):
+    folder = make_site("A")
+    content = json.loads((folder / "dataset.json").read_text())
+    for split, name in (("training", ""), ("validation", "  "), ("test", None)):
+        for row in content[split]:
+            row["patient"] = name
+    (folder / "dataset.json").write_text(json.dumps(content))
+    site = VolumeFolder.open(folder)
+    assert {case.patient for cases in site.cases.values() for case in cases} == {""}
+    assert site.cases_per_patient == 1

@@ -87,7 +87,8 @@ def _read_split(
         return ()
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
-        cases = [_read_case(item, labelled) for item in items]
+        rows = zip(items, content[split], strict=True)
+        cases = [_read_case(item, _patient(row), labelled) for item, row in rows]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         form = "{'image': ..., 'label': ...}" if labelled else "{'image': ...}"
         raise DataError(
@@ -103,7 +104,17 @@ def _read_split(
     return cases
 
 
-def _read_case(item: dict[str, Any], labelled: bool) -> Case:
+def _patient(row: Any) -> str:
+    """Whose image a row of the list says it is, as text; empty where it does not say.
+
+    Of the list as written: MONAI's reader takes any text for a path where a file or folder of that name is
+    there, as one is for the empty text.
+    """
+    named = row.get("patient") if isinstance(row, dict) else None
+    return "" if named is None else str(named).strip()
+
+
+def _read_case(item: dict[str, Any], patient: str, labelled: bool) -> Case:
     """A case of the list, whose image is one file or a list of them."""
     listed = item["image"]
     files = [Path(file) for file in (listed if isinstance(listed, list) else [listed])]
@@ -112,12 +123,11 @@ def _read_case(item: dict[str, Any], labelled: bool) -> Case:
     first, *others = files
     if len({*files}) < len(files):
         raise ValueError(f"the image {first.name} has a file twice")
-    patient = item.get("patient")
     return Case(
         _without_suffix(first.name),
         first,
         Path(item["label"]) if labelled else "",
-        patient="" if patient is None else str(patient),
+        patient=patient,
         others=tuple(others),
     )
 
