@@ -120,6 +120,44 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
     assert not list(tmp_path.rglob("dataset.json"))
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("labels/2_seg.nii.gz", "labels/2_seg.nii.gz: is of the same case as 2.nii.gz"),
+        ("labels/2_mask.nii", "labels/2_mask.nii: is of the same case as 2.nii.gz"),
+        ("images/2.nii", "images/2.nii.gz: is of the same case as 2.nii,"),
+        ("images/2_0000.nii.gz", "images/2_0000.nii.gz: is of the same case as 2.nii.gz"),
+    ],
+)
+def test_two_files_of_one_case_are_refused_by_both_names(run, tmp_path, more, words):
+    fill(tmp_path / "site", "images", "labels", range(4))
+    write_volume(tmp_path / "site" / more, np.zeros((8, 8, 4), np.uint8))
+    code, _, err = run("init", tmp_path / "site", "--yes")
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert not (tmp_path / "site/dataset.json").exists()
+
+
+@pytest.mark.parametrize("odd", [("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")])
+def test_images_of_other_channels_are_refused_though_there_are_as_many(run, tmp_path, odd):
+    fill(tmp_path / "site", names=range(3), channels=("_0000", "_0001"))
+    fill(tmp_path / "site", *odd, names=[7], channels=("_0000", "_0002"))
+    code, _, err = run("init", tmp_path / "site", "--yes")
+    assert code == 2
+    assert "7 has the channels _0000, _0002, others have _0000, _0001." in err.splitlines()[-1]
+
+
+def test_a_number_that_the_label_map_has_too_is_no_channel(run, tmp_path):
+    """As in patient_0001.nii.gz and patient_0001_seg.nii.gz."""
+    fill(tmp_path / "site", "images", "labels", [f"patient_{k:04d}" for k in range(4)], ending="_seg")
+    code, _, err = run("init", tmp_path / "site", "--yes")
+    assert code == 0, err
+    content, _ = listed(tmp_path / "site")
+    assert {
+        row["image"]: row["label"] for key in ("training", "validation", "test") for row in content[key]
+    } == {f"images/patient_{k:04d}.nii.gz": f"labels/patient_{k:04d}_seg.nii.gz" for k in range(4)}
+
+
 def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     out = tmp_path / "project.yml"
     options = (

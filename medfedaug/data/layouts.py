@@ -18,7 +18,7 @@ import numpy as np
 
 from medfedaug.config import derive_seed
 from medfedaug.data.base import SPLITS, Case
-from medfedaug.data.readers import IMAGE_SUFFIXES, load_label
+from medfedaug.data.readers import IMAGE_SUFFIXES, image_suffix, load_label
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, first_line
@@ -105,6 +105,7 @@ def propose(
     if found == _TRAINING[0] and all((folder / one).is_dir() for one in _TEST):
         tested, more = _pairs(folder, _TEST, name)
         notes += more
+    _check_channels([*cases, *tested], name)
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (cases, tested))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
@@ -164,8 +165,7 @@ def _existing(folder: Path) -> dict[str, Any]:
 
 
 def _stem(path: Path) -> str:
-    suffix = next((s for s in IMAGE_SUFFIXES if path.name.lower().endswith(s)), "")
-    return path.name[: len(path.name) - len(suffix)]
+    return path.name.removesuffix(image_suffix(path.name))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -176,38 +176,77 @@ def _files(folder: Path) -> list[Path]:
 
 def _pairs(folder: Path, layout: tuple[str, str], site: str) -> tuple[list[Case], list[str]]:
     """The cases that have both, and notes on what has only one."""
-    files, maps = ({_stem(path): path for path in _files(folder / one)} for one in layout)
-    images: dict[str, list[Path]] = defaultdict(list)
-    for stem, path in files.items():
+    files, maps = (_files(folder / one) for one in layout)
+    whole = {name for path in maps for name in (_stem(path), _without_ending(_stem(path)))}
+    images: dict[str, dict[str, Path]] = defaultdict(dict)
+    for path in files:
+        stem = _stem(path)
         channel = _CHANNEL.fullmatch(stem)
-        # Not a channel where the label map has the whole name.
-        images[channel["name"] if channel and stem not in maps else stem].append(path)
-    labels = {}
-    for stem, path in maps.items():
-        ending = _LABEL_ENDING.fullmatch(stem)
-        labels[ending[1] if ending and stem not in images else stem] = path
+        if channel is None or stem in whole:  # not a channel where the label map has the whole name
+            _add(images[stem], "", path, site)
+        else:
+            _add(images[channel["name"]], channel["channel"], path, site)
+    labels: dict[str, dict[str, Path]] = defaultdict(dict)
+    for path in maps:
+        stem = _stem(path)
+        _add(labels[stem if stem in images else _without_ending(stem)], "", path, site)
     both = sorted(set(images) & set(labels))
     if not both:
         raise DataError(
             f"no image of {layout[0]} has a label map of its name in {layout[1]}",
             site=site,
             path=folder,
-            hint=f"There are for instance {', '.join([*map(str, list(files)[:2]), *list(maps)[:2]])}.",
-        )
-    numbers = Counter(len(images[name]) for name in both)
-    if len(numbers) > 1:
-        odd = next(name for name in both if len(images[name]) != numbers.most_common(1)[0][0])
-        raise DataError(
-            f"{odd} has {len(images[odd])} channels, others have {numbers.most_common(1)[0][0]}",
-            site=site,
-            path=folder / layout[0],
+            hint=f"There are for instance {', '.join(_stem(path) for path in (*files[:2], *maps[:2]))}.",
         )
     notes = []
     for what, alone in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
         if alone:
             some = ", ".join(sorted(alone)[:_SHOWN]) + (", ..." if len(alone) > _SHOWN else "")
             notes.append(f"left out of {layout[0]}, without {what}: {len(alone)} ({some})")
-    return [Case(name, images[name][0], labels[name], others=tuple(images[name][1:])) for name in both], notes
+    cases = []
+    for name in both:
+        first, *others = (path for _, path in sorted(images[name].items()))
+        cases.append(Case(name, first, labels[name][""], others=tuple(others)))
+    return cases, notes
+
+
+def _without_ending(stem: str) -> str:
+    ending = _LABEL_ENDING.fullmatch(stem)
+    return ending[1] if ending else stem
+
+
+def _add(found: dict[str, Path], channel: str, path: Path, site: str) -> None:
+    """Take a file for a channel of an image, or for all of it where the channel is empty.
+
+    Raises:
+        DataError: when there is another one already.
+    """
+    other = found.get(channel) or found.get("")  # which comes before its channels
+    if other is not None:
+        raise DataError(
+            f"is of the same case as {other.name}, and only one of them can be",
+            site=site,
+            path=path,
+            hint="Move the other one away.",
+        )
+    found[channel] = path
+
+
+def _check_channels(cases: Sequence[Case], site: str) -> None:
+    """Check that the images have the same channels, by their numbers; one file is the channel 0.
+
+    Raises:
+        DataError: naming a case whose channels are others than most cases'.
+    """
+    found = [tuple(_stem(file).removeprefix(case.name) or "_0000" for file in case.files) for case in cases]
+    usual, _ = Counter(found).most_common(1)[0]
+    for case, channels in zip(cases, found, strict=True):
+        if channels != usual:
+            raise DataError(
+                f"{case.name} has the channels {', '.join(channels)}, others have {', '.join(usual)}",
+                site=site,
+                path=case.image,
+            )
 
 
 def _with_patients(cases: Sequence[Case], pattern: str | None, site: str, folder: Path) -> list[Case]:
