@@ -17,7 +17,12 @@ import torch
 from medfedaug.checks import check_choice
 from medfedaug.config import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
-from medfedaug.data.changes import check_unchanged, fingerprint_files
+from medfedaug.data.changes import (
+    check_made_with,
+    check_unchanged,
+    fingerprint_files,
+    fingerprint_sites,
+)
 from medfedaug.data.scales import uneven_sites
 from medfedaug.data.sites import SiteFolder, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
@@ -53,6 +58,8 @@ __all__ = ["ENGINES", "check_device", "configure", "simulate"]
 
 ENGINES = ("nvflare", "inprocess")
 """What carries a run: a process for each site, or the sites in turn in one."""
+
+_FILES = "files"  # of `results.json`: a hash for each site
 
 
 def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
@@ -151,7 +158,8 @@ def simulate(
 
     Returns:
         The content of ``results.json``. ``data`` is the name of the folder, or of the benchmark whose data it
-        holds, and then ``data_options`` are its options: the fold that was tested, for one.
+        holds, and then ``data_options`` are its options: the fold that was tested, for one. ``files`` has a
+        hash of each site's files, by which a finished run is known not to be of others.
 
     Raises:
         MedFedAugError: one line that says what is wrong and where.
@@ -197,7 +205,7 @@ def simulate(
         finished = is_json_with(out / RESULTS, "config", "rounds", "test")
         if finished and not overwrite:
             if resume:
-                return _finished(out, config)
+                return _finished(out, config, sites, Path(data_dir))
             raise ConfigError(
                 f"{out} holds the results of an earlier run; choose another folder or --overwrite"
             )
@@ -216,6 +224,7 @@ def simulate(
         else:
             keep_fingerprint(state, fingerprint_files(sites))
 
+        made_with = fingerprint_sites(sites)
         started = time.perf_counter()
 
         def tell(**event: Any) -> None:
@@ -249,7 +258,8 @@ def simulate(
             else:
                 carry = run_pooled if engine == "pooled" else run_in_process
                 write_run(work, carry(sites=sites, **run))
-            told = {"engine": engine, "seconds": time.perf_counter() - started}
+            seconds = time.perf_counter() - started
+            told = {"engine": engine, "seconds": seconds, _FILES: made_with}
             results = _finish(work, out, sites, composition, Path(data_dir), told, uneven)
         except RunFailed as error:
             if not (work / FINAL_MODEL).exists():
@@ -290,7 +300,7 @@ def check_device(device: str) -> None:
         raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error
 
 
-def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
+def _finished(out: Path, config: RunConfig, sites: Sequence[SiteFolder], data_dir: Path) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((out / RESULTS).read_text())
     try:
         same = RunConfig.from_dict(asked_settings(results)) == config
@@ -298,6 +308,8 @@ def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
         raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
+    if isinstance(made_with := results.get(_FILES), dict):  # an earlier release recorded none
+        check_made_with(made_with, fingerprint_sites(sites), out, data_dir)
     return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -234,6 +235,7 @@ def test_a_detached_volume_is_known_by_its_voxels_whatever_its_header_names(make
     voxels = bytearray(raw.read_bytes())
     voxels[-1] ^= 1
     raw.write_bytes(voxels)
+    os.utime(raw, (0, 0))  # not all file systems tell two times as near as these apart
     assert len(case_identities(site, "training").keys() & identities) == 1
     assert fingerprint_files([site]) != fingerprint
 

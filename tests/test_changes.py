@@ -14,6 +14,7 @@ from benchmark_files import write_volume
 
 from medfedaug.data import changes
 from medfedaug.data.sites import open_site
+from medfedaug.errors import DataError
 from medfedaug.files import write_atomic
 from medfedaug.simulate import simulate
 
@@ -62,11 +63,19 @@ def leave_out(data):
     listing.write_text(json.dumps(content))
 
 
+def remove(data):
+    shutil.rmtree(data / "C")
+
+
+def add(data):
+    shutil.copytree(data / "A", data / "D")
+
+
 CHANGES = {
     r"site B, .*B/labels/1\.nii\.gz: has changed since the run began": change,
-    r"site C, .*data/C: is not there, and the run began with this site": lambda d: shutil.rmtree(d / "C"),
+    r"site C, .*data/C: is not there, and the run began with this site": remove,
     r"site A, .*A/images/1\.nii\.gz: is missing since the run began": leave_out,
-    r"site D, .*data/D: the run began without this site": lambda d: shutil.copytree(d / "A", d / "D"),
+    r"site D, .*data/D: the run began without this site": add,
 }
 
 
@@ -86,6 +95,54 @@ def test_a_run_is_not_continued_with_other_files(interrupted, tmp_path, run, rea
     assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
 
 
+def move_to_the_test(data):
+    listing = data / "B/dataset.json"
+    content = json.loads(listing.read_text())
+    content["test"].append(content["training"].pop())
+    listing.write_text(json.dumps(content))
+
+
+def correct(split):
+    def change(data):
+        content = json.loads((data / "B/dataset.json").read_text())
+        corrected = np.zeros((16, 16, 4), np.uint8)
+        corrected[4:9, 4:9, 2] = 1
+        write_volume(data / "B" / content[split][0]["label"], corrected)
+
+    return change
+
+
+OTHER_FILES = r"site B, .*data/B: has other files since the finished run in .*out was made"
+SINCE_IT_WAS_MADE = [
+    (correct("training"), OTHER_FILES),
+    (correct("validation"), OTHER_FILES),
+    (correct("test"), OTHER_FILES),
+    (move_to_the_test, OTHER_FILES),
+    (remove, r"site C, .*data/C: is not there since"),
+    (add, r"site D, .*data/D: is new since"),
+]
+
+
+def test_a_finished_run_is_the_run_of_its_files_and_no_others(interrupted, tmp_path, tiny_config):
+    results, path = interrupted(), tmp_path / "out/results.json"
+    before = path.read_bytes()
+    for file in (tmp_path / "data").rglob("*.nii.gz"):
+        os.utime(file, (0, 0))
+    assert interrupted() == results
+    shutil.copytree(tmp_path / "data", tmp_path / "kept")
+    for change, reason in SINCE_IT_WAS_MADE:
+        change(tmp_path / "data")
+        with pytest.raises(DataError, match=reason):
+            interrupted()
+        shutil.rmtree(tmp_path / "data")
+        shutil.copytree(tmp_path / "kept", tmp_path / "data")
+    assert path.read_bytes() == before
+    del results["files"]  # as an earlier release wrote it
+    path.write_text(json.dumps(results))
+    correct("test")(tmp_path / "data")
+    assert interrupted() == results
+
+
 def test_of_a_large_file_pieces_are_hashed(make_site, monkeypatch):
     monkeypatch.setattr(changes, "_WHOLE", 100)
     monkeypatch.setattr(changes, "_PIECES", 3)
@@ -98,6 +155,7 @@ def test_of_a_large_file_pieces_are_hashed(make_site, monkeypatch):
         changed = content.copy()
         changed[position] ^= 1
         file.write_bytes(changed)
+        os.utime(file, (0, position))  # not all file systems tell two times as near as these apart
         assert changes.fingerprint_files([site])["A"]["images/0.nii.gz"] != before["A"]["images/0.nii.gz"]
     file.write_bytes(content)
     assert changes.fingerprint_files([site]) == before

@@ -208,4 +208,3 @@ def test_an_empty_name_is_no_patient(make_site):
     (folder / "dataset.json").write_text(json.dumps(content))
     site = VolumeFolder.open(folder)
     assert {case.patient for cases in site.cases.values() for case in cases} == {""}
-    assert site.cases_per_patient == 1

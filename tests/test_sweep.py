@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmark_files import picture
 from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
 from medfedaug.data import images
@@ -65,6 +67,22 @@ def test_a_sweep_that_was_stopped_continues_and_leaves_finished_runs_alone(offic
     run_all(runs, OFFICE_PRESET, office, out, device="cpu", on_event=events.append)
     assert {event["event"] for event in events} == {"run"}
     assert {str(run.folder): snapshot(out / run.folder) for run in runs} == everything
+
+
+def test_a_sweep_does_not_count_finished_runs_of_other_files(office, tmp_path):
+    """A test image was replaced: new runs are not mixed with the old ones, which are in no table."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    shutil.copytree(office, data)
+    (run,) = planned(data, "fedavg", seeds=1, scale=0.001)
+    assert run_all([run], OFFICE_PRESET, data, out, device="cpu") == {}
+    site = open_benchmark("office_caltech_10", data)[1]
+    picture(site.cases["test"][0].image, 7)
+    failed = run_all([run], OFFICE_PRESET, data, out, device="cpu")
+    assert list(failed) == [run.folder]
+    assert f"site {site.name}, " in failed[run.folder]
+    assert "has other files since the finished run" in failed[run.folder]
+    with pytest.raises(ConfigError, match="no run is finished"):
+        write_tables([run], OFFICE_PRESET, out, failed=failed)
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):

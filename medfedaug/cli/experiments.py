@@ -184,6 +184,7 @@ def benchmark(
                 data=asked.root if pictures else None,
                 across=asked.cross_site,
                 device=device,
+                failed=failed,
             )
         for table in tables.values():
             out_console.print(table)

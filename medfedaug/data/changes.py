@@ -1,17 +1,18 @@
-"""Whether a site's training files are those that a run began with."""
+"""Whether the sites' files are those that a run began with, or was made with."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from medfedaug.data.base import SiteFolder
+from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.checks import voxel_files
 from medfedaug.errors import DataError
 
-__all__ = ["Fingerprint", "check_unchanged", "fingerprint_files"]
+__all__ = ["Fingerprint", "check_made_with", "check_unchanged", "fingerprint_files", "fingerprint_sites"]
 
 Fingerprint = dict[str, dict[str, str]]
 """By site and file, its size and a hash."""
@@ -29,7 +30,21 @@ def fingerprint_files(sites: Sequence[SiteFolder]) -> Fingerprint:
     Of a file above 16 MiB, 64 pieces of 64 KiB are hashed, the first and the last among them: a change of the
     same length between them is not seen, unless the file is compressed.
     """
-    return {site.name: dict(sorted(_files(site))) for site in sites}
+    return {site.name: _files(site, "training") for site in sites}
+
+
+def fingerprint_sites(sites: Sequence[SiteFolder]) -> dict[str, str]:
+    """One hash for each site, of the files of all its cases and the splits that they are in.
+
+    For a finished run: its scores are of the test cases, and its round was selected by the validation cases.
+    Files are read as by `fingerprint_files`.
+    """
+    found = (
+        (site, [(split, *file) for split in SPLITS for file in _files(site, split).items()]) for site in sites
+    )
+    return {
+        site.name: hashlib.blake2b(repr(files).encode(), digest_size=8).hexdigest() for site, files in found
+    }
 
 
 def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, data: Path) -> None:
@@ -60,21 +75,48 @@ def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, da
                 raise DataError(f"{what} since the run began", site=site, path=data / site / file, hint=hint)
 
 
-def _files(site: SiteFolder) -> Iterator[tuple[str, str]]:
+def check_made_with(made: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
+    """Check that a finished run was made with the files that are there.
+
+    Args:
+        made: of `fingerprint_sites`, as the run recorded it.
+        now: the same of the sites that are there.
+        run: the run's folder, for the message.
+        data: the folder of the sites' folders, for the message.
+
+    Raises:
+        DataError: naming the first site whose files are others, or that is missing or new.
+    """
+    for site in sorted({*made, *now}):
+        if made.get(site) != now.get(site):
+            what = "is new" if site not in made else "is not there" if site not in now else "has other files"
+            raise DataError(
+                f"{what} since the finished run in {run} was made",
+                site=site,
+                path=data / site,
+                hint="Restore what was there, or choose another folder for the results",
+            )
+
+
+def _files(site: SiteFolder, split: str) -> dict[str, str]:
+    """Size and hash of each file of the images and label maps of a split, sorted by name."""
+    return dict(sorted(_hashes(site, split)))
+
+
+def _hashes(site: SiteFolder, split: str) -> Iterator[tuple[str, str]]:
     named = {
-        path
-        for case in site.cases["training"]
-        for path in (*case.files, case.label)
-        if isinstance(path, Path)
+        path for case in site.cases[split] for path in (*case.files, case.label) if isinstance(path, Path)
     }
     for path in named:
         for file in {path, *(voxel_files(path) if path.exists() else ())}:
             if file.is_file():
-                yield os.path.relpath(file, site.path), _hash(file)
+                status = file.stat()
+                hashed = _hash(file.absolute(), status.st_size, status.st_mtime_ns)
+                yield os.path.relpath(file, site.path), hashed
 
 
-def _hash(file: Path) -> str:
-    size = file.stat().st_size
+@lru_cache(maxsize=2**16)  # the runs of a sweep have the same files
+def _hash(file: Path, size: int, modified: int) -> str:
     digest = hashlib.blake2b(digest_size=8)
     with file.open("rb") as stream:
         if size <= _WHOLE:

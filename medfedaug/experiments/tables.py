@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,7 @@ def write_tables(
     data: str | Path | None = None,
     across: bool = False,
     device: str = "auto",
+    failed: Collection[Path] = (),
 ) -> tuple[dict[str, TextTable], list[str]]:
     """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
 
@@ -217,6 +218,8 @@ def write_tables(
             the report is to show images; ``None`` for no images.
         across: whether to test the sites' local models at every site (`medfedaug.experiments.cross_site`).
         device: the device for that.
+        failed: folders of runs that `medfedaug.experiments.sweep.run_all` did not make or refused, which are
+            left out, too: there may be an earlier run there, of other files.
 
     Returns:
         The tables by name (``table``, ``metrics``, and if there is something to show ``patients``,
@@ -230,7 +233,9 @@ def write_tables(
     loaded = [
         (run, _as_planned(run, preset, load_run(out / run.folder)))
         for run in runs
-        if (results := out / run.folder / RESULTS).exists() and not difference(results, preset.benchmark, run)
+        if run.folder not in failed
+        and (results := out / run.folder / RESULTS).exists()
+        and not difference(results, preset.benchmark, run)
     ]
     if not loaded:
         raise ConfigError(f"{out}: no run is finished")
