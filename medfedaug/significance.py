@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ __all__ = [
     "detectable_difference",
     "mean_interval",
     "paired_t_test",
+    "patient_means",
     "sign_flip_test",
     "t_quantile",
     "t_two_sided",
@@ -23,6 +25,7 @@ __all__ = [
 
 _ASSIGNMENTS = 10_000  # of signs; up to 13 differences have fewer assignments
 _NORMAL = NormalDist()
+K = TypeVar("K")
 
 
 def t_two_sided(t: float, df: int) -> float:
@@ -76,28 +79,45 @@ def t_quantile(confidence: float, df: int) -> float:
 
 
 def mean_interval(
-    values: Sequence[float], largest: float = math.inf, confidence: float = 0.95
+    values: Sequence[float],
+    largest: float = math.inf,
+    confidence: float = 0.95,
+    patients: Sequence[Hashable] | None = None,
 ) -> tuple[float, float] | None:
-    r"""The interval of a mean by Student's t: how far the mean of other such values may be away.
+    r"""The interval of a mean by Student's t: how far the mean over other such patients may be away.
 
-    .. math:: \bar{x} \pm t_{n-1} \, s / \sqrt{n}, \qquad \text{within } [0, \text{largest}]
+    .. math::
+
+        \bar{x} \pm t_{m-1} \frac{1}{n} \sqrt{\frac{m}{m - 1} \sum_{p=1}^m
+        \Big(\sum_{i \in p} (x_i - \bar{x})\Big)^2}, \qquad \text{within } [0, \text{largest}]
+
+    It is the linearised error of a mean over clusters (Cochran, Sampling Techniques, 1977, Section 9A). With
+    one value of each patient it is the usual :math:`\bar{x} \pm t_{n-1} \, s / \sqrt{n}`.
 
     Args:
         values: n scores.
         largest: no score lies above it, and none below 0.
         confidence: of the interval.
+        patients: whose each score is, of m patients; by default each is of another one.
 
     Returns:
-        Its ends; ``None`` for fewer than two values.
+        Its ends; ``None`` for fewer than two patients.
 
     Example:
         >>> [round(end, 3) for end in mean_interval([0.5, 0.6, 0.7])]
         [0.352, 0.848]
+        >>> [round(end, 3) for end in mean_interval([0.5, 0.5, 0.6, 0.6, 0.7, 0.7], patients="aabbcc")]
+        [0.352, 0.848]
     """
-    if len(values) < 2:
+    sums: dict[Hashable, float] = {}
+    mean = fmean(values) if values else 0.0
+    for patient, value in zip(range(len(values)) if patients is None else patients, values, strict=True):
+        sums[patient] = sums.get(patient, 0.0) + value - mean
+    if len(sums) < 2:
         return None
-    half = t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return max(0.0, fmean(values) - half), min(largest, fmean(values) + half)
+    spread = math.fsum(total**2 for total in sums.values()) * len(sums) / (len(sums) - 1)
+    half = t_quantile(confidence, len(sums) - 1) * math.sqrt(spread) / len(values)
+    return max(0.0, mean - half), min(largest, mean + half)
 
 
 def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
@@ -290,6 +310,28 @@ class PatientTest:
     better: int
     worse: int
     detectable: float
+
+
+def patient_means(
+    pairs: Mapping[K, tuple[float, float]], patient: Callable[[K], Hashable]
+) -> list[tuple[float, float]]:
+    """A pair of scores of each patient: the means over the patient's cases.
+
+    Args:
+        pairs: by case, a score and that of the baseline.
+        patient: whose a case is.
+
+    Returns:
+        The pairs in the order of the patients' first cases.
+
+    Example:
+        >>> patient_means({"a1": (0.5, 0.25), "a2": (1.0, 0.75), "b1": (0.5, 0.5)}, lambda case: case[0])
+        [(0.75, 0.5), (0.5, 0.5)]
+    """
+    found: dict[Hashable, list[tuple[float, float]]] = {}
+    for case, pair in pairs.items():
+        found.setdefault(patient(case), []).append(pair)
+    return [(fmean(a for a, _ in own), fmean(b for _, b in own)) for own in found.values()]
 
 
 def compare_patients(

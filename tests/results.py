@@ -73,10 +73,14 @@ class Page(HTMLParser):
         self.text += data
 
 
-def patients(site_scores):
-    """`test.sites` or `test.unseen` with the given score of each case, and their mean."""
+def patients(site_scores, whose=None):
+    """`test.sites` or `test.unseen` with the given score of each case, their mean, and whose each case is."""
     known = {s: [v for v in cases.values() if v is not None] for s, cases in site_scores.items()}
-    return {s: {"dice": sum(known[s]) / len(known[s]), "cases": cases} for s, cases in site_scores.items()}
+    found = {s: {"dice": sum(known[s]) / len(known[s]), "cases": cases} for s, cases in site_scores.items()}
+    for site, cases in site_scores.items() if whose else ():
+        numbers = {}  # as a site counts them: anew in each run
+        found[site]["patients"] = {case: numbers.setdefault(whose(case), len(numbers)) for case in cases}
+    return found
 
 
 @pytest.fixture
@@ -106,9 +110,10 @@ def seeds(write):
 def fold(write):
     """Write a run of one fold: scores of its patients by site."""
 
-    def make(site_scores, number, named_by="options", unseen=None, **arguments):
+    def make(site_scores, number, named_by="options", unseen=None, whose=None, **arguments):
         data = content(**arguments)
-        data["test"]["sites"], data["test"]["unseen"] = patients(site_scores), patients(unseen or {})
+        data["test"]["sites"] = patients(site_scores, whose)
+        data["test"]["unseen"] = patients(unseen or {}, whose)
         data["test"]["mean"] = {"dice": fmean(v["dice"] for v in data["test"]["sites"].values())}
         if named_by == "options":
             data["data_options"] = {"folds": True, "fold": number, "fold_seed": data["config"]["seed"]}

@@ -15,9 +15,10 @@ from scipy.stats import t as student_t
 
 from medfedaug.evaluate import open_model
 from medfedaug.scores import METRICS, over_sites
+from medfedaug.significance import mean_interval
 from medfedaug.simulate import simulate
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
-from medfedaug.tasks.metrics import class_scores, surface_scores, voxel_edges
+from medfedaug.tasks.metrics import LabelMapScores, class_scores, surface_scores, voxel_edges
 
 CPU = torch.device("cpu")
 
@@ -210,6 +211,38 @@ def test_auc_and_balanced_accuracy_are_means_over_the_classes_that_are_there():
         "accuracy_low"
         not in class_scores(logits[:1], torch.ones(1, dtype=torch.long), "abcd")["classes"]["b"]
     )
+
+
+def test_intervals_of_classes_are_over_patients():
+    """Two thirds of all images are right; those of a patient are alike."""
+    hits, owners = torch.tensor([1, 1, 1, 0, 0, 1, 1, 1, 0]), list("aaabbcccd")
+    logits = torch.stack([1.0 - hits, hits.float()], dim=1)
+    ones = torch.ones(9, dtype=torch.long)
+    found = class_scores(logits, ones, "xy", owners)["classes"]["y"]
+    mean = 6 / 9
+    sums = [3 * (1 - mean), -2 * mean, 3 * (1 - mean), -mean]
+    half = student_t.ppf(0.975, 3) * np.sqrt(4 / 3 * np.sum(np.square(sums))) / 9
+    expected = (max(0, mean - half), min(1, mean + half))
+    assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx(expected)
+    assert "accuracy_low" not in class_scores(logits, ones, "xy", ["a"] * 9)["classes"]["y"]
+    generator = np.random.default_rng(0)
+    scores, several = generator.random(12), np.repeat(range(6), 2)
+    means = scores.reshape(6, 2).mean(axis=1)
+    assert mean_interval(scores.tolist(), patients=several.tolist()) == pytest.approx(
+        mean_interval(means.tolist())
+    )
+    scorer = LabelMapScores(("background", "core"), 1.0, full=True)
+    truth = torch.zeros(1, 24, 6, 3)
+    truth[:, 2:18] = 1
+    dice = []
+    for shift, owner in zip((0, 1, 4, 5, 2, 3), "aabbcc", strict=True):
+        said = truth.roll(shift, dims=1)
+        scorer.add(f"{shift}", said, truth, None, owner)
+        dice.append(float(2 * (said * truth).sum() / (said.sum() + truth.sum())))
+    core = scorer.result()["classes"]["core"]
+    expected = mean_interval(dice, 1.0, patients="aabbcc")
+    assert (core["dice_low"], core["dice_high"]) == pytest.approx(expected)
+    assert expected[0] < mean_interval(dice, 1.0)[0] - 0.05
 
 
 def test_worst_site_and_disparity():

@@ -7,17 +7,29 @@ import sqlite3
 
 import pytest
 
+from medfedaug.analysis.evaluations import worth_table
 from medfedaug.data.base import Case
 from medfedaug.data.identity import case_identities
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused
+from medfedaug.federation import run_in_process
 from medfedaug.federation.account import Account
+from medfedaug.federation.evaluated import EvaluationSite
+from medfedaug.federation.evaluation import FEDERATION, _difference
 from medfedaug.federation.messages import PREPARE, Reply, Request
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods.base import SiteExchange
-from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy, Release, released_scores
+from medfedaug.privacy import (
+    PrivacyGuard,
+    PrivacyLedger,
+    PrivacyPolicy,
+    Pseudonyms,
+    Release,
+    released_scores,
+)
+from medfedaug.significance import compare_patients
 
 
 @pytest.fixture
@@ -208,3 +220,97 @@ def test_an_empty_name_is_no_patient(make_site):
     (folder / "dataset.json").write_text(json.dumps(content))
     site = VolumeFolder.open(folder)
     assert {case.patient for cases in site.cases.values() for case in cases} == {""}
+
+
+# ---------------------------------------------------------------- whose cases are scored
+
+
+@pytest.fixture
+def tested_patients(make_site):
+    """A site's folder, whose six test cases are of three patients; and which cases are whose."""
+    folder = make_site("A", cases=(2, 1, 6))
+    content = json.loads((folder / "dataset.json").read_text())
+    for row, patient in zip(content["test"], ("Meyer", "Alt", "Meyer", "Alt", "Meyer", "Zorn"), strict=True):
+        row["patient"] = patient
+    (folder / "dataset.json").write_text(json.dumps(content))
+    names = [row["image"].split("/")[1].split(".")[0] for row in content["test"]]
+    return folder, [{names[0], names[2], names[4]}, {names[1], names[3]}, {names[5]}]
+
+
+def together(patients: dict) -> list[set[str]]:
+    """The cases of each patient."""
+    found: dict[int, set[str]] = {}
+    for case, number in patients.items():
+        found.setdefault(number, set()).add(case)
+    return list(found.values())
+
+
+def test_a_run_records_which_scored_cases_are_of_one_patient_and_no_name(
+    tested_patients, make_site, tiny_config
+):
+    folder, whose = tested_patients
+    make_site("B")
+    config = tiny_config("fedavg", classes=("background", "lesion"), rounds=1, local_steps=1)
+    results = run_in_process(config, folder.parent, ["A", "B"], "cpu").results()
+    entry = results["test"]["sites"]["A"]
+    assert together(entry["patients"]) == whose
+    assert entry["patients"].keys() == entry["cases"].keys()
+    assert "patients" not in results["test"]["sites"]["B"]  # which names nobody
+    assert "Meyer" not in json.dumps(results)
+
+
+def test_of_patients_only_what_belongs_together_leaves_with_pseudonyms():
+    scores = {"dice": 0.5, "cases": {"Zorn_1": 0.1, "Alt_1": 0.2, "Meyer_1": 0.4, "Meyer_2": None}}
+    patients = {"Zorn_1": 7, "Alt_1": 0, "Meyer_1": 5, "Meyer_2": 5, "not scored": 9}
+    found = released_scores(scores, PrivacyPolicy(scores="cases"), patients)
+    assert found["patients"].keys() == scores["cases"].keys()
+    assert "patients" not in released_scores(scores, PrivacyPolicy(scores="cases"), {})
+    assert "patients" not in released_scores(scores, PrivacyPolicy(min_images=1), patients)
+    names = Pseudonyms(b"key")
+    sent = names.scores(found)
+    pseudonyms = {name: names.of(name) for name in scores["cases"]}
+    assert {frozenset(cases) for cases in together(sent["patients"])} == {
+        frozenset({pseudonyms["Meyer_1"], pseudonyms["Meyer_2"]}),
+        frozenset({pseudonyms["Zorn_1"]}),
+        frozenset({pseudonyms["Alt_1"]}),
+    }
+    # In the order of the pseudonyms: the site's own order may be that of names.
+    assert list(dict.fromkeys(sent["patients"][case] for case in sorted(sent["cases"]))) == [0, 1, 2]
+
+
+def test_a_site_compares_models_patient_by_patient(tested_patients, tiny_config):
+    folder, whose = tested_patients
+    config = tiny_config("fedavg", classes=("background", "lesion"))
+    ours = {case: 0.5 + 0.01 * k for k, case in enumerate(sorted(set().union(*whose)))}
+    theirs = {case: 0.4 + 0.02 * k for k, case in enumerate(sorted(ours, reverse=True))}
+    means = [[sum(by[case] for case in own) / len(own) for own in whose] for by in (ours, theirs)]
+    expected = compare_patients(*means)
+
+    def compared(**policy):
+        trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(**policy))
+        trainer.initialize()
+        site = EvaluationSite("A", {FEDERATION: trainer}).runs[FEDERATION]
+        site.scored.update({"global": ours, "local": theirs})
+        return site._compared("global", "local")
+
+    told = compared(scores="cases")
+    assert (told["difference"], told["p"]) == pytest.approx((expected.difference, expected.p))
+    assert (told["patients"], "cases" in told) == (3, False)
+    assert compared(min_images=4) == {"patients": 3}
+
+
+def test_the_page_says_what_a_comparison_is_over():
+    """What a site says of it is checked like all else: a number of patients is one, or none."""
+
+    def row(found):
+        entry = {"dice": 0.7, "cases": {}, "against": {"local": _difference("dice", found)}}
+        content = {"metric": "dice", "models": {"global": {"scored": "global"}}}
+        (row,) = worth_table({**content, "sites": {"A": {"global": entry, "local": {"dice": 0.6}}}}).rows
+        return row
+
+    known = {"difference": 0.1, "low": 0.05, "high": 0.15, "p": 0.01}
+    assert row({**known, "patients": 6}).verdict == "open: 6 of 20 patients"
+    assert "on the same 6 patients" in row({**known, "patients": 6}).sentence("dice")
+    assert row({**known, "cases": 60}).verdict == "better"  # of a site that names nobody
+    for absurd in (True, -1, "60", 1e9, [60]):
+        assert row({**known, "patients": absurd}).verdict == "open: 0 of 20 patients"

@@ -233,9 +233,12 @@ def test_of_a_sites_test_scores_only_those_are_kept_that_a_metric_can_have(serve
         },
         "cases": {"p1": 0.5, "p2": "text", "p3": -0.1, "p4": None},
         "case_metrics": {"hd95": {"p1": 3.0, "p2": 1e9}, "secret": {"p1": 0.5}, "nsd": [1]},
+        "patients": {"p1": 3, "p2": True, "p3": -1, "p4": "Meyer", "nobody": 0},
     }
     assert server.accept_test("A", Reply("test", 1, metrics=absurd))
-    assert server.accept_test("B", Reply("test", 1, metrics={"dice": 0.25, "classes": "x", "cases": [1]}))
+    assert server.accept_test(
+        "B", Reply("test", 1, metrics={"dice": 0.25, "classes": "x", "cases": [1], "patients": 2})
+    )
     test = server.results()["test"]
     assert test["sites"]["A"] == {
         "dice": None,
@@ -244,6 +247,7 @@ def test_of_a_sites_test_scores_only_those_are_kept_that_a_metric_can_have(serve
         "classes": {"foreground": {"dice": 0.5, "hd95": None, "nsd": None, "missed": 2}},
         "cases": {"p1": 0.5, "p2": None, "p3": None, "p4": None},
         "case_metrics": {"hd95": {"p1": 3.0, "p2": None}},
+        "patients": {"p1": 3},
     }
     assert test["sites"]["B"] == {"dice": 0.25, "cases": {}}
     assert test["mean"] == {"dice": 0.25, "hd95": 12.5, "nsd": None}

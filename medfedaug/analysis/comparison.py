@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from medfedaug.analysis.grouping import Tested, experiment, whole_seeds
 from medfedaug.analysis.inputs import OTHER_INPUT, input_note
-from medfedaug.analysis.runs import BASELINE, Run
+from medfedaug.analysis.runs import BASELINE, Run, compared_metric
 from medfedaug.analysis.verdict import Verdict, judge
 from medfedaug.scores import UNSEEN as UNSEEN_SITE
-from medfedaug.scores import Metric, find_metric
-from medfedaug.significance import PairedTest, PatientTest, compare_patients, paired_t_test
+from medfedaug.scores import Metric
+from medfedaug.significance import (
+    PairedTest,
+    PatientTest,
+    compare_patients,
+    paired_t_test,
+    patient_means,
+)
 
 __all__ = [
     "DELTA",
@@ -46,9 +52,9 @@ class Comparison:
         difference: the mean over these seeds of the difference of the means; ``None`` without a common one.
         seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three.
         run_seeds: the number of seeds over which the patients' scores are averaged.
-        num_patients: the number of common patients.
+        num_patients: the number of common patients; a case whose patient no site names counts as one.
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six.
-        metric: the score.
+        metric: the score, and what is counted (`medfedaug.analysis.runs.compared_metric`).
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.
     """
@@ -75,14 +81,15 @@ class Comparison:
 def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
     """Compare every method with its FedAvg, at sites that trained or were left out, and at unseen sites.
 
-    A patient's score is the mean over the seeds and folds that a method and FedAvg have in common. A patient
-    is one pair, however many seeds there are.
+    A case's score is the mean over the seeds and folds that a method and FedAvg have in common, and a
+    patient's that over the patient's cases. A patient is one pair, however many seeds and cases there are.
+    One who is named alike at two sites counts as two.
 
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.
     """
     pooled, _ = whole_seeds(groups)
-    metric = find_metric(next(iter(groups.values()))[0].metric)
+    metric = compared_metric([run for members in groups.values() for run in members])
     found = []
     for label, members in groups.items():
         baseline = _baseline(groups, label)
@@ -197,7 +204,7 @@ def _unseen_means(one: Tested, two: Tested) -> tuple[float | None, float | None]
 
 
 def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[float, float]]:
-    """One pair of scores for each patient: means over the runs in which both methods have one.
+    """One pair of scores for each patient: means over the runs in which both methods have one, and the cases.
 
     Args:
         pairs: the runs of two methods.
@@ -213,4 +220,26 @@ def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[flo
                 one, two = ours[case], theirs[case]
                 if one is not None and two is not None:
                     found.setdefault((site, case), []).append((one, two))
-    return [(fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)]
+    means = {key: (fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)}
+    return patient_means(means, _patients(run for pair in pairs for run in pair))
+
+
+def _patients(runs: Iterable[Run]) -> Callable[[tuple[str, str]], tuple[str, str]]:
+    """Which case of a site a case of the same patient is known by; cases are of one if any run says so.
+
+    Runs are put together by their cases, since each counts patients in an order of its own.
+    """
+    same: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def first(case: tuple[str, str]) -> tuple[str, str]:
+        while (other := same.get(case, case)) != case:
+            case = other
+        return case
+
+    for run in runs:
+        for site, patients in run.patients.items():
+            known: dict[int, tuple[str, str]] = {}
+            for case, number in patients.items():
+                one, other = first((site, case)), first(known.setdefault(number, (site, case)))
+                same[max(one, other)] = min(one, other)
+    return first

@@ -36,8 +36,8 @@ class Worth:
         scored: what the model is, such as ``"personal (own layers)"``.
         score: of this model; ``None`` where there is none.
         local: the score of the model that the site trained alone.
-        difference: of the two, paired by case: ``difference``, ``low``, ``high``, ``p``, ``cases``; empty
-            where there is no comparison.
+        difference: of the two, paired by patient: ``difference``, ``low``, ``high``, ``p``, and their number,
+            ``patients``, or ``cases`` where the site names none; empty where there is no comparison.
         cases: the number of the site's scored cases, if it says so.
     """
 
@@ -51,14 +51,21 @@ class Worth:
     cases: int | None
 
     @property
+    def pairs(self) -> tuple[int | None, str]:
+        """The number of pairs of the comparison, and what they are."""
+        unit = "patients" if "patients" in self.difference else "cases"
+        return self.difference.get(unit), unit
+
+    @property
     def verdict(self) -> str:
         """``better``, ``worse``, ``no difference shown``, ``open: ...``, or ``–`` without a comparison."""
         if not self.difference:
             return "–"
-        count = self.difference.get("cases") or 0
+        found, unit = self.pairs
+        count = found or 0
         low, high = self.difference.get("low"), self.difference.get("high")
         if count < ENOUGH_PATIENTS or low is None or high is None:
-            return f"open: {count} of {ENOUGH_PATIENTS} cases"
+            return f"open: {count} of {ENOUGH_PATIENTS} {unit}"
         # The ends that a site sends as a summary are rounded: one that is 0 may lie on either side of it.
         return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
@@ -73,10 +80,10 @@ class Worth:
         if not found:
             lacking = "local" if self.local is None else self.model
             return f"{about}: nothing to compare, since the {lacking} model has no score there."
-        count = found.get("cases")
+        count, unit = self.pairs
         if found.get("difference") is None:
-            return f"{about}: {count} cases in common, of which this site sends no mean."
-        told = f"{found['difference']:+.3f} {name} against its own local model on the same {count} cases"
+            return f"{about}: {count} {unit} in common, of which this site sends no mean."
+        told = f"{found['difference']:+.3f} {name} against its own local model on the same {count} {unit}"
         if found.get("low") is not None and found.get("high") is not None:
             told += f" (95% interval {found['low']:+.3f} to {found['high']:+.3f})"
         judged = {
@@ -84,7 +91,7 @@ class Worth:
             "worse": "This site is better off alone.",
             "no difference shown": "For this site it is shown neither to be worth it nor to be worse.",
         }
-        few = f"Too few cases for a verdict: {count} of {ENOUGH_PATIENTS}."
+        few = f"Too few {unit} for a verdict: {count} of {ENOUGH_PATIENTS}."
         return f"{about}: {told}. {judged.get(self.verdict, few)}"
 
 
@@ -236,7 +243,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
     """Whether the federation is worth it for each site of an evaluation.
 
     A site has compared the global model, and its personal one where the run leaves something at the sites,
-    with the model that it trained alone, on its own test cases, pair by pair
+    with the model that it trained alone, on its own test cases, patient by patient
     (`medfedaug.significance.compare_patients`).
 
     Args:
@@ -272,9 +279,9 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
         f"{name} on each site's own test cases. Global: the model that all sites share, with nothing of the "
         "site's own. Personal: with what the run left at the site. Local: the model that the site trained "
         "alone.",
-        "Difference: of the model to the local one, paired by case, with the 95% interval of a randomisation "
-        f"test; a verdict takes {ENOUGH_PATIENTS} cases. It is about these trainings: others of the same "
-        "methods may differ.",
+        "Difference: of the model to the local one, paired by patient, or by case where a site names no "
+        "patients, with the 95% interval of a randomisation test; a verdict takes "
+        f"{ENOUGH_PATIENTS} of them. It is about these trainings: others of the same methods may differ.",
     ]
     if GLOBAL not in shown:
         notes.append("The global model is not whole without what sites keep, and has no score of its own.")

@@ -312,10 +312,13 @@ def _with_interval(entry: Mapping[str, Any], name: str) -> str:
     """A site's mean, and where its cases are known the interval of it."""
     value = entry.get(name)
     found = entry.get("case_metrics", {}).get(name, entry.get("cases", {}))
-    cases = found.values() if isinstance(found, Mapping) else ()
-    scores = [score for score in cases if isinstance(score, int | float)]
+    cases = found if isinstance(found, Mapping) else {}
+    known = {case: score for case, score in cases.items() if isinstance(score, int | float)}
+    patients, scores = entry.get("patients", {}), list(known.values())
     of_cases = bool(scores) and value is not None and math.isclose(fmean(scores), value, abs_tol=1e-6)
-    return _between(value, mean_interval(scores, find_metric(name).largest) if of_cases else None)
+    owners = [patients.get(case, case) for case in known]
+    largest = find_metric(name).largest
+    return _between(value, mean_interval(scores, largest, patients=owners) if of_cases else None)
 
 
 def _of_class(entry: Mapping[str, Any], name: str) -> str:

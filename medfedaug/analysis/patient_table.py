@@ -16,7 +16,7 @@ from medfedaug.analysis.comparison import (
 )
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.analysis.inputs import OTHER_INPUT
-from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run
+from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.scores import find_metric
@@ -37,6 +37,7 @@ class PatientRow:
         verdict: the verdict of this comparison and the comparison over seeds.
         other_input: whether its input was scaled differently from that of FedAvg.
         model: whose model its scores are of.
+        cases: what is counted, ``"patients"`` or ``"images"``.
     """
 
     label: str
@@ -46,6 +47,7 @@ class PatientRow:
     verdict: Verdict
     other_input: bool = False
     model: str = NOT_RECORDED
+    cases: str = "patients"
 
     def sentence(self, metric: str) -> str:
         """The result, the verdict, and the resolution of the experiment, in words."""
@@ -53,7 +55,7 @@ class PatientRow:
         p = "p < 0.001" if t.p < 0.001 else f"p = {t.p:.3f}"
         return (
             f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.in_text} against "
-            f"{BASELINE} on the same {t.patients} {found.cases} (95% interval {t.low:+.3f} to {t.high:+.3f}, "
+            f"{BASELINE} on the same {t.patients} {self.cases} (95% interval {t.low:+.3f} to {t.high:+.3f}, "
             f"{p}), with {self.seeds} seed{'s' * (self.seeds != 1)}. Verdict: {self.verdict}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
             + (f" The two did not see the same input ({OTHER_INPUT})." if self.other_input else "")
@@ -67,19 +69,16 @@ class PatientTable(TextTable):
     Attributes:
         metric: name of the score.
         rows: one per method and kind of site.
+        cases: what a pair stands for: ``"patients"`` or ``"images"``.
         notes: notes that a reader needs to understand the numbers.
         reduced: see `medfedaug.analysis.text.TextTable`.
     """
 
     metric: str
     rows: tuple[PatientRow, ...]
+    cases: str
     notes: tuple[str, ...] = ()
     reduced: str = ""
-
-    @property
-    def cases(self) -> str:
-        """What a pair stands for: ``"patients"`` or ``"images"``."""
-        return find_metric(self.metric).cases
 
     @property
     def header(self) -> list[str]:
@@ -122,8 +121,9 @@ class PatientTable(TextTable):
 def patient_table(runs: Sequence[Run]) -> PatientTable:
     """Methods against FedAvg, paired by patient.
 
-    A patient's score is the mean over the seeds and folds that a method and FedAvg have in common. A patient
-    is one pair, however many seeds there are. If each site was left out in turn, its patients are scored by
+    A case's score is the mean over the seeds and folds that a method and FedAvg have in common, and a
+    patient's that over the patient's cases (`compare_groups`). A patient is one pair, however many seeds and
+    cases there are. If each site was left out in turn, its patients are scored by
     the run without it. The table has the mean difference over the patients, its 95% interval and p-value
     (`medfedaug.significance.sign_flip_test`), the smallest difference that would have been found,
     and the verdict (`medfedaug.analysis.verdict.judge`), which also depends on the seeds.
@@ -138,23 +138,25 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
         ConfigError: as `summary_table`.
     """
     groups = group_runs(runs)
-    cases = find_metric(runs[0].metric).cases
+    cases = compared_metric(runs).cases
     single = cases.removesuffix("s")
     rows: list[PatientRow] = []
     few: dict[str, list[str]] = {}
     for found in compare_groups(groups):
         if found.patients is not None:
             told = (found.label, found.where, found.run_seeds, found.patients, found.verdict)
-            rows.append(PatientRow(*told, found.other_input, found.model))
+            rows.append(PatientRow(*told, found.other_input, found.model, cases))
         elif found.num_patients:
             count = f"{found.num_patients} of the {found.where}' {cases}"
             few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(found.label)
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input]))
     if rows:
         seeds = max(row.seeds for row in rows)
+        over = ["the common seeds"] if seeds > 1 else []
+        over += ["the patient's cases"] if any(any(run.patients.values()) for run in runs) else []
         notes.append(
             f"Δ: mean over the {cases} of the difference to {BASELINE}"
-            + (f" (for each {single}, of its mean over the common seeds)" if seeds > 1 else "")
+            + (f" (for each {single}, of its mean over {' and '.join(over)})" if over else "")
             + "; interval and p are those of one test, which changes the signs of differences at random, p "
             f"two-sided and not corrected for the number of rows. All {cases} have the same weight, whatever "
             "their site."
@@ -169,4 +171,4 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
         )
         notes.append(rule(BASELINE, cases))
     notes += [f"{what} ({', '.join(labels)})." for what, labels in few.items()]
-    return PatientTable(runs[0].metric, tuple(rows), tuple(notes))
+    return PatientTable(runs[0].metric, tuple(rows), cases, tuple(notes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,18 @@ from medfedaug.analysis.inputs import SCALED, Input, recorded_input
 from medfedaug.checks import is_number
 from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.errors import DataError
-from medfedaug.scores import UNSEEN, add_recorded, find_metric, mean_score
+from medfedaug.scores import UNSEEN, Metric, add_recorded, find_metric, mean_score
 
-__all__ = ["BASELINE", "MODEL", "NOT_RECORDED", "Run", "Scores", "find_runs", "load_run"]
+__all__ = [
+    "BASELINE",
+    "MODEL",
+    "NOT_RECORDED",
+    "Run",
+    "Scores",
+    "compared_metric",
+    "find_runs",
+    "load_run",
+]
 
 RESULTS = "results.json"
 _GROUPS = ("sites", "unseen")
@@ -60,6 +69,8 @@ class Run:
         mean: mean test score over the training sites.
         cases: number of test cases by site, if the file has it.
         case_scores: test score of each case by site, if the file has it.
+        patients: the number of the patient of each case by site, where the site named patients. Another run
+            may count them in another order.
         left_out: sites that could not take part, with the reason.
         untested: sites that could not be tested, with the reason.
         unscored: sites that were tested and told no score, with the reason that they gave.
@@ -87,6 +98,7 @@ class Run:
     mean: float | None
     cases: dict[str, int] = field(default_factory=dict)
     case_scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    patients: dict[str, dict[str, int]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
     unscored: dict[str, str] = field(default_factory=dict)
@@ -218,6 +230,16 @@ class Run:
         return found
 
 
+def compared_metric(runs: Sequence[Run]) -> Metric:
+    """The metric of runs, whose ``cases`` are patients where any run says which cases are of one.
+
+    Args:
+        runs: of one metric.
+    """
+    metric, named = find_metric(runs[0].metric), any(any(run.patients.values()) for run in runs)
+    return replace(metric, cases="patients") if named else metric
+
+
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """The folders of runs: each path itself if it is a run's folder, otherwise all runs below it, sorted.
 
@@ -332,6 +354,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
             if isinstance(entry.get("cases"), dict | list)
         },
         case_scores=first.cases,
+        patients={site: _patients(check, entry, f"test.{g}.{site}") for (g, site), entry in entries.items()},
         chosen_by=chosen_by,
         test=scores,
         missed={
@@ -384,6 +407,11 @@ def _scores(
         (metric, label): replace(own, mean=mean_score(own.sites.values())) if label else own
         for (metric, label), own in found.items()
     }
+
+
+def _patients(check: _Checker, entry: dict[str, Any], where: str) -> dict[str, int]:
+    patients = check.get(entry, "patients", dict, where, default={})
+    return {case: check.get(patients, case, int, f"{where}.patients") for case in patients}
 
 
 def _texts(reasons: dict[str, Any]) -> dict[str, str]:

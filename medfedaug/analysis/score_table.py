@@ -18,7 +18,7 @@ from medfedaug.analysis.comparison import (
 )
 from medfedaug.analysis.grouping import group_runs, whole_seeds
 from medfedaug.analysis.inputs import SCALED, Input
-from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run
+from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.scores import find_metric
@@ -289,14 +289,14 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> t
         notes.append(
             f"Δ and p: paired t-test of the mean against {BASELINE} over common seeds, two-sided, not "
             "corrected for the number of rows. This covers chance in training, not in the choice of "
-            f"{metric.cases}."
+            f"{compared_metric(runs).cases}."
         )
         notes.append(
             "Could see: the smallest true difference that an experiment with as many seeds, whose "
             "differences vary as much, would find with probability 0.8."
         )
     if any(row.verdict for row in rows):
-        notes.append(rule(BASELINE, metric.cases))
+        notes.append(rule(BASELINE, compared_metric(runs).cases))
     elif len(rows) > 1:
         notes.append(
             f"No {BASELINE} under the same settings: nothing is compared. Differences may be chance."

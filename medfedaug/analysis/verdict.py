@@ -56,7 +56,7 @@ def judge(
         seeds: the comparison over seeds; ``None`` if there are too few.
         num_seeds: the number of common seeds.
         patients: the comparison by patient; ``None`` if there are too few.
-        num_patients: the number of common patients.
+        num_patients: the number of common patients; a case whose patient is not known counts as one.
         metric: the metric, which has a direction.
 
     Example:

@@ -18,7 +18,7 @@ from medfedaug.federation.sound import SoundModel, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.scores import UNITS, score_of
 
-__all__ = ["Acceptance", "accepted_scores", "clean_metrics", "raise_error"]
+__all__ = ["Acceptance", "accepted_scores", "clean_metrics", "is_count", "raise_error"]
 
 _LONGEST_NAME = 500
 # Metrics of an update; and scores, by case and metric, of a site with more cases than any that is known.
@@ -147,13 +147,17 @@ def accepted_scores(
     found: dict[str, Any] = {**notes, names[0]: None, **_scores(metrics, names)}
     if found.get("unit", UNITS[0]) not in UNITS:
         del found["unit"]
-    if _is_count(metrics.get("scored_cases")):
+    if is_count(metrics.get("scored_cases")):
         found["scored_cases"] = metrics["scored_cases"]
     if by_class:
         found["classes"] = {
             name: _class_scores(_mapping(by_class[name]), names) for name in classes if name in by_class
         }
     found["cases"] = _by_case(names[0], metrics.get("cases"))
+    # A number stands for a patient: of anything else, each case stands for one.
+    told = _mapping(metrics.get("patients"))
+    if patients := {case: told[case] for case in found["cases"] if is_count(told.get(case))}:
+        found["patients"] = patients
     if by_metric:
         found["case_metrics"] = {name: _by_case(name, by_metric[name]) for name in names if name in by_metric}
     return found
@@ -165,7 +169,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     known: dict[str, Any] = {name: score_of(name, found[name]) for name in names if name in found}
-    if _is_count(found.get("missed")):
+    if is_count(found.get("missed")):
         known["missed"] = found["missed"]
     return known
 
@@ -180,7 +184,8 @@ def _class_scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
     return _scores(found, names) | ends
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether something is a number of things."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

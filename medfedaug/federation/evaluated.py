@@ -19,7 +19,7 @@ from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
 from medfedaug.privacy import released_difference, released_scores
 from medfedaug.scores import METRICS
-from medfedaug.significance import compare_patients
+from medfedaug.significance import compare_patients, patient_means
 
 __all__ = ["EvaluationSite"]
 
@@ -126,18 +126,21 @@ class _EvaluatedSite(Site):
         return reply
 
     def _compared(self, model: str, other: str) -> dict[str, Any]:
-        """What leaves of the difference between two models on the cases that both have a score of."""
+        """What leaves of the difference between two models on the cases that both have a score of.
+
+        A patient's score is the mean over the patient's cases.
+        """
         ours, theirs = self.scored[model], self.scored.get(other, {})
-        common = sorted(ours.keys() & theirs.keys())
-        if len(common) < 2:
+        pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
+        patients = self.trainer.folder.patients("test")
+        scores = patient_means(pairs, lambda case: patients.get(case, case))
+        if len(scores) < 2:
             return {}
         metric = self.trainer.task.metric
-        test = compare_patients(
-            [ours[case] for case in common],
-            [theirs[case] for case in common],
-            higher_is_better=METRICS[metric].higher_is_better,
-        )
-        return released_difference(metric, test, self.trainer.policy)
+        higher = METRICS[metric].higher_is_better
+        test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
+        unit = "patients" if patients else "cases"
+        return released_difference(metric, test, self.trainer.policy, unit)
 
 
 def _lend(trainer: SiteTrainer, data: ExchangeObject, round_: int) -> tuple[dict[str, Tensor], Payload]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from medfedaug.checks import check_keys, is_number
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused, first_line
-from medfedaug.federation.acceptance import accepted_scores, clean_metrics, raise_error
+from medfedaug.federation.acceptance import accepted_scores, clean_metrics, is_count, raise_error
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import LEND, SCORE, Reply, Request, num_bytes
 from medfedaug.federation.record import Event
@@ -425,7 +425,7 @@ def _difference(metric: str, found: Any) -> dict[str, Any]:
         name: found.get(name) if is_number(found.get(name)) and abs(found[name]) <= largest else None
         for name in ("difference", "low", "high")
     }
-    p, cases = found.get("p"), found.get("cases")
+    p = found.get("p")
     known["p"] = float(p) if p is not None and is_number(p) and 0 <= p <= 1 else None
-    known["cases"] = cases if isinstance(cases, int) and not isinstance(cases, bool) and cases >= 0 else None
-    return known
+    unit = "patients" if "patients" in found else "cases"
+    return {**known, unit: found[unit] if is_count(found.get(unit)) else None}

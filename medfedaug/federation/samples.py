@@ -215,7 +215,7 @@ class SiteSamples:
         image, label = stored.read(Keys.IMAGE), stored.read(Keys.LABEL)
         affine = stored.read("affine") if "affine" in stored else None
         placement = Placement.from_tensor(stored.read("placement")) if "placement" in stored else None
-        return EvaluationCase(case.name, image, label, affine, placement)
+        return EvaluationCase(case.name, image, label, affine, placement, case.owner)
 
     def transform(self, *, training: bool) -> Compose:
         """The transforms of an image before the network, without random augmentation."""

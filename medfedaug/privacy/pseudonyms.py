@@ -101,6 +101,8 @@ class Pseudonyms:
     def scores(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Scores by case under the cases' pseudonyms, in the order of these.
 
+        Patients are counted anew in that order, since theirs in the site's list may be that of their names.
+
         Args:
             metrics: as `medfedaug.tasks.base.Task.evaluate` returns them.
         """
@@ -110,6 +112,10 @@ class Pseudonyms:
                 renamed[key] = value
             elif key == "cases":
                 renamed[key] = self._renamed(value)
+            elif key == "patients":
+                numbers: dict[Any, int] = {}
+                own = self._renamed(value).items()
+                renamed[key] = {case: numbers.setdefault(number, len(numbers)) for case, number in own}
             elif key == "case_metrics":
                 renamed[key] = {name: self._renamed(cases) for name, cases in value.items()}
             else:

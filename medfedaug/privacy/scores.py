@@ -29,11 +29,13 @@ def released_scores(
             one counts as a patient.
 
     Returns:
-        The same mapping, or what is left of it: with summaries, ``scored_cases`` is the number of cases.
+        The same mapping, with ``patients`` the number of the patient of each scored case where the site's
+        list names any; or what is left of it: with summaries, ``scored_cases`` is the number of cases.
     """
-    if policy.scores != SUMMARY:
-        return dict(found)
     cases, patients = found.get("cases", {}), patients or {}
+    if policy.scores != SUMMARY:
+        known = {case: patients[case] for case in cases if case in patients}
+        return {**found, "patients": known} if known else dict(found)
     scored = _scored(cases)
     left: dict[str, Any] = {"scored_cases": len(scored), "cases": {}}
     left |= {key: found[key] for key in ("note", "unit") if key in found}
@@ -52,20 +54,23 @@ def released_scores(
     return left
 
 
-def released_difference(metric: str, test: PatientTest, policy: PrivacyPolicy) -> dict[str, Any]:
+def released_difference(
+    metric: str, test: PatientTest, policy: PrivacyPolicy, unit: str = "cases"
+) -> dict[str, Any]:
     """What leaves a site of the comparison of two models on its cases.
 
     Args:
         metric: what is compared.
-        test: the comparison, over the cases that both models have a score of.
+        test: the comparison, over the patients with cases that both models have a score of.
         policy: the site's. With ``scores="summary"``, rounded numbers if there are at least ``min_images``
-            such cases, and otherwise their number alone.
+            such patients, and otherwise their number alone.
+        unit: what they are called: ``"patients"``, or ``"cases"`` where none is named.
 
     Returns:
-        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` of fewer than six cases,
-        ``p`` and ``cases``.
+        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` of fewer than six
+        patients, ``p``, and their number by ``unit``.
     """
-    told: dict[str, Any] = {"cases": test.patients}
+    told: dict[str, Any] = {unit: test.patients}
     values = {name: getattr(test, name) for name in ("difference", "low", "high")}
     if not math.isfinite(test.high - test.low):  # of so few cases that no difference could be shown
         values |= {"low": None, "high": None}

@@ -45,6 +45,7 @@ class EvaluationCase:
             is not scored.
         affine: (4, 4), from the voxels of the label map to millimetres; ``None`` where there is none.
         placement: where the image lies in the grid of its file; ``None`` where it is as stored.
+        owner: whose it is (`medfedaug.data.base.Case.owner`); ``None`` where it stands for itself.
     """
 
     name: str
@@ -52,6 +53,7 @@ class EvaluationCase:
     label: Tensor
     affine: Tensor | None = None
     placement: Placement | None = None
+    owner: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,7 @@ class ClassificationTask(Task):
         # Resized here already, and not at each of the many times that `transforms` are applied to it.
         image = resize_in_plane(site.load_image(case), self.image_size)
         label = torch.tensor(self.classes.index(str(case.label))) if labelled else torch.empty(0)
-        return EvaluationCase(case.name, image, label)
+        return EvaluationCase(case.name, image, label, owner=case.owner)
 
     def predict_case(
         self,
@@ -174,12 +174,14 @@ class ClassificationTask(Task):
         network.eval()
         logits: list[Tensor] = []
         targets: list[Tensor] = []
+        owners: list[object] = []
         scores: dict[str, float | None] = {}
         for case, said in self.outputs(network, cases, transform, device, batch_size):
             logits.append(said)
             targets.append(case.label)
+            owners.append(case.owner or case.name)
             scores[case.name] = float(said.argmax() == case.label)
         found: dict[str, Any] = {"accuracy": mean_score(scores.values()), "cases": scores}
         if full and scores:
-            found.update(class_scores(torch.stack(logits), torch.stack(targets), self.classes))
+            found.update(class_scores(torch.stack(logits), torch.stack(targets), self.classes, owners))
         return found

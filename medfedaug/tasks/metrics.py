@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,8 +107,11 @@ class LabelMapScores:
         }
         self.by_case: dict[str, dict[str, float | None]] = {"hd95": {}, "nsd": {}}
         self.units: set[str] = set()
+        self.owners: list[Hashable] = []
 
-    def add(self, case: str, predicted: Tensor, label: Tensor, affine: Tensor | None) -> None:
+    def add(
+        self, case: str, predicted: Tensor, label: Tensor, affine: Tensor | None, owner: Hashable = None
+    ) -> None:
         r"""Score a case.
 
         Args:
@@ -116,7 +119,9 @@ class LabelMapScores:
             predicted: label map, (1, \*spatial).
             label: the truth, the same.
             affine: (4, 4), from voxels to millimetres.
+            owner: whose it is; by default that of no other case.
         """
+        self.owners.append(owner or case)
         metric = DiceMetric(include_background=False, reduction="mean")
         count = len(self.classes)
         metric(y_pred=one_hot(predicted[None], count), y=one_hot(label[None].to(predicted.device), count))
@@ -153,7 +158,7 @@ class LabelMapScores:
             name: {
                 **{metric: mean_score(values) for metric, values in scores.items()},
                 "missed": _missed(scores),
-                **_intervals(scores),
+                **_intervals(scores, self.owners),
             }
             for name, scores in self.by_class.items()
         }
@@ -172,12 +177,13 @@ class LabelMapScores:
         }
 
 
-def _intervals(scores: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
-    """The ends of the 95% intervals of means over cases, where two cases or more have a score."""
+def _intervals(scores: Mapping[str, Sequence[float | None]], owners: Sequence[Hashable]) -> dict[str, Any]:
+    """The ends of the 95% intervals of means over cases, where cases of two patients or more have a score."""
     found: dict[str, Any] = {}
     for name, values in scores.items():
-        known = [score for score in values if score is not None]
-        if ends := mean_interval(known, METRICS[name].largest):
+        known = [(score, owner) for score, owner in zip(values, owners, strict=True) if score is not None]
+        scored, patients = [score for score, _ in known], [owner for _, owner in known]
+        if ends := mean_interval(scored, METRICS[name].largest, patients=patients):
             found |= {f"{name}_low": ends[0], f"{name}_high": ends[1]}
     return found
 
@@ -197,7 +203,9 @@ def _axes(shape: Sequence[int]) -> list[int]:
     return kept
 
 
-def class_scores(logits: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+def class_scores(
+    logits: Tensor, targets: Tensor, classes: Sequence[str], owners: Sequence[Hashable] | None = None
+) -> dict[str, Any]:
     """Balanced accuracy and area under the ROC curve, by class and their means.
 
     A class's accuracy is the share of its images that are taken for it, and its AUC that of the class against
@@ -209,7 +217,9 @@ def class_scores(logits: Tensor, targets: Tensor, classes: Sequence[str]) -> dic
         logits: (N, K); the AUC ranks their softmax.
         targets: (N), the classes.
         classes: K names.
+        owners: whose each image is, (N); by default each is another patient's.
     """
+    owners = range(len(targets)) if owners is None else owners
     hits, probabilities = logits.argmax(dim=1) == targets, logits.float().softmax(dim=1)
     found: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(classes):
@@ -218,7 +228,10 @@ def class_scores(logits: Tensor, targets: Tensor, classes: Sequence[str]) -> dic
         found[name] = {
             "accuracy": float(hits[own].double().mean()) if bool(own.any()) else None,
             "auc": float(compute_roc_auc(probabilities[:, index], own.int())) if both else None,  # type: ignore[arg-type]
-            **_intervals({"accuracy": hits[own].double().tolist()}),
+            **_intervals(
+                {"accuracy": hits[own].double().tolist()},
+                [o for o, mine in zip(owners, own.tolist(), strict=True) if mine],
+            ),
         }
     return {
         "balanced_accuracy": mean_score(scores["accuracy"] for scores in found.values()),

@@ -192,7 +192,7 @@ class SegmentationTask(Task):
             image, label = site.load_image(case, self.intensity), torch.empty(0)
             placement = self._placement(site, case, image)
         image = placement.forward(image) if placement else image
-        return EvaluationCase(case.name, image, label, site.affine(case), placement)
+        return EvaluationCase(case.name, image, label, site.affine(case), placement, case.owner)
 
     def collate(self, samples: list[Sample]) -> Sample:
         """Pad to a common size that the network takes, and stack."""
@@ -231,7 +231,7 @@ class SegmentationTask(Task):
         network.eval()
         scores = LabelMapScores(self._names, self.surface_tolerance, full=full)
         for case, predicted in self.outputs(network, cases, transform, device, batch_size):
-            scores.add(case.name, predicted, case.label, case.affine)
+            scores.add(case.name, predicted, case.label, case.affine, case.owner)
         return scores.result()
 
     def outputs(

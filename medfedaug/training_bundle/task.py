@@ -212,7 +212,7 @@ class BundleTask(Task):
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
         """A case as the validation transforms give it, with its label in any case."""
         found = self._applied(self.evaluation, site, case, "validation")[0]
-        return EvaluationCase(case.name, found[Keys.IMAGE], found[Keys.LABEL])
+        return EvaluationCase(case.name, found[Keys.IMAGE], found[Keys.LABEL], owner=case.owner)
 
     def probabilities(self, targets: Tensor) -> Tensor:
         """Numbers of classes as one-hot, (B, K, ...).

@@ -1,6 +1,7 @@
 """One verdict for page, tables and terminal, through `medfedaug report` on runs made for it."""
 
 import csv
+import json
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from results import Page
 
 from medfedaug import cli
 from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
+from medfedaug.errors import DataError
 from medfedaug.scores import METRICS
 
 
@@ -62,6 +64,86 @@ def test_page_tables_and_terminal_say_the_same(
         (row,) = patient_table([load_run(folder) for folder in folders]).rows
         assert row.test.p <= 0.05
         assert row.test.low > 0
+
+
+def grouped(fold, patients, images, sites="A", folds=1):
+    """FedAvg and FedRDN over five seeds; the gain is the patient's, and all images say the same of it."""
+    rng, runs = random.Random(1), []
+    gain = {(s, p): rng.gauss(0.02, 0.05) for s in sites for p in range(patients)}
+    for seed in range(5):
+        for part in range(folds):
+            of_part = [p for p in range(patients) if p % folds == part]
+            plain = {
+                s: {f"p{p}/{i}": rng.uniform(0.3, 0.4) for p in of_part for i in range(images)} for s in sites
+            }
+            better = {
+                s: {name: score + gain[s, int(name[1 : name.index("/")])] for name, score in cases.items()}
+                for s, cases in plain.items()
+            }
+            for methods, scores in ((("fedavg",), plain), (("fedrdn",), better)):
+                whose = lambda name: name.split("/")[0]  # noqa: E731
+                runs.append(fold(scores, part, seed=seed, methods=methods, whose=whose))
+    return runs, gain
+
+
+def test_images_of_one_patient_are_one_pair(fold):
+    """Sixty images of six patients at two sites, whom they name alike."""
+    runs, gain = grouped(fold, 3, 10, sites="AB")
+    (row,) = patient_table(runs).rows
+    expected = compare_patients([*gain.values()], [0.0] * 6)
+    assert row.test.patients == 6
+    assert (row.test.difference, row.test.p) == pytest.approx((expected.difference, expected.p))
+    assert (row.test.low, row.test.high) == pytest.approx((expected.low, expected.high))
+    assert str(row.verdict) == "open: 6 of 20 patients"
+    few, _ = grouped(fold, 4, 10)
+    table = patient_table(few)
+    assert not table.rows
+    assert "Too few to compare: 4 of the training sites' patients in common with fedavg" in " ".join(
+        table.notes
+    )
+
+
+def test_patients_are_put_together_by_their_cases_since_each_run_counts_anew(fold):
+    runs, gain = grouped(fold, 24, 2, folds=3)
+    (row,) = patient_table(runs).rows
+    assert row.test.patients == 24
+    assert row.test.difference == pytest.approx(sum(gain.values()) / 24)
+
+
+def test_a_patients_cases_are_averaged_first(fold):
+    """One patient has twenty images, six have one each: all seven have the same weight."""
+    names = [*(f"many/{i}" for i in range(20)), *(f"p{i}/0" for i in range(6))]
+    gains = {name: 0.2 if name.startswith("many") else 0.01 for name in names}
+    runs = [
+        fold(
+            {"A": {name: 0.5 + gain * (method == "fedrdn") for name, gain in gains.items()}},
+            0,
+            methods=(method,),
+            whose=lambda name: name.split("/")[0],
+        )
+        for method in ("fedavg", "fedrdn")
+    ]
+    (row,) = patient_table(runs).rows
+    assert (row.test.patients, row.test.better) == (7, 7)
+    assert row.test.difference == pytest.approx((0.2 + 6 * 0.01) / 7)
+
+
+def test_photographs_of_named_patients_are_patients_in_all_words(fold, write):
+    runs, _ = grouped(fold, 8, 3)
+    folders = []
+    for made in runs:
+        content = json.loads(made.path.read_text().replace('"dice"', '"accuracy"'))
+        folders.append(write(content))
+    found = [load_run(folder) for folder in folders]
+    (row,) = patient_table(found).rows
+    assert str(row.verdict) == "open: 8 of 20 patients"
+    assert "on the same 8 patients" in row.sentence("accuracy")
+    assert "images" not in " ".join([*patient_table(found).notes, *patient_table(found).header])
+    assert "8 of 20 patients" in str(summary_table(found).rows[1].verdict)
+    for wrong in ({"p0/0": "0"}, {"p0/0": True}, ["p0/0"]):
+        content["test"]["sites"]["A"]["patients"] = wrong
+        with pytest.raises(DataError, match=r"test\.sites\.A\.patients"):
+            load_run(write(content))
 
 
 def test_interval_and_p_of_every_comparison_agree(against_fedavg):
