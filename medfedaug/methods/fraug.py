@@ -101,8 +101,9 @@ class FRAug(Method):
         of a class that is not in the batch towards zero: here it stays; its first value is the mean of the
         first batch that has the class, and classes not yet seen contribute nothing. One z' is drawn per class
         and step. g and m learn from the embeddings of the step before the classifier moved, with its new
-        head: another pass through the network would only move them by that step. The public code draws z
-        uniformly. An unseen site has no batch norms, and is reported without a score.
+        head: another pass through the network would only move them by that step. Beside FedSAM, whose second
+        pass is at weights nearby, prototypes, g and m take the embeddings of the first. The public code draws
+        z uniformly. An unseen site has no batch norms, and is reported without a score.
     """
 
     name = "fraug"
@@ -202,7 +203,7 @@ class FRAugSite(SitePart, SiteExchange):
 
     def start_round(self) -> None:
         """Forget the optimisers; the first step makes new ones."""
-        self._optimisers = []
+        self._optimisers, self._real = [], None
         self._means.clear()
 
     def _begin(self) -> None:
@@ -220,16 +221,18 @@ class FRAugSite(SitePart, SiteExchange):
         assert self._embeddings is not None
         if not self._optimisers:
             self._begin()
-        self._real, self._embeddings = self._embeddings, None
-        self._update_prototypes(self._real, step.targets)
+        real, self._embeddings = self._embeddings, None
+        if self._real is None:  # else the gradients are taken again at other weights
+            self._real = real
+            self._update_prototypes(real, step.targets)
         number = {"embeddings": len(step.targets), "prototypes": int(self.seen.sum())}
         self._noise = {
-            kind: torch.randn(count, self.method.noise, device=self._real.device, dtype=self._real.dtype)
+            kind: torch.randn(count, self.method.noise, device=real.device, dtype=real.dtype)
             for kind, count in number.items()
         }
         with torch.no_grad():
-            synthetic = self._synthesise(self._real, step.targets)
-        total = self._real.new_zeros(())
+            synthetic = self._synthesise(real, step.targets)
+        total = real.new_zeros(())
         for kind, (embeddings, _, labels) in synthetic.items():
             if getattr(self.method, kind):
                 # Not through the module: what is done to it in a forward pass is not for these.

@@ -172,12 +172,28 @@ def test_prototypes_are_equation_4_for_the_classes_of_the_batch():
     assert site.seen.tolist() == [True, True, False, True]
     torch.testing.assert_close(first[0], step.inputs[step.targets == 0].mean(0))
     assert float(first[2].abs().sum()) == 0
+    site.after_step(step)
     x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 2])
     site.loss(Step(network, x, y, network(x)))
-    rate = 0.4 * math.exp(-5 * 0.25)
+    rate = 0.4 * math.exp(-5 * 0.16)
     torch.testing.assert_close(site.means[0], (1 - rate) * first[0] + rate * x[0])
     torch.testing.assert_close(site.means[2], x[1])
     assert torch.equal(site.means[1], first[1])  # not in the batch: it stays
+
+
+def test_gradients_taken_again_leave_the_prototypes_of_the_first_pass():
+    network, site, step = begun(prototype_rate=0.4)
+    other, alone, _ = begun(prototype_rate=0.4)
+    for x in (step.inputs, step.inputs + 1):
+        for found, part in ((network, site), (other, alone)):
+            part.loss(Step(found, x, step.targets, found(x)))
+        nearby = Step(network, x + 3, step.targets, network(x + 3))
+        site.loss(nearby)  # as FedSAM does, at weights with other embeddings
+        torch.testing.assert_close(site.means, alone.means)
+        assert torch.equal(site._real, x)  # what g and m learn from
+        for found, part in ((network, site), (other, alone)):
+            part.after_step(Step(found, x, step.targets, step.outputs))
+    assert site.steps == alone.steps == 5
 
 
 # ---------------------------------------------------------------- federation
