@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import TypeVar
@@ -12,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.functional import feature_moments, normalise_features
 
-__all__ = ["InstanceBranch", "assemble_norms", "assembled_norms"]
+__all__ = ["InstanceBranch", "assemble_norms", "assembled_norms", "copied_branches", "with_branches"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -71,6 +73,28 @@ def assemble_norms(net: Network) -> Network:
 def assembled_norms(net: nn.Module) -> dict[str, _BatchNorm]:
     """The batch norms that `assemble_norms` changed, by dotted name."""
     return {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and "instance" in vars(m)}
+
+
+def copied_branches(net: nn.Module) -> dict[str, InstanceBranch]:
+    """The instance norms of a network as they are now and without a gradient, by dotted name."""
+    return {
+        name: InstanceBranch(*(leaf.detach().clone() for leaf in vars(vars(norm)["instance"]).values()))
+        for name, norm in assembled_norms(net).items()
+    }
+
+
+@contextmanager
+def with_branches(net: nn.Module, branches: Mapping[str, InstanceBranch]) -> Iterator[None]:
+    """A context in which a network has other instance norms, by dotted name, in the place of its own."""
+    norms = assembled_norms(net)
+    before = {name: vars(norm)["instance"] for name, norm in norms.items()}
+    try:
+        for name, branch in branches.items():
+            vars(norms[name])["instance"] = branch
+        yield
+    finally:
+        for name, branch in before.items():
+            vars(norms[name])["instance"] = branch
 
 
 def _forward(module: _BatchNorm, x: Tensor) -> Tensor:

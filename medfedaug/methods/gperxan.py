@@ -15,7 +15,13 @@ from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteC
 from medfedaug.methods.entries import module_entries
 from medfedaug.methods.unseen import KeepsNorms, StandIns
 from medfedaug.models import find_head
-from medfedaug.models.assembled_norm import assemble_norms, assembled_norms
+from medfedaug.models.assembled_norm import (
+    InstanceBranch,
+    assemble_norms,
+    assembled_norms,
+    copied_branches,
+    with_branches,
+)
 from medfedaug.models.substitution import call_with
 
 __all__ = ["GPerXAN", "GPerXANSite"]
@@ -53,13 +59,16 @@ class GPerXAN(KeepsNorms):
     Deviations:
         The abstract and the published code were at hand, not the paper's text. The code has no segmentation;
         here the last layer's loss is the task's, also of maps. Batch norms of features without spatial
-        dimensions, of which there are none in the paper's networks, get no instance norm. The paper starts
+        dimensions, of which there are none in the paper's networks, get no instance norm. Where the last
+        layer has batch norms of its own, which the paper's has not, they normalise with the batch in
+        :math:`h_g` too, whose weights alone are fixed. The paper starts
         from weights that were trained with such layers on ImageNet.
     """
 
     name = "gperxan"
     needs_norms = False
     replaces_norms = True
+    outside_entries = True
     runs_network_again = True
 
     def __init__(self, weight: float = 0.5, unseen: str = "average", head: str | None = None) -> None:
@@ -105,6 +114,7 @@ class GPerXANSite(StandIns):
         self.weight = method.weight
         self.head = find_head(context.network, method.head)
         self._received: dict[str, Tensor] = {}
+        self._branches: dict[str, InstanceBranch] = {}
         self._seen: tuple[Tensor, Tensor] | None = None
         self._features: Tensor | None = None
         self._optimiser: torch.optim.Optimizer | None = None
@@ -130,9 +140,10 @@ class GPerXANSite(StandIns):
         super().apply({key: payload[key] for key in self.keys})
 
     def start_round(self) -> None:
-        """Make an optimiser, and keep the last layer that the site received."""
+        """Make an optimiser, and keep the last layer that the site received, with its instance norms."""
         self._optimiser = self.context.optimiser(list(self.tensors().values()))
         self._received = {key: value.detach().clone() for key, value in self.head.state_dict().items()}
+        self._branches = copied_branches(self.head)
 
     def after_pass(self, step: Step) -> None:
         """Take z; only the gradient of the last pass counts for the instance norms, as for the network."""
@@ -152,7 +163,10 @@ class GPerXANSite(StandIns):
         assert features is not None
         if not self.weight:
             return None
-        outputs = call_with(self.head, self._received, features)
+        # Copies, since a batch norm in the last layer changes the running statistics that it is given.
+        received = {key: value.clone() for key, value in self._received.items()}
+        with with_branches(self.head, self._branches):
+            outputs = call_with(self.head, received, features)
         self._seen = None
         return self.weight * step.batch_loss(outputs)
 

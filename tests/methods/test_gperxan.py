@@ -22,6 +22,8 @@ from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.methods import GPerXAN, build_methods
+from medfedaug.methods.base import SiteContext, Step
+from medfedaug.models import build_network
 from medfedaug.models.assembled_norm import assemble_norms
 from medfedaug.plan import Plan
 
@@ -144,6 +146,57 @@ def test_volumes_are_segmented_with_assembled_norms(phantom_dir, tiny_config):
     results = run_in_process(config, phantom_dir, ["site_A", "site_B", "site_C"], "cpu").results()
     assert [entry["refused"] for entry in results["rounds"]] == [[], []]
     assert results["test"]["unseen"]["site_C"]["dice"] is not None
+
+
+def test_a_last_layer_with_norms_stays_as_it_was_received():
+    """MONAI's UNet with residual units has a block for its last layer."""
+    torch.manual_seed(0)
+    method = GPerXAN(weight=1.0)
+    args = {"channels": (4, 8, 8), "strides": (2, 2), "num_res_units": 2, "norm": "batch"}
+    network = method.prepare_network(build_network("unet", in_channels=1, out_channels=2, **args))
+    part = method.at_site(SiteContext("A", network.train(), optimiser=lambda p: torch.optim.SGD(p, lr=0.1)))
+    branches = {key: tensor for key, tensor in part.tensors().items() if "model.2" in key}
+    assert branches  # of norms in the last block
+    with torch.no_grad():
+        for tensor in branches.values():
+            tensor += torch.rand_like(tensor)  # as they may come from the server
+    part.start_round()
+    x, y = torch.rand(2, 1, 16, 16), torch.rand(2, 2, 16, 16)
+
+    def guiding():
+        step = Step(network, x, y, network(x), nn.functional.mse_loss)
+        part.after_pass(step)
+        return part.loss(step)
+
+    first = guiding()
+    last = [*part.head.parameters(), *branches.values()]
+    assert torch.autograd.grad(first, last, retain_graph=True, allow_unused=True) == (None,) * len(last)
+    own = nn.functional.mse_loss(network(x), y)
+    torch.testing.assert_close(first, own)  # nothing has moved yet
+    before = [torch.autograd.grad(loss, network.model[0].parameters()) for loss in (first, own)]
+    torch.testing.assert_close(before[0], before[1])
+    with torch.no_grad():
+        for tensor in last:
+            tensor += torch.rand_like(tensor)
+    torch.testing.assert_close(guiding(), first)
+    assert not torch.allclose(nn.functional.mse_loss(network(x), y), first)
+
+
+def test_the_guiding_pass_leaves_no_running_statistics():
+    network = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)))
+    method = GPerXAN(head="1")
+    network = method.prepare_network(network)
+    context = SiteContext("A", network.train(), optimiser=lambda p: torch.optim.SGD(p, lr=0.1))
+    part = method.at_site(context)
+    part.start_round()
+    kept = {key: value.clone() for key, value in part._received.items()}
+    x = torch.rand(4, 1, 4, 4)
+    step = Step(network, x, torch.rand(4, 2, 4, 4), network(x), nn.functional.mse_loss)
+    own = entries(network)
+    part.after_pass(step)
+    part.loss(step)
+    assert same(part._received, kept)
+    assert same(entries(network), own)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
