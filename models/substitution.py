@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["call_with", "first_names", "shared_by_name"]
+__all__ = ["call_with", "first_names", "shared_by_name", "trained_entries"]
 
 
 def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
@@ -47,3 +47,13 @@ def shared_by_name(net: nn.Module, entries: Mapping[str, Tensor]) -> dict[str, T
     first: dict[int, Tensor] = {}
     found = net.state_dict(keep_vars=True)
     return {key: first.setdefault(id(found[key]), value) for key, value in entries.items()}
+
+
+def trained_entries(net: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable parameters of a network that are entries of its state dict, by name."""
+    entries = net.state_dict().keys()
+    return {
+        name: parameter
+        for name, parameter in net.named_parameters()
+        if parameter.requires_grad and name in entries
+    }

@@ -124,6 +124,8 @@ def test_which_methods_exclude_each_other():
     expected |= {tuple(sorted(pair)) for pair in itertools.product(replacing, norms)}
     expected |= {*itertools.combinations(sorted(replacing), 2)}
     expected |= {("partialfed", "partialfed_adaptive"), ("fedper", "partialfed")}
+    # What these add to the state dict goes with the global model, and not with a site's own.
+    expected |= {("ditto", "fedfd_a"), ("ditto", "fedrod"), ("ditto", "gperxan")}
     assert found == expected
 
 
@@ -152,7 +154,10 @@ def test_every_other_method_beside_fedrdn_and_fedfa(tiny_config, phantom_dir, na
 # A transformer has neither batch norms nor stages.
 PAIRS = [
     *(("fraug", other) for other in CLASSIFYING_METHODS if not excluded("fraug", other)),
-    *(("fedfd_prompt", other) for other in ("fedavg", "fedprox", "fedbn", "norm", "fedrdn")),
+    *(
+        ("fedfd_prompt", other)
+        for other in ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedavgm", "moon")
+    ),
     *(
         (method, other)
         for number, method in enumerate(PROTOTYPES)

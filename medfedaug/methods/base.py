@@ -43,6 +43,7 @@ from medfedaug.methods.contexts import (
     Step,
     Targets,
 )
+from medfedaug.models.substitution import trained_entries
 from medfedaug.statistics import ChannelStatistics
 
 __all__ = [
@@ -374,6 +375,12 @@ class Method:
     """The number of epochs that a site trains the selected model by itself before the test."""
     replaces_norms: ClassVar[bool] = False
     """Whether the network's normalisation layers do not normalise as they do by themselves, or not at all."""
+    own_model: ClassVar[bool] = False
+    """Whether a site trains a model of its own beside the global one, which is the network with other entries
+    of its state dict."""
+    outside_entries: ClassVar[bool] = False
+    """Whether what is scored also depends on weights or statistics of the method that are trained or averaged
+    and are no entries of the state dict: they go with the global model alone."""
     needs_norms: ClassVar[bool] = False
     """Whether the method is about the network's normalisation layers."""
     covers_round: ClassVar[bool] = False
@@ -417,15 +424,17 @@ class Method:
 
 
 def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict[str, nn.Parameter]:
-    """The trainable parameters that are averaged, by name.
+    """The trainable parameters that are averaged with the model, by name.
+
+    Parameters that are no entries of the state dict are not among them: a method exchanges them by itself.
 
     Raises:
         ConfigError: when all of them stay at their sites, so that the method has no effect.
     """
     shared = {
         name: parameter
-        for name, parameter in context.network.named_parameters()
-        if parameter.requires_grad and name not in context.kept
+        for name, parameter in trained_entries(context.network).items()
+        if name not in context.kept
     }
     if not shared:
         raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")

@@ -12,7 +12,7 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
 from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.substitution import call_with, shared_by_name
+from medfedaug.models.substitution import call_with, shared_by_name, trained_entries
 
 __all__ = ["Ditto", "DittoSite"]
 
@@ -37,7 +37,8 @@ class Ditto(Method):
         weight: λ. With 0 each personal model is trained by its site alone.
 
     Raises:
-        ConfigError: for a negative ``weight``, or where no parameter is averaged.
+        ConfigError: for a negative ``weight``, where no parameter is averaged, and beside a method whose
+            weights or statistics are no entries of the state dict, which v could not have of its own.
         MedFedAugError: when the loss of a personal model is not finite.
 
     Deviations:
@@ -52,6 +53,7 @@ class Ditto(Method):
 
     name = "ditto"
     personalises = True
+    own_model = True
 
     def __init__(self, weight: float = 1.0) -> None:
         if weight < 0:
@@ -86,9 +88,7 @@ class DittoSite(SitePart):
             self.own = {key: value.clone() for key, value in state.items()}
         self.own = shared_by_name(network, self.own)
         self._anchor = {key: state[key] for key in self.near}
-        self._trained = [
-            self.own[name].requires_grad_() for name, p in network.named_parameters() if p.requires_grad
-        ]
+        self._trained = [self.own[name].requires_grad_() for name in trained_entries(network)]
         self._optimiser = self.context.optimiser(self._trained)
         self._means.clear()
 

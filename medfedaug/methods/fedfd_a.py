@@ -77,6 +77,7 @@ class FedFDA(FedFD):
     name = "fedfd_a"
     needs_norms = True
     contains = ("fedfd",)
+    outside_entries = True
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class FedFDPrompt(Method):
 
     name = "fedfd_prompt"
     runs_network_again = True
+    outside_entries = True
     needs_labels = True
 
     def __init__(

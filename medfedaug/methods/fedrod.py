@@ -58,6 +58,7 @@ class FedRoD(Method):
     tasks = ("classification",)
     needs_labels = True
     personalises = True
+    outside_entries = True
 
     def __init__(self, gamma: float = 1.0, head: str | None = None) -> None:
         if gamma < 0:

@@ -122,6 +122,13 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     norms = [method.name for method in methods if method.needs_norms]
     if replacing and norms:
         raise ConfigError(f"{replacing[0]} replaces the normalisation layers, and {norms[0]} is about them")
+    apart = [method.name for method in methods if method.own_model]
+    outside = [method.name for method in methods if method.outside_entries]
+    if apart and outside:
+        raise ConfigError(
+            f"{apart[0]} gives each site a model of its own, and what {outside[0]} adds to the network's "
+            "entries is the global model's: leave one of the two out"
+        )
     pooling = [method.name for method in methods if method.pools_data]
     sharing = [
         method.name

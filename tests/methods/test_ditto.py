@@ -15,10 +15,13 @@ from reference import (
     federated_averaging,
     same,
 )
+from torch import nn
 
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
-from medfedaug.methods import Ditto
+from medfedaug.methods import Ditto, build_methods
+from medfedaug.methods.base import SiteContext, Step
+from medfedaug.models.adaptation import BesideStateDict
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has no training cases
 WEIGHT, RATE, MOMENTUM = 0.7, 0.05, 0.9
@@ -98,9 +101,35 @@ def test_the_personal_pass_has_the_mixed_labels_of_the_batch(federate):
         assert all(torch.allclose(found[key], value, atol=1e-7) for key, value in sent.items())
 
 
+class Scale(BesideStateDict):
+    """A parameter that a method exchanges by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.by * x
+
+
+def test_a_parameter_that_is_no_entry_is_the_global_models():
+    network = nn.Sequential(nn.Linear(2, 1), Scale())
+    context = SiteContext("A", network, optimiser=lambda trained: torch.optim.SGD(trained, lr=0.1))
+    part = Ditto().at_site(context)
+    part.start_round()
+    x, y = torch.rand(3, 2), torch.rand(3, 1)
+    part.after_step(Step(network, x, y, network(x), nn.functional.mse_loss))
+    part.end_round()
+    assert list(part.own) == ["0.weight", "0.bias"]
+    assert not any(torch.equal(part.own[key], value) for key, value in network.state_dict().items())
+
+
 def test_ditto_refuses_what_it_cannot_do(phantom_dir, tiny_config):
     with pytest.raises(ConfigError, match="weight cannot be negative"):
         Ditto(-1)
+    for other in ("fedfd_a", "fedfd_prompt", "fedrod", "gperxan"):
+        with pytest.raises(ConfigError, match=f"what {other} adds to the network's entries is the global"):
+            build_methods([{"name": "ditto"}, {"name": other}])
     with pytest.raises(RunFailed, match="ditto acts on the parameters that are averaged"):
         run_in_process(tiny_config("ditto,single"), phantom_dir, SITES[:2], "cpu")
 

@@ -15,7 +15,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import FedFDPrompt, parse_methods
-from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.methods.base import ServerContext, SiteContext, Step, shared_parameters
 from medfedaug.models import build_network
 from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
 from medfedaug.simulate import configure
@@ -111,6 +111,20 @@ def test_prompts_stay_at_their_site_and_come_back_averaged(make_photos, tmp_path
     assert torch.equal(find_prompts(networks[0]).tokens, start)
     sites[0].restore(sites[1].state())
     assert torch.equal(find_prompts(networks[0]).tokens, find_prompts(networks[1]).tokens)
+
+
+@pytest.mark.parametrize("other", ["feddyn", "fednova", "scaffold", "norm_clip"])
+def test_what_acts_on_the_averaged_parameters_leaves_the_prompts_alone(federate, other):
+    """Prompts are no entries of the model, and are exchanged by themselves."""
+    arguments = {"img_size": 8, "patch_size": 4, "hidden_size": 12, "mlp_dim": 8, "num_layers": 1}
+    run = federate(
+        f"fedfd_prompt,{other}", network="vit", network_args={**arguments, "num_heads": 3}, rounds=2
+    )
+    assert all(record["refused"] == [] for record in run.server.rounds)
+    assert not any("prompts" in key for key in run.models[2])
+    context = SiteContext("A", FedFDPrompt().prepare_network(small_vit()))
+    shared = shared_parameters(context, other)
+    assert shared.keys() == dict(small_vit().named_parameters()).keys()
 
 
 def test_what_takes_no_prompts_says_why():
