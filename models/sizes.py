@@ -20,7 +20,7 @@ from monai.networks.nets import (
 )
 from torch import nn
 
-__all__ = ["check_size", "size_multiple"]
+__all__ = ["check_size", "size_multiple", "some_size"]
 
 _USUAL = 16  # four poolings
 # The others pad what does not fit, or are not known.
@@ -54,6 +54,18 @@ def size_multiple(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
     return (int(found),) * spatial_dims
 
 
+def some_size(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
+    """A size of images that a network takes: if it has a choice, 64 or little more along each axis.
+
+    Args:
+        net: a network; see `size_multiple`.
+        spatial_dims: 2 or 3.
+    """
+    if isinstance(net, UNETR):
+        return _made_for(net)
+    return tuple(math.ceil(64 / multiple) * multiple for multiple in size_multiple(net, spatial_dims))
+
+
 def check_size(net: nn.Module, size: Sequence[int]) -> None:
     """Check that a network takes images of a size.
 
@@ -73,9 +85,13 @@ def check_size(net: nn.Module, size: Sequence[int]) -> None:
     if isinstance(net, _STRICT) and any(n % m for n, m in zip(size, multiple, strict=True)):
         raise ValueError(f"images must have sizes that are multiples of {_by(multiple)}, not {_by(size)}")
     if isinstance(net, UNETR):
-        made_for = [n * m for n, m in zip(net.feat_size, net.patch_size, strict=True)]
-        if made_for != list(size):
+        made_for = _made_for(net)
+        if made_for != tuple(size):
             raise ValueError(f"images must have the size {_by(made_for)}, not {_by(size)}")
+
+
+def _made_for(net: UNETR) -> tuple[int, ...]:
+    return tuple(n * m for n, m in zip(net.feat_size, net.patch_size, strict=True))
 
 
 def _by(size: Sequence[int]) -> str:

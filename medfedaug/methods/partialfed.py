@@ -9,7 +9,8 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.entries import module_entries, state_entries
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
-from medfedaug.models.stages import Stage, known_stages
+from medfedaug.models.dependence import modules_before
+from medfedaug.models.stages import known_stages
 from medfedaug.models.substitution import first_names
 
 __all__ = ["PartialFed"]
@@ -21,7 +22,8 @@ class PartialFed(Method):
     """Partial initialisation with a fixed strategy: PartialFed-Fix (Sun et al., NeurIPS 2021).
 
     At the start of a round a site loads some layers of the global model; in the others it goes on with its
-    own of the round before. Which these are is decided by module type and by the order of the modules:
+    own of the round before. Which these are is decided by module type, and for stages by what their features
+    depend on:
 
     ============= ==========================================================================================
     ``norm``      normalisation layers are the site's own, as in FedBN
@@ -86,7 +88,7 @@ class PartialFed(Method):
         return kept
 
     def _first_stages(self, network: nn.Module) -> frozenset[str]:
-        """The entries up to the end of the last of the first stages."""
+        """The entries that the features of the last of the first stages depend on."""
         known = known_stages(network)
         if known is None:
             raise ConfigError(
@@ -94,18 +96,7 @@ class PartialFed(Method):
             )
         if self.stages > len(known):
             raise ConfigError(f"partialfed: {type(network).__name__} has {len(known)} stages")
-        return module_entries(network, _modules_until(network, known[self.stages - 1]))
-
-
-def _modules_until(network: nn.Module, stage: Stage) -> list[nn.Module]:
-    """The modules in the order of registration, up to the end of a stage."""
-    place = network.get_submodule(stage.module)
-    inside = set(place.modules())
-    found: list[nn.Module] = []
-    entered = False
-    for module in network.modules():
-        entered = entered or module is place
-        if entered and (stage.side == "input" or module not in inside):
-            break
-        found.append(module)
-    return found
+        try:
+            return module_entries(network, modules_before(network, known[self.stages - 1]))
+        except ValueError as error:
+            raise ConfigError(f"partialfed: {type(network).__name__}: {error}") from error

@@ -7,6 +7,7 @@ import torch
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from reference import UNEVEN, assert_models, assert_tested_with_its_own, descend, federated_averaging, same
+from small_networks import build_small, needs_einops
 from torch import nn
 
 from medfedaug.errors import ConfigError
@@ -15,6 +16,8 @@ from medfedaug.methods import (
     PartialFed,
 )
 from medfedaug.models import build_network
+from medfedaug.models.sizes import some_size
+from medfedaug.models.stages import known_stages
 
 SITES = ["site_A", "site_B"]
 
@@ -81,6 +84,51 @@ def test_partialfed_cuts_a_network_where_its_stages_end(name):
         assert entries[: len(below)] == [e for e in entries if e in below]  # an initial part of the network
     first = {"basicunet": "conv_0.", "unet": "model.0.", "resnet18": ("conv1.", "bn1.")}[name]
     assert PartialFed("top_down").kept_at_site(network) == {e for e in entries if e.startswith(first)}
+
+
+# Layers that are registered before the end of the first stage, and come after it, or the other way round.
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "args", "first", "others"),
+    [
+        ("attentionunet", {}, ("model.0.",), ("model.1.attention.", "model.2.")),
+        ("dynunet", {}, ("input_block.",), ("bottleneck.", "upsamples.", "output_block.")),
+        ("mednext", {}, ("stem.", "enc_stages.0."), ("enc_stages.1.", "bottleneck.")),
+        ("unetr", {}, ("vit.",), ("encoder1.", "decoder5.", "out.")),
+        pytest.param(
+            "monai.networks.nets.SwinUNETR",
+            {"feature_size": 12, "depths": (1, 1, 1, 1), "use_v2": True},
+            ("swinViT.patch_embed.",),
+            ("swinViT.layers1", "swinViT.layers2", "encoder1.", "out."),
+            marks=needs_einops,
+        ),
+    ],
+)
+def test_partialfed_follows_the_features_and_not_the_order_of_registration(dims, name, args, first, others):
+    network = build_small(name, spatial_dims=dims, in_channels=1, out_channels=2, **args)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    drawn = torch.get_rng_state()
+    found = PartialFed("top_down").kept_at_site(network)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert network.training
+    assert same(network.state_dict(), before)
+    for part in first:
+        assert any(key.startswith(part) for key in found), part
+    assert not [key for key in found if key.startswith(others)]
+    # What is found is what the first stage's features have a gradient from.
+    features, (stage, *_) = [], known_stages(network)
+    place = network.get_submodule(stage.module)
+    if stage.side == "input":
+        place.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    else:
+        place.register_forward_hook(lambda _, args, output: features.append(output))
+    network.eval()(torch.rand(1, 1, *some_size(network, dims)))
+    parameters = dict(network.named_parameters())
+    gradients = torch.autograd.grad(
+        (features[0] * torch.rand_like(features[0])).sum(), list(parameters.values()), allow_unused=True
+    )
+    reached = {key for key, g in zip(parameters, gradients, strict=True) if g is not None}
+    assert found & parameters.keys() == reached
 
 
 def test_partialfed_with_norm_layers_is_fedbn_to_the_bit(phantom_dir, tiny_config):
