@@ -8,6 +8,9 @@ import pytest
 import yaml
 from conftest import TINY_NETWORK
 
+from medfedaug.experiments.experiment import make_experiment, write_experiment
+from medfedaug.experiments.sweep import plan
+
 TINY = ("rounds=1", "batch_size=8", f"network_args={json.dumps(TINY_NETWORK)}")
 
 
@@ -88,6 +91,27 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
     said = {"rounds": 1, "optimizer": "adam", "batch_size": 8, "fedfa.prob": 0.3}
     assert written["settings"].items() >= {**said, "network": "basicunet", "intensity": "scale"}.items()
     assert written["vary"] == {"patch_size": [[16, 16]]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        (["spatial_dims=2,3"], [16, 2]),
+        (["spatial_dims=3"], [2]),
+        (["spatial_dims=2,3", "batch_size=8"], [8, 8]),
+        (["spatial_dims=2,3", "batch_size=16,4"], [16, 4, 16, 4]),
+    ],
+)
+def test_what_follows_from_the_task_follows_for_each_run_also_from_the_file(
+    data, tmp_path, settings, batches
+):
+    given = {"data": data, "methods": ["fedavg"], "out": tmp_path / "runs", "seeds": 1}
+    asked = make_experiment(None, given, settings)
+    again = make_experiment(write_experiment(asked, asked.preset()), {})
+    for experiment in (asked, again):
+        preset = experiment.preset()
+        runs = plan(preset, experiment.root, experiment.methods, seeds=1, axes=experiment.axes())
+        assert [run.config.batch_size for run in runs] == batches
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(run, tmp_path):

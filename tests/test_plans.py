@@ -10,6 +10,7 @@ from sweeps import OFFICE_PRESET, planned
 
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.experiments.axes import shown
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.sweep import parse_axis, plan
 
@@ -50,6 +51,16 @@ def test_a_plan_goes_seed_by_seed_and_names_only_what_differs(office):
         assert {**run.config.to_dict(), **OFFICE_PRESET.config} == run.config.to_dict()
 
 
+def test_values_that_differ_have_folders_of_their_own_and_what_is_named_twice_is_run_once(office):
+    rates = ["learning_rate=0.00123456,0.00123457,1e-3,0.001"]
+    runs = planned(office, "fedavg", rates, seeds=1, holdout=["dslr", "dslr"])
+    names = [run.folder.parts[1].rpartition("learning_rate=")[2].partition(",")[0] for run in runs]
+    assert names == ["0.00123456", "0.00123457", "0.001"]
+    assert [run.config.learning_rate for run in runs] == [0.00123456, 0.00123457, 0.001]
+    shares = {p / q for q in range(2, 61) for p in range(1, q)}
+    assert len({shown(share) for share in shares}) == len(shares)
+
+
 def test_scale_holdout_and_network_are_told_in_the_folder(office):
     runs = planned(office, "fedavg", seeds=1, scale=0.1, holdout=["all"], limit=3)
     assert [run.held_out for run in runs] == list(OFFICE)
@@ -83,6 +94,7 @@ def test_a_preset_of_domain_generalisation_leaves_each_site_out_and_tests_all_of
         ({"axes": ["speed=3"]}, "--set speed: neither METHOD.ARG nor one of network, network_args"),
         ({"axes": ["rounds=1", "rounds=2"]}, "rounds is set twice"),
         ({"axes": ["seed=3"]}, "--set seed: neither"),
+        ({"axes": ["fraction=1/6,0.1667"]}, "two runs would be in one folder, fedavg/.*fraction=0.1667"),
         ({"methods": "fedrdn,norm"}, "both normalise the input"),
         ({"methods": "fedsomething"}, "unknown method 'fedsomething'"),
         ({"holdout": ["Basel"]}, "cannot hold out 'Basel'; the sites that train are amazon"),

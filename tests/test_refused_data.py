@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import warnings
 import zlib
 
 import nibabel
@@ -16,7 +17,8 @@ import SimpleITK as sitk
 import torch
 from PIL import Image
 
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import find_sites, open_site
+from medfedaug.errors import MedFedAugWarning
 from medfedaug.simulate import configure
 from medfedaug.simulate import simulate as run_simulation
 
@@ -124,12 +126,18 @@ def uncompressed(folder):
     )
 
 
+def unpacked(folder):
+    with gzip.open(folder / "images/0.nii.gz") as packed:
+        (folder / "images/9.nii").write_bytes(packed.read())
+    edit(folder, lambda c: c["test"][0].update(image="images/9.nii"))
+
+
 def hard_link(folder):
     os.link(folder / "images/0.nii.gz", folder / "images/9.nii.gz")
     edit(folder, lambda c: c["test"][0].update(image="images/9.nii.gz"))
 
 
-@pytest.mark.parametrize("copy", [copied, byte_by_byte, uncompressed, hard_link])
+@pytest.mark.parametrize("copy", [copied, byte_by_byte, uncompressed, unpacked, hard_link])
 def test_a_copy_of_a_training_volume_in_the_test_is_refused(run, two_sites, tmp_path, copy):
     copy(two_sites[0])
     words = (
@@ -187,6 +195,39 @@ def test_photographs_in_two_splits_are_named_once(run, make_photos, tmp_path):
     assert "4.png: the image of a test case is that of a training case" in said
     assert "and 1 more are in two splits" in said
     assert "isthatofatrainingcase" in doctor(run, tmp_path / "photos/B")
+
+
+def test_a_label_map_of_two_images_is_told(make_site):
+    folder = make_site("A", cases=(3, 1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_site(folder).check_files()
+    edit(folder, lambda c: [row.update(label="labels/1.nii.gz") for row in c["training"] + c["test"]])
+    told = r"site A, .*images/1\.nii\.gz: its label map is that of .*images/0\.nii\.gz, too, and 2 more share"
+    with pytest.warns(MedFedAugWarning, match=told):
+        open_site(folder).check_files()
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        (lambda image: image, "training has no image of dog"),
+        (lambda image: (image[1] == "cat", image), "training has no image of cat"),
+        (lambda image: image[0].split("/")[-1], ""),
+    ],
+)
+def test_a_training_list_that_is_sorted_by_class_is_told(make_photos, order, told):
+    folder = make_photos("A", per_class=5)
+    (folder.parent / "splits").mkdir()
+    files = [[f"A/{label}/{i}.png", label] for label in ("cat", "dog") for i in range(5)]
+    (folder.parent / "splits/A_train.json").write_text(json.dumps(sorted(files[:4] + files[5:9], key=order)))
+    (folder.parent / "splits/A_test.json").write_text(json.dumps([files[4], files[9]]))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        site = open_site(folder)
+    assert [len(cases) for cases in site.cases.values()] == [4, 4, 2]
+    assert len(found) == bool(told)
+    assert told in "".join(str(warning.message) for warning in found)
 
 
 def test_classes_of_another_name_or_order_are_refused(run, two_sites, tmp_path):

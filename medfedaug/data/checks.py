@@ -21,6 +21,7 @@ __all__ = [
     "check_classes",
     "check_copies",
     "check_folders_of_classes",
+    "check_label_maps",
     "compare_axes",
     "find_copies",
     "voxel_files",
@@ -57,6 +58,23 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
         return
 
 
+def check_label_maps(site: SiteFolder) -> None:
+    """Warn where one file is listed as the label map of two images, which a slip in a list may be."""
+    first: dict[Path, Case] = {}
+    shared: list[tuple[Case, Case]] = []
+    for case in (case for split in SPLITS for case in site.cases[split]):
+        if isinstance(case.label, Path) and case.index is None:  # slices of one file share its label map
+            one = first.setdefault(Path(os.path.realpath(case.label)), case)
+            if one is not case:
+                shared.append((one, case))
+    if shared:
+        one, case = shared[0]
+        told = f"its label map is that of {own(one.image)}, too"
+        if len(shared) > 1:
+            told += f", and {len(shared) - 1} more share one"
+        warn(told, site=site.name, path=case.image, hint="List for each image a label map of its own.")
+
+
 def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, Entry]]:
     """Images that are in two splits, as a link or a copy: one pair for each image.
 
@@ -89,7 +107,8 @@ def _pair(entries: Sequence[Entry], apart: bool) -> tuple[Entry, Entry] | None:
 def _equal(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """Groups of files, or folders of files, with the same content."""
     for long in _groups(paths, _length):
-        for alike in _groups(long, _sample):
+        packed = any(map(_compressed, long))  # then compared by the checksums that these have
+        for alike in _groups(long, _checksum if packed else _sample):
             yield from _groups(alike, _digest)
 
 
@@ -114,14 +133,31 @@ def voxel_files(path: Path) -> list[Path]:
 
 
 def _length(path: Path) -> Hashable:
+    """The length of the content, modulo 2^32 as gzip has it."""
     if _compressed(path):
         return _trailer(path)[1]
-    return sum(file.stat().st_size for file in voxel_files(path)) or path
+    return sum(file.stat().st_size for file in voxel_files(path)) % 2**32 or path
+
+
+def _checksum(path: Path) -> Hashable:
+    """The CRC-32 of a NIfTI file's content, compressed or not; of another file as `_sample`."""
+    if _compressed(path):
+        return _trailer(path)[0]
+    return _crc32(path, path.stat().st_mtime_ns) if path.suffix.lower() == ".nii" else _sample(path)
+
+
+@lru_cache(maxsize=2**14)
+def _crc32(path: Path, modified: int) -> int:
+    found = 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _sample(path: Path) -> Hashable:
-    """The file's checksum if it has one, otherwise some bytes from its middle."""
-    return _trailer(path)[0] if _compressed(path) else frozenset(map(_middle, voxel_files(path)))
+    """Some bytes from the middle of the files."""
+    return frozenset(map(_middle, voxel_files(path)))
 
 
 def _middle(file: Path) -> bytes:

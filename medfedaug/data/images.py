@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from medfedaug.data.checks import check_copies
 from medfedaug.data.memory import decoded
 from medfedaug.data.photographs import check_kind, is_photograph
 from medfedaug.data.splits import split_by_class
-from medfedaug.errors import DataError, own, withheld
+from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.files import parse_json
 
 __all__ = ["ImageFolder", "class_cases", "published_split"]
@@ -140,7 +141,26 @@ def _published(
                 path=file,
                 hint=f"The folders are {own(', '.join(classes))}.",
             )
-    return published_split(*lists)
+    split = published_split(*lists)
+    _warn_of_order(site, train_list, split)
+    return split
+
+
+def _warn_of_order(site: str, train_list: Path, split: dict[str, Sequence[Case]]) -> None:
+    """Warn where a list's order leaves a class out of training or validation, as one sorted by class does."""
+    both = Counter(case.label for name in SPLITS[:2] for case in split[name])
+    for name in SPLITS[:2]:
+        there = {case.label for case in split[name]}
+        lacking = sorted(str(label) for label, count in both.items() if count > 1 and label not in there)
+        if lacking:
+            warn(
+                f"{name} has no image of {own(', '.join(lacking))}: the first 60 % of the list train, "
+                "and the rest validates",
+                site=site,
+                path=train_list,
+                hint="Shuffle the list.",
+            )
+            return
 
 
 def _check_entry(root: Path, folder: Path, image: str, label: str, site: str, listing: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from monai.transforms import ScaleIntensity
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
-from medfedaug.data.checks import check_copies, compare_axes
+from medfedaug.data.checks import check_copies, check_label_maps, compare_axes
 from medfedaug.data.listing import read_listing
 from medfedaug.data.memory import decoded
 from medfedaug.data.photographs import is_photograph
@@ -117,6 +117,7 @@ class VolumeFolder(SiteFolder):
             )
         compare_axes(self.name, self.upright_axes())
         check_copies([self])
+        check_label_maps(self)
         return len(self.federation_channels) or found
 
     def check_case(self, case: Case) -> Header:

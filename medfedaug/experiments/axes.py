@@ -13,6 +13,8 @@ from medfedaug.errors import ConfigError
 
 __all__ = ["Axis", "axis_value", "parse_axis", "shown", "split_values"]
 
+_PARTS = 60
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -81,7 +83,16 @@ def axis_value(text: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in the name of a run."""
+    """A value as it stands in the name of a run, which tells it apart from others.
+
+    Four digits where the number has no more, or is a share such as 1/6; else all of them.
+
+    >>> shown(0.1), shown(1 / 6), shown(0.00123456)
+    ('0.1', '0.1667', '0.00123456')
+    """
     if isinstance(value, float):
-        return f"{value:.4g}"
+        short = f"{value:.4g}"
+        # Shares of so few parts differ in their first four digits.
+        share = 0 < value < 1 and float(Fraction(value).limit_denominator(_PARTS)) == value
+        return short if share or float(short) == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

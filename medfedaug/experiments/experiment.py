@@ -17,6 +17,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ import yaml
 from medfedaug._version import __version__
 from medfedaug.checks import check_keys
 from medfedaug.config import RunConfig, task_defaults
-from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import (
     OWN_DATA,
     find_benchmark,
@@ -138,11 +138,15 @@ class Experiment:
             c.patient for site in sites for split in site.cases.values() for c in split
         ):
             warn("no case names its patient: in folds, every case counts as a patient of its own")
+        task = federation_settings(sites)["task"]
+        config = self._config(task, known)
         return Preset(
             name="experiment",
             benchmark=name,
             source="",
-            config=self._config(sites, known),
+            config=config,
+            task=task,
+            follows=self._following(task, config.get(_PLAN, {})),
             data=data,
             arguments=self._arguments(),
             holdout_arguments={},
@@ -175,7 +179,7 @@ class Experiment:
             told["settings"] = {**common, **self.settings}
             if self.settings.get(_PLAN) not in (None, _AUTO):
                 del told["settings"][_PLAN]  # its values stand there one by one
-            for name in self.vary:
+            for name in (*self.vary, *preset.follows):  # or they would be given when it is read again
                 told["settings"].pop(name, None)
         return told
 
@@ -191,7 +195,16 @@ class Experiment:
                 found.setdefault(method, {})[argument] = value
         return found
 
-    def _config(self, sites: Sequence[SiteFolder], options: Mapping[str, Any]) -> dict[str, Any]:
+    def _following(self, task: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
+        """The defaults of the task that are not given and are others for some plan among those that vary."""
+        names = [name for name in self.vary if name in PLAN_FIELDS]
+        varied = product(*(self.vary[name] for name in names))
+        plans = [plan, *({**plan, **dict(zip(names, values, strict=True))} for values in varied)]
+        first, *others = (task_defaults(task, Plan.from_dict(one)) for one in plans)
+        given = self._plain()
+        return tuple(n for n in first if n not in given and any(other[n] != first[n] for other in others))
+
+    def _config(self, task: str, options: Mapping[str, Any]) -> dict[str, Any]:
         given = {
             name: value for name, value in self._plain().items() if "." not in name and name not in options
         }
@@ -199,7 +212,6 @@ class Experiment:
         plan = load_plan(file).to_dict() if file not in (None, _AUTO) else {}
         plan |= {name: given.pop(name) for name in PLAN_FIELDS if name in given}
         defaults = {name: getattr(RunConfig(), name) for name in _SAID}
-        task = federation_settings(sites)["task"]
         config = {**defaults, **task_defaults(task, Plan.from_dict(plan)), **given}
         if plan:
             config[_PLAN] = plan

@@ -31,6 +31,9 @@ class Preset:
         readings: what was assumed where the paper says nothing or contradicts itself, and what differs from
             it (`medfedaug.experiments.readings`).
         holdout: whether each site is left out in turn unless something else is asked for.
+        task: that of the sites' data, where settings follow from it.
+        follows: the settings that are defaults of the task (`medfedaug.config.task_defaults`) and depend on
+            the plan of each run.
         whole_site: whether a site that is left out is tested with all its cases, instead of its test cases
             alone.
     """
@@ -46,6 +49,8 @@ class Preset:
     readings: tuple[str, ...] = ()
     holdout: bool = False
     whole_site: bool = False
+    task: str = ""
+    follows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", {"intensity": "by_method", **self.config})

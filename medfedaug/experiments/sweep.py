@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import Execution, RunConfig, asked_settings
+from medfedaug.config import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import (
     MARKER,
@@ -120,8 +120,11 @@ def plan(
         limit: at most this many cases per split and site.
         init: a file with weights to start from; to be given to `run_all`, too.
 
+    A value, or a site to leave out, that is named twice is run once.
+
     Raises:
-        ConfigError: for unknown settings, and methods that cannot be combined.
+        ConfigError: for unknown settings, methods that cannot be combined, and different runs that would have
+            one folder.
         DataError: when the data are missing.
     """
     if seeds < 1:
@@ -145,7 +148,23 @@ def plan(
         for text, specs in specifications.items()
         for chosen in _combinations([a for a in axes if not a.method or a.method in _names(specs)])
     ]
-    return _checked(runs, preset, found, init)
+    return _checked(_once(runs), preset, found, init)
+
+
+def _once(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs, each once.
+
+    Raises:
+        ConfigError: naming the folder that two different ones would have.
+    """
+    found: dict[Path, PlannedRun] = {}
+    for run in runs:
+        if found.setdefault(run.folder, run) != run:
+            raise ConfigError(
+                f"two runs would be in one folder, {run.folder}: their settings differ in what its name "
+                "leaves out; run one of them with another --out"
+            )
+    return list(found.values())
 
 
 def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> None:
@@ -256,6 +275,9 @@ def _planned(
         else:
             data[name] = value
         told.append((name, shown(value)))
+    if preset.follows:
+        own = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
+        config |= {name: own[name] for name in preset.follows if name not in chosen}
     if "network" in chosen and chosen["network"] != preset.config["network"]:
         config["network_args"] = chosen.get("network_args", {})  # the preset's are of its own network
     else:
