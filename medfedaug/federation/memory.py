@@ -126,8 +126,9 @@ class RoundMemory:
         Returns:
             Whether a round was restored.
         """
-        network.load_state_dict(self._aside, strict=False)
-        self._aside = {}
+        if self._aside:
+            network.load_state_dict(self._aside, strict=False)
+            self._aside = {}
         if not round_ or round_ == self.present:
             return False
         kept = self._rounds[round_]
