@@ -44,9 +44,8 @@ def first_names(net: nn.Module) -> dict[str, str]:
 
 def shared_by_name(net: nn.Module, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Entries of a state dict in which names of one tensor of the network have one tensor, the first."""
-    first: dict[int, Tensor] = {}
-    found = net.state_dict(keep_vars=True)
-    return {key: first.setdefault(id(found[key]), value) for key, value in entries.items()}
+    names = first_names(net)
+    return {key: entries[names[key]] for key in entries}
 
 
 def trained_entries(net: nn.Module) -> dict[str, nn.Parameter]:

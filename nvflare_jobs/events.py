@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,13 @@ class EventLog:
                 with suppress(OSError):
                     self._file.write(json.dumps(event) + "\n")
 
-    @contextmanager
-    def warnings(self) -> Iterator[None]:
-        """Take in our warnings, each once, as events: a process of NVFlare has no terminal to show them on.
+    def warnings(self) -> AbstractContextManager[None]:
+        """A context that takes in our warnings, each once, as events.
 
-        They have the names of files. The file and the log are the site's own, as its errors are.
+        A process of NVFlare has no terminal to show them on. They have the names of files; the file and the
+        log are the site's own, as its errors are.
         """
-        with warnings_to(lambda text: self({"event": WARNING, "text": text}), self._warned):
-            yield
+        return warnings_to(lambda text: self({"event": WARNING, "text": text}), self._warned)
 
     def close(self) -> None:
         """Close the file."""
