@@ -12,7 +12,7 @@ from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
-from medfedaug.privacy import Pseudonyms
+from medfedaug.privacy import PrivacyPolicy, Pseudonyms, released_scores
 from medfedaug.scores import over_sites
 
 __all__ = ["evaluate_model", "open_model"]
@@ -97,7 +97,9 @@ def evaluate_model(
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=trainer.name, path=trainer.folder.path)
         scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_, "full": True})
-        found = scores.metrics or {}
+        # Nothing leaves the site here: as in a simulation, with which patient each case is of.
+        policy, patients = PrivacyPolicy.of_simulation(), trainer.folder.patients(split)
+        found = released_scores(scores.metrics or {}, policy, patients)
         sites[trainer.name] = pseudonyms.scores(found) if pseudonyms else found
     scored = {name: run.whose(name, split) for name in sites}
     return {"split": split, "scored": scored, "sites": sites, **over_sites(sites, trainer.task.metrics)}

@@ -7,12 +7,14 @@ import sqlite3
 
 import pytest
 
+from medfedaug.admission import JobRules
 from medfedaug.analysis.evaluations import worth_table
 from medfedaug.data.base import Case
 from medfedaug.data.identity import case_identities
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import DataError, PrivacyRefused
+from medfedaug.errors import DataError, JobRefused, PrivacyRefused
+from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import run_in_process
 from medfedaug.federation.account import Account
 from medfedaug.federation.evaluated import EvaluationSite
@@ -30,6 +32,7 @@ from medfedaug.privacy import (
     released_scores,
 )
 from medfedaug.significance import compare_patients
+from medfedaug.simulate import simulate
 
 
 @pytest.fixture
@@ -257,6 +260,31 @@ def test_a_run_records_which_scored_cases_are_of_one_patient_and_no_name(
     assert entry["patients"].keys() == entry["cases"].keys()
     assert "patients" not in results["test"]["sites"]["B"]  # which names nobody
     assert "Meyer" not in json.dumps(results)
+
+
+def test_an_evaluation_records_which_scored_cases_are_of_one_patient(
+    tested_patients, make_site, tiny_config, tmp_path
+):
+    folder, whose = tested_patients
+    make_site("B")
+    config = tiny_config("fedavg", classes=("background", "lesion"), rounds=1, local_steps=1)
+    simulate(folder.parent, tmp_path / "run", config, engine="inprocess", device="cpu")
+    model = tmp_path / "run/global_model.pt"
+    plain = evaluate_model(model, folder.parent, device="cpu")["sites"]["A"]
+    assert together(plain["patients"]) == whose
+    names = Pseudonyms(b"key")
+    hidden = evaluate_model(model, folder.parent, device="cpu", pseudonyms=names)["sites"]["A"]
+    assert hidden["patients"].keys() == hidden["cases"].keys() == {names.of(case) for case in plain["cases"]}
+    assert sorted(map(len, together(hidden["patients"]))) == [1, 2, 3]
+
+
+def test_the_least_number_of_cases_of_a_job_is_one_of_patients():
+    rules = JobRules(min_cases=3)
+    rules.check_cases("A", (1, 1, 1))
+    with pytest.raises(JobRefused, match=r"12 cases of 2 patients would train.* rule min_cases is 3"):
+        rules.check_cases("A", (10, 2))
+    with pytest.raises(JobRefused, match="2 cases would train, and"):
+        rules.check_cases("A", (1, 1))
 
 
 def test_of_patients_only_what_belongs_together_leaves_with_pseudonyms():

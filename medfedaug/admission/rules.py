@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -58,7 +58,12 @@ min_batch_size is 4
     min_local_steps: int = setting(
         5, "Least training steps per round, for a job that counts steps and not epochs.", above=0
     )
-    min_cases: int = setting(10, "Least training cases of the site with which it trains in a job.", above=0)
+    min_cases: int = setting(
+        10,
+        "Least training cases of the site with which it trains in a job; least patients where its list names "
+        "them.",
+        above=0,
+    )
     allow_limit: bool = setting(False, "Whether a job may choose a part of the cases by its limit.")
     max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0)
     max_payload_mb: float = setting(
@@ -111,14 +116,21 @@ min_batch_size is 4
                     )
         self.check_model(site, _megabytes(config))
 
-    def check_cases(self, site: str, count: int) -> None:
+    def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
         """Check the number of training cases with which a site would train.
+
+        Args:
+            site: its name.
+            per_patient: the number of training cases of each patient, as `min_cases` counts patients: what a
+                model remembers of ten images of one patient is about one.
 
         Raises:
             JobRefused: naming the number and the rule.
         """
-        if count < self.min_cases:
-            _refuse(site, f"{count} cases would train", f"min_cases is {self.min_cases}")
+        patients, cases = len(per_patient), sum(per_patient)
+        if patients < self.min_cases:
+            of = f" of {patients} patient{'s' * (patients != 1)}" if patients < cases else ""
+            _refuse(site, f"{cases} cases{of} would train", f"min_cases is {self.min_cases}")
 
     def check_model(self, site: str, megabytes: float) -> None:
         """Check the size of a network or of the weights in a message.

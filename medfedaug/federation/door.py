@@ -153,7 +153,7 @@ class GuardedDoor(Door):
         """Check the size of the model, and the training cases: their number, and against earlier releases."""
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
         if trainer.trains:
-            self.rules.check_cases(self.site, len(trainer.folder.cases["training"]))
+            self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         self._account = Account(self.site, self.job, trainer.ledger, trainer.policy, trainer.folder)
         if trainer.trains:
             self._account.check_cases("training")
