@@ -229,7 +229,14 @@ def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _bytes(config: RunConfig, args: dict[str, Any], dims: int, patch: tuple[int, ...], batch: int) -> int:
-    return training_bytes(_network(config, args, dims, patch), (batch, config.in_channels, *patch))
+    network = _network(config, args, dims, patch)
+    try:
+        return training_bytes(network, (batch, config.in_channels, *patch))
+    except Exception as error:  # each network fails in its own way
+        raise ConfigError(
+            f"network {config.network} does not take a batch of {batch} of {_by(patch)} voxels: "
+            f"{first_line(error)}"
+        ) from error
 
 
 def _network(config: RunConfig, args: dict[str, Any], dims: int, patch: Sequence[int]) -> torch.nn.Module:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 import yaml
 from conftest import TINY_NETWORK
 
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError
 from medfedaug.experiments.experiment import make_experiment, write_experiment
 from medfedaug.experiments.sweep import plan
+from medfedaug.fingerprint import fingerprint
+from medfedaug.plan import Plan
+from medfedaug.planner import make_plan
 
 TINY = ("rounds=1", "batch_size=8", f"network_args={json.dumps(TINY_NETWORK)}")
 
@@ -112,6 +118,26 @@ def test_what_follows_from_the_task_follows_for_each_run_also_from_the_file(
         preset = experiment.preset()
         runs = plan(preset, experiment.root, experiment.methods, seeds=1, axes=experiment.axes())
         assert [run.config.batch_size for run in runs] == batches
+
+
+def test_what_varies_of_a_plan_is_not_decided_by_the_planner(data, tmp_path):
+    given = {"data": data, "methods": ["fedavg"], "out": tmp_path / "runs", "seeds": 1}
+    varied = ["plan=auto", "spatial_dims=2", "patch_size=[32,32],[48,48]", "batch_size=2,16"]
+    sites = {name: fingerprint(VolumeFolder.open(data / name), ("background", "lesion")) for name in "AB"}
+    asked = make_experiment(None, given, varied)
+    again = make_experiment(write_experiment(asked, asked.preset()), {})
+    for experiment in (asked, again):
+        runs = plan(experiment.preset(), experiment.root, experiment.methods, seeds=1, axes=experiment.axes())
+        made = [make_plan(sites, run.config).configure(run.config) for run in runs]
+        sizes = [(config.plan.patch_size, config.batch_size) for config in made]
+        assert sizes == [((32, 32), 2), ((32, 32), 16), ((48, 48), 2), ((48, 48), 16)]
+    with pytest.raises(ConfigError, match="basicunet does not take a batch of 1 of 8 x 8 voxels"):
+        make_plan(
+            sites,
+            dataclasses.replace(
+                runs[0].config, plan=Plan(2, patch_size=(8, 8)), planning={"given": ["patch_size"]}
+            ),
+        )
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(run, tmp_path):

@@ -275,6 +275,9 @@ def _planned(
         else:
             data[name] = value
         told.append((name, shown(value)))
+    if config.get("planning"):  # what varies is given, and no plan's to decide
+        stay = {*config["planning"].get("given", ()), *(chosen.keys() & {*PLAN_FIELDS, "batch_size"})}
+        config["planning"] = {**config["planning"], "given": sorted(stay)}
     if preset.follows:
         own = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
         config |= {name: own[name] for name in preset.follows if name not in chosen}
