@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import nibabel
 import torch
 
 from medfedaug.config import RunConfig
@@ -122,11 +123,14 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         f"the median volume has {slices:.0f} slices, "
         + (f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"),
     )
-    orientation = settle(
-        "orientation",
-        "RAS" if located else None,
-        "all volumes say how they lie" if located else "some volumes do not say how they lie",
-    )
+    orientation, why = None, "some volumes do not say how they lie"
+    if located:
+        orientation, why = _orientation(dims, size, edges)
+    orientation = settle("orientation", orientation, why)
+    # Fingerprints are along R, A and S, and all that follows is along the axes of the plan.
+    order = _axes(orientation or "RAS")
+    size, edges = size[order], edges[order]
+    prints = [{**found, "spacing": found["spacing"][:, order]} for found in prints]
     spacing, why = None, "some volumes do not say how large their voxels are"
     if located:
         spacing, why = _spacing(prints, cases, edges)
@@ -185,6 +189,26 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         changes["network_args"] = args
         reasons.append((f"network_args {args}", "the depth follows from the patch"))
     return Planned(changes, reasons)
+
+
+def _orientation(dims: int, size: torch.Tensor, edges: torch.Tensor) -> tuple[str, str]:
+    """Where axes are turned to, and why: RAS, or for slices the axis across them last."""
+    why = "all volumes say how they lie"
+    across, last = int(edges.argmax()), 2
+    if dims == 2 and size.min() < _FEW_SLICES:
+        last = int(size.argmin())
+    elif dims == 2 and float(edges[across] / edges[last]) > 1 + _ALIKE:
+        last = across
+    if last == 2:
+        return "RAS", why
+    others = [axis for axis in range(3) if axis != last]
+    return "".join("RAS"[axis] for axis in (*others, last)), f"{why}, and slices are cut across the last axis"
+
+
+def _axes(orientation: str) -> list[int]:
+    """The axis of RAS along which each axis lies, in either direction."""
+    found = nibabel.orientations.axcodes2ornt(tuple(orientation))[:, 0]
+    return [int(axis) for axis in found]
 
 
 def _spacing(

@@ -13,12 +13,12 @@ from monai.transforms import Compose
 
 from medfedaug.analysis.preview import draw_classified, draw_label_map, write_picture
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks import voxel_files
 from medfedaug.data.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.given import check_given, open_given
 from medfedaug.data.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
+from medfedaug.data.voxel_files import voxel_files
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.familiar import Familiar
 from medfedaug.federation.output import STATISTICS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 
 from medfedaug.data.preparation import Preparation
+from medfedaug.data.voxel_files import file_states
 from medfedaug.errors import DataError, first_line, own, withheld
 
 if TYPE_CHECKING:
@@ -209,10 +210,7 @@ class SiteFolder(ABC):
         # Also what a benchmark's own site knows besides, which may decide over its images.
         own = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in ("cases", "path"))
         found += [type(self).__name__, *own]
-        for file in files:
-            status = file.stat() if file.exists() else None
-            found += [str(file.absolute()), status and status.st_mtime_ns, status and status.st_size]
-        return tuple(found)
+        return (*found, *file_states(files))
 
     def with_channels(self, names: Sequence[str]) -> Self:
         """The site with images that have a federation's channels, in its order.

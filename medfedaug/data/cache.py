@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug._version import __version__
 from medfedaug.errors import MedFedAugError, StorageError, first_line
 from medfedaug.storage import Storage
 
@@ -118,7 +119,8 @@ class CaseCache:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="medfedaug-cache-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        return self._folder / hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
+        # Another version may make something else of the same files.
+        return self._folder / hashlib.blake2b(repr((__version__, key)).encode(), digest_size=16).hexdigest()
 
     def _find(self, key: tuple[object, ...]) -> StoredCase | None:
         if self._folder is None or not (folder := self._file(key)).is_dir():

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, SiteFolder
-from medfedaug.data.checks import voxel_files
+from medfedaug.data.voxel_files import voxel_files
 from medfedaug.errors import DataError
 
 __all__ = ["Fingerprint", "check_made_with", "check_unchanged", "fingerprint_files", "fingerprint_sites"]

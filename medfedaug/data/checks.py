@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import re
 import struct
 import zlib
 from collections import defaultdict
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.voxel_files import voxel_files
 from medfedaug.errors import DataError, own, warn
 
 __all__ = [
@@ -24,11 +24,9 @@ __all__ = [
     "check_label_maps",
     "compare_axes",
     "find_copies",
-    "voxel_files",
 ]
 
 _BLOCK, _SAMPLE = 2**20, 2**12
-_RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
 Entry = tuple[str, SiteFolder, Case]  # a case and its split and site
 _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
 
@@ -120,16 +118,6 @@ def _groups(paths: Sequence[Path], key: Callable[[Path], Hashable]) -> list[list
         except (OSError, EOFError, struct.error, zlib.error):
             continue  # whoever reads it will say what is wrong with it
     return [group for group in found.values() if len(group) > 1]
-
-
-def voxel_files(path: Path) -> list[Path]:
-    """The files that hold the voxels of an image: those of a DICOM series, or the one that a header names."""
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.is_file())
-    if path.suffix.lower() in (".mhd", ".nhdr"):
-        match = _RAW.search(path.read_bytes()[:_BLOCK])
-        return [path.parent / match[1].decode(errors="replace")] if match else []
-    return [path]
 
 
 def _length(path: Path) -> Hashable:

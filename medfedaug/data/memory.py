@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from medfedaug.data.voxel_files import file_states
+
 __all__ = ["DecodedMemory", "decoded", "keep_decoded"]
 
 
@@ -79,8 +81,7 @@ def decoded(kind: str, files: Sequence[Path], load: Callable[[], Tensor]) -> Ten
     if memory is None:
         return load()
     try:
-        states = [(path.absolute(), path.stat()) for path in files]
+        states = file_states(files)
     except OSError:
         return load()  # which says what is wrong with the file
-    known = ((path, status.st_mtime_ns, status.st_size) for path, status in states)
-    return memory.get((kind, *known), load)
+    return memory.get((kind, *states), load)

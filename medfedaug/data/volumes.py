@@ -209,7 +209,10 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file, when it cannot be read, holds NaN or infinite voxels, or
                 is constant.
         """
-        kind = f"{type(self).__name__} {intensity} {self.channel_places} {len(self.federation_channels)}"
+        kind = (
+            f"{type(self).__name__} {case.index} {intensity} {self.channel_places} "
+            f"{len(self.federation_channels)}"
+        )
         return decoded(kind, case.files, lambda: self._image(case, intensity))
 
     def prepared_image(self, case: Case, intensity: str, preparation: Preparation) -> torch.Tensor:
@@ -255,7 +258,9 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
         """
         image = self.load_image(case, intensity)
-        label = decoded(type(self).__name__, [_label(case)], lambda: self._label_map(case))
+        # Slices of one file share its label map, and the number of classes says what black and white is.
+        kind = f"{type(self).__name__} label {case.index} {len(self.classes)}"
+        label = decoded(kind, [_label(case)], lambda: self._label_map(case))
         if image.shape[1:] != label.shape[1:]:
             raise DataError(
                 f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",

@@ -96,8 +96,8 @@ class ClassificationTask(Task):
 
     @property
     def key(self) -> str:
-        """The size; pixels are kept as stored."""
-        return f"{self.scale} {self.preparation!r}"
+        """The size, and the classes, whose places are the labels; pixels are kept as stored."""
+        return f"{self.scale} {self.preparation!r} {self.classes!r}"
 
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
         """A photograph: uint8 (C, H, W), label ()."""

@@ -99,9 +99,10 @@ class BundleTask(Task):
 
     @property
     def key(self) -> str:
-        """The Bundle, by its content."""
+        """The Bundle, by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
-        return f"bundle {bundle.name} {bundle.hash} {self.methods_first} {self.preparation.landmarks}"
+        more = f"{self.methods_first} {self.preparation.landmarks} {self.classes!r}"
+        return f"bundle {bundle.name} {bundle.hash} {more}"
 
     @property
     def cuts(self) -> bool:

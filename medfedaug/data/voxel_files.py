@@ -1,0 +1,51 @@
+"""The files that hold an image's voxels, and by what another version of them is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["FileState", "file_states", "voxel_files"]
+
+FileState = tuple[str, int | None, int | None]
+"""Absolute path, time of the last change in ns, and size; ``None`` for what is not there."""
+
+_BLOCK = 2**20
+_RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
+
+
+def voxel_files(path: Path) -> list[Path]:
+    """The files that hold the voxels of an image: those of a DICOM series, or the one that a header names."""
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.is_file())
+    if path.suffix.lower() in (".mhd", ".nhdr"):
+        match = _RAW.search(path.read_bytes()[:_BLOCK])
+        return [path.parent / match[1].decode(errors="replace")] if match else []
+    return [path]
+
+
+def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
+    """What changes when an image is written anew, also in place.
+
+    A folder's own time stays when a slice in it is replaced by another of its name, and a header's when the
+    voxels beside it are.
+
+    Args:
+        images: files, or folders of files.
+
+    Raises:
+        OSError: for a header that cannot be read.
+    """
+    return tuple(
+        _state(file)
+        for image in images
+        for file in sorted({image, *(voxel_files(image) if image.exists() else ())})
+    )
+
+
+def _state(file: Path) -> FileState:
+    if not file.exists():
+        return str(file.absolute()), None, None
+    status = file.stat()
+    return str(file.absolute()), status.st_mtime_ns, status.st_size
