@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import pstdev
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = [
     "Metric",
     "add_metric",
     "add_recorded",
+    "described",
     "disparity",
     "find_metric",
     "mean_score",
@@ -134,6 +135,20 @@ def add_recorded(described: Mapping[str, Any]) -> None:
                 cases=str(told.get("cases", "images")),
             )
         )
+
+
+def described(names: Iterable[str]) -> dict[str, Any]:
+    """What a record says of metrics that are none of this package's, for `add_recorded`.
+
+    Returns:
+        Under ``"metrics"`` what is known of each of them; empty where there is none.
+
+    Example:
+        >>> described(["dice", "auc"])
+        {}
+    """
+    added = [METRICS[name] for name in names if name not in BUILT_IN_METRICS]
+    return {"metrics": {metric.name: asdict(metric) for metric in added}} if added else {}
 
 
 def find_metric(name: str) -> Metric:

@@ -251,6 +251,7 @@ def test_a_ledger_from_before_rates_goes_on(tmp_path):
         ("scaffold", {}, "nothing bounds what one case changes in the local step of scaffold"),
         ("fedsam", {}, "nothing bounds what one case changes in the local step of fedsam"),
         ("finetune", {}, "nothing bounds what one case changes in the local step of finetune"),
+        ("norm", {}, "norm normalises with statistics of all the site's images, which one case changes"),
         ("fedrdn", {}, "its statistics would leave without noise beside weights with noise"),
         ("fedavg", {"precision": "bfloat16"}, "precision is bfloat16, and float32 is needed"),
     ],

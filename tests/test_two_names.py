@@ -61,9 +61,15 @@ def test_what_a_site_keeps_stays_when_it_receives_a_model(phantom_dir, tiny_conf
     assert all(float(value.min()) == float(value.max()) == 7.0 for value in kept)
 
 
-def test_the_global_model_has_what_was_trained_under_all_names(phantom_dir, tiny_config):
-    config = tiny_config("fedavg", network="dynunet", network_args=FILTERS, rounds=1)
-    server = run_in_process(config, phantom_dir, SITES, device="cpu")
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_global_model_has_what_was_trained_under_all_names(phantom_dir, tiny_config, tmp_path, masked):
+    sites = [*SITES, "third"] if masked else SITES  # masks need three
+    for name, source in zip(sites, (*SITES, SITES[0]), strict=False):
+        (tmp_path / name).symlink_to(phantom_dir / source)
+    config = tiny_config(
+        "fedavg", network="dynunet", network_args=FILTERS, rounds=1, secure_aggregation=masked
+    )
+    server = run_in_process(config, tmp_path, sites, device="cpu")
     network = Composition(config).network
     before = {key: value.clone() for key, value in network.state_dict().items()}
     network.load_state_dict(server.state)

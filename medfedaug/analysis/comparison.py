@@ -180,27 +180,33 @@ def _comparable(baseline: Run, run: Run) -> bool:
 
 
 def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -> list[tuple[float, float]]:
-    """One pair of means over the sites, for each seed in which both methods tested the same sites."""
+    """One pair of means over the sites, for each seed in which both methods tested the same sites.
+
+    Where a site has no score by one of the two, such as HD95 where nothing was found, both means are over the
+    other sites: means over different sites are no pair.
+    """
     ours, theirs = ({s.seed: s for s in group if not s.untested} for group in (seeds, baseline))
     pairs = []
     for seed in sorted(ours.keys() & theirs.keys()):
         one, two = ours[seed], theirs[seed]
         if one.parts != two.parts or one.sites.keys() != two.sites.keys():
             continue
-        means = (one.mean, two.mean) if about else _unseen_means(one, two)
-        if means[0] is not None and means[1] is not None:
-            pairs.append((means[0], means[1]))
+        if about and (one.mean is None or two.mean is None):  # as where sites measure in different units
+            continue
+        means = _means(one.sites, two.sites) if about else _means(one.unseen, two.unseen)
+        if means is not None:
+            pairs.append(means)
     return pairs
 
 
-def _unseen_means(one: Tested, two: Tested) -> tuple[float | None, float | None]:
-    """Unweighted means over the unseen sites that both methods could score."""
+def _means(one: Mapping[str, float | None], two: Mapping[str, float | None]) -> tuple[float, float] | None:
+    """Unweighted means over the sites that both methods could score; ``None`` where there is none."""
     known = [
         (ours, theirs)
-        for site in sorted(one.unseen.keys() & two.unseen.keys())
-        if (ours := one.unseen[site]) is not None and (theirs := two.unseen[site]) is not None
+        for site in sorted(one.keys() & two.keys())
+        if (ours := one[site]) is not None and (theirs := two[site]) is not None
     ]
-    return (fmean(a for a, _ in known), fmean(b for _, b in known)) if known else (None, None)
+    return (fmean(a for a, _ in known), fmean(b for _, b in known)) if known else None
 
 
 def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[float, float]]:

@@ -13,7 +13,7 @@ from medfedaug.analysis.text import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError
 from medfedaug.federation.output import EVALUATION
-from medfedaug.scores import GLOBAL, LOCAL, PERSONAL, UNSEEN, find_metric
+from medfedaug.scores import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 
 __all__ = [
     "ExchangeTable",
@@ -39,6 +39,7 @@ class Worth:
         difference: of the two, paired by patient: ``difference``, ``low``, ``high``, ``p``, and their number,
             ``patients``, or ``cases`` where the site names none; empty where there is no comparison.
         cases: the number of the site's scored cases, if it says so.
+        higher_is_better: the direction of the score.
     """
 
     site: str
@@ -49,6 +50,7 @@ class Worth:
     local: float | None
     difference: Mapping[str, Any]
     cases: int | None
+    higher_is_better: bool = True
 
     @property
     def pairs(self) -> tuple[int | None, str]:
@@ -67,7 +69,8 @@ class Worth:
         if count < ENOUGH_PATIENTS or low is None or high is None:
             return f"open: {count} of {ENOUGH_PATIENTS} {unit}"
         # The ends that a site sends as a summary are rounded: one that is 0 may lie on either side of it.
-        return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+        above, below = ("better", "worse") if self.higher_is_better else ("worse", "better")
+        return above if low > 0 else below if high < 0 else "no difference shown"
 
     def sentence(self, metric: str) -> str:
         """Whether the federation is worth it for this site, in words.
@@ -249,7 +252,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
     Args:
         evaluation: the content of ``evaluation.json``.
     """
-    metric, models = evaluation["metric"], evaluation["models"]
+    metric, models = _metric(evaluation), evaluation["models"]
     unseen = set(evaluation.get("unseen", ()))
     shown = [
         model
@@ -272,11 +275,13 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
                     local=scores.get(LOCAL, {}).get(metric),
                     difference=found.get("against", {}).get(LOCAL, {}),
                     cases=_cases(found),
+                    higher_is_better=find_metric(metric).higher_is_better,
                 )
             )
     name = find_metric(metric).title
+    lower = "" if find_metric(metric).higher_is_better else " (lower is better)"
     notes = [
-        f"{name} on each site's own test cases. Global: the model that all sites share, with nothing of the "
+        f"{name}{lower} on each site's own test cases. Global: the model that all sites share, with nothing of the "
         "site's own. Personal: with what the run left at the site. Local: the model that the site trained "
         "alone.",
         "Difference: of the model to the local one, paired by patient, or by case where a site names no "
@@ -297,7 +302,7 @@ def exchange_tables(evaluation: Mapping[str, Any]) -> list[ExchangeTable]:
     Args:
         evaluation: the content of ``evaluation.json``.
     """
-    metric, tables = evaluation["metric"], []
+    metric, tables = _metric(evaluation), []
     for kind, rows in evaluation.get("cross_site", {}).items():
         scores = {
             source: {target: found.get(metric) for target, found in row.items()}
@@ -312,6 +317,12 @@ def exchange_tables(evaluation: Mapping[str, Any]) -> list[ExchangeTable]:
         notes += [f"{site}: not lent ({reason})." for site, reason in sorted(kept.items())]
         tables.append(ExchangeTable(kind, metric, scores, tuple(sorted(targets)), tuple(notes)))
     return tables
+
+
+def _metric(evaluation: Mapping[str, Any]) -> str:
+    """The name of the metric, whose direction is known from here on."""
+    add_recorded(evaluation.get("metrics") or {})
+    return str(evaluation["metric"])
 
 
 def _cases(found: Mapping[str, Any]) -> int | None:

@@ -183,6 +183,7 @@ def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tes
                 lacking = f"{label}, seed {seed.seed}: {names} could not be tested"
                 notes.append(f"{lacking}; it does not enter the mean.")
         pooled[label] = [seed for seed in seeds if len(seed.parts) == most]
+    notes += _unscored(pooled)
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
         planned = groups[label][0].options.get("folds")
@@ -194,6 +195,24 @@ def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tes
             notes.append(f"{label}: only {len(turn)} of {len(turns)} sites were left out; it has no mean.")
             pooled[label] = [replace(seed, mean=None) for seed in seeds]
     return pooled, notes
+
+
+def _unscored(pooled: Mapping[str, Sequence[Tested]]) -> list[str]:
+    """Notes on means that lack a site which has a score in other rows or seeds."""
+    scored = {
+        s for seeds in pooled.values() for seed in seeds for s, v in seed.sites.items() if v is not None
+    }
+    found: dict[tuple[str, str], list[int]] = {}
+    for label, seeds in pooled.items():
+        for seed in seeds:
+            names = [s for s in sorted(scored - seed.untested.keys()) if seed.sites.get(s, 0.0) is None]
+            if names and seed.mean is not None:
+                found.setdefault((label, ", ".join(names)), []).append(seed.seed)
+    return [
+        f"{label}, seed {', '.join(map(str, numbers))}: no score at {names}; its mean is over the other sites, "
+        f"and a difference to {BASELINE} over those that both have a score of."
+        for (label, names), numbers in found.items()
+    ]
 
 
 def _parts(parts: Set[tuple[str | None, str]]) -> str:

@@ -23,7 +23,7 @@ from medfedaug.federation.record import Event
 from medfedaug.federation.refusals import refusal
 from medfedaug.federation.sound import check_tensors
 from medfedaug.methods.base import Payload
-from medfedaug.scores import GLOBAL, LOCAL, METRICS, PERSONAL, over_sites
+from medfedaug.scores import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites
 
 __all__ = ["FEDERATION", "Asked", "EvaluatedRun", "Evaluation"]
 
@@ -372,6 +372,7 @@ class Evaluation:
         found: dict[str, Any] = {
             "split": "test",
             "metric": self.task.metric,
+            **described(self.task.metrics),
             "models": self._models(),
             "unseen": unseen,
             "sites": {site: self.scored[site] for site in sorted(self.scored)},

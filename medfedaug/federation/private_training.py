@@ -50,7 +50,8 @@ class PrivateTraining(LocalTraining):
 
     Raises:
         ConfigError: where one case changes what another one adds, or more than the gradient: batch norm,
-            methods with terms, steps, layers or mixtures of their own, and low precision.
+            methods with terms, steps, layers or mixtures of their own, or that normalise with the site's own
+            statistics without noise, and low precision.
 
     Deviations:
         The paper draws samples, here cases, since a patient is a case and not a slice. The loss of each
@@ -90,6 +91,11 @@ class PrivateTraining(LocalTraining):
             if hooks or layers or method.epochs_before_test:
                 raise self._refused(
                     f"nothing bounds what one case changes in the local step of {method.name}"
+                )
+            if part.uses_unsent_statistics:  # one case moves the inputs, and so the gradients, of all others
+                raise self._refused(
+                    f"{method.name} normalises with statistics of all the site's images, which one case "
+                    "changes: take fedrdn, whose statistics get noise, or leave it out"
                 )
         if self.config.precision != "float32":
             raise self._refused(f"precision is {self.config.precision}, and float32 is needed")

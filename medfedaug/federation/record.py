@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from medfedaug.config import SCALING
 from medfedaug.federation.acceptance import accepted_scores, clean_metrics
 from medfedaug.federation.messages import Reply, Request, num_bytes
 from medfedaug.methods.base import Payload
-from medfedaug.scores import BUILT_IN_METRICS, METRICS, mean_score, over_sites, score_of
+from medfedaug.scores import described, mean_score, over_sites, score_of
 
 __all__ = ["Event", "Record"]
 
@@ -196,15 +195,10 @@ class Record:
         return {
             "input": self.input,
             **({"init": self.init} if self.init else {}),
-            **self._metrics_told(),
+            **described(self.metrics),
             "bytes_up_before_training": self.once_bytes,
             "rounds": self.rounds,
         }
-
-    def _metrics_told(self) -> dict[str, Any]:
-        """What is known of metrics that are none of this package's, for who reads the file."""
-        added = [METRICS[name] for name in self.metrics if name not in BUILT_IN_METRICS]
-        return {"metrics": {metric.name: dataclasses.asdict(metric) for metric in added}} if added else {}
 
     def saved(self) -> dict[str, Any]:
         """The part of the record that the server's checkpoint keeps."""

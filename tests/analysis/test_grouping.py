@@ -264,3 +264,23 @@ def test_a_site_that_could_not_be_tested_is_named_and_its_run_not_compared(write
     assert fedfa.test is None  # two seeds are left
     assert "fedfa, seed 1, trained without CS." in table.notes
     assert "fedfa, seed 1: HT could not be tested; it does not enter the mean." in table.notes
+
+
+def test_means_are_compared_over_the_sites_that_both_methods_have_a_score_of(write):
+    """HD95 of a site where nothing was found is infinite, and enters no mean."""
+    runs = []
+    for seed in range(3):
+        found = {"DU": 10.0, "EZ": 40.0, "HT": 20.0 + seed}
+        runs.append(load_run(write(seed=seed, metric="hd95", scores={**found, "EZ": None})))
+        runs.append(load_run(write(methods=("fedfa",), seed=seed, metric="hd95", scores=found)))
+    table = summary_table(runs)
+    fedavg, fedfa = table.rows
+    assert fedfa.sites["DU"].values == fedavg.sites["DU"].values
+    # The same scores wherever both have one: no difference, although the means over their sites differ.
+    assert fedfa.mean.values[0] - fedavg.mean.values[0] > 5
+    assert (fedfa.difference, fedfa.test.difference, fedfa.test.p) == (0.0, 0.0, 1.0)
+    assert (
+        "fedavg, seed 0, 1, 2: no score at EZ; its mean is over the other sites, and a difference to fedavg "
+        "over those that both have a score of." in table.notes
+    )
+    assert not any("no score" in note for note in summary_table(runs[1::2]).notes)

@@ -16,6 +16,7 @@ from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.sound import SoundModel
 from medfedaug.methods.base import Payload, RoundMean, ServerContext
+from medfedaug.models.substitution import shared_by_name
 
 __all__ = ["SecureAggregation"]
 
@@ -77,7 +78,7 @@ class SecureAggregation(Aggregation):
         results: Payload = {}
         for name, exchange in self.every_round.items():
             results.update(namespaced(exchange.result(), name))
-        return {**state, **shared}, results
+        return shared_by_name(self._network, {**state, **shared}), results
 
     def summaries(self) -> dict[str, dict[str, Any]]:
         """A few numbers about the round, by method, and about the masks."""
