@@ -281,9 +281,9 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
     name = find_metric(metric).title
     lower = "" if find_metric(metric).higher_is_better else " (lower is better)"
     notes = [
-        f"{name}{lower} on each site's own test cases. Global: the model that all sites share, with nothing of the "
-        "site's own. Personal: with what the run left at the site. Local: the model that the site trained "
-        "alone.",
+        f"{name}{lower} on each site's own test cases. Global: the model that all sites share, with nothing "
+        "of the site's own. Personal: with what the run left at the site. Local: the model that the site "
+        "trained alone.",
         "Difference: of the model to the local one, paired by patient, or by case where a site names no "
         "patients, with the 95% interval of a randomisation test; a verdict takes "
         f"{ENOUGH_PATIENTS} of them. It is about these trainings: others of the same methods may differ.",

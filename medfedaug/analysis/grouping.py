@@ -209,8 +209,8 @@ def _unscored(pooled: Mapping[str, Sequence[Tested]]) -> list[str]:
             if names and seed.mean is not None:
                 found.setdefault((label, ", ".join(names)), []).append(seed.seed)
     return [
-        f"{label}, seed {', '.join(map(str, numbers))}: no score at {names}; its mean is over the other sites, "
-        f"and a difference to {BASELINE} over those that both have a score of."
+        f"{label}, seed {', '.join(map(str, numbers))}: no score at {names}; its mean is over the other "
+        f"sites, and a difference to {BASELINE} over those that both have a score of."
         for (label, names), numbers in found.items()
     ]
 
