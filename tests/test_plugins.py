@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug import plugins
@@ -21,7 +22,7 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, run_in_process
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
-from medfedaug.nvflare_jobs import SiteExecutor
+from medfedaug.nvflare_jobs import FederationController, SiteExecutor
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
@@ -152,7 +153,26 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
     assert reply.num_samples > 0
 
 
-def test_the_server_of_a_federation_asks_its_own_settings(
+def test_the_server_of_a_federation_asks_its_own_settings(kits, config, monkeypatch):
+    kit, ended = kits / "fl-server.example.org", []
+    sys.modules.pop("lesion_methods", None)
+    workspace = SimpleNamespace(get_root_dir=lambda: str(kit), get_run_dir=lambda job: str(kit / job))
+    engine = SimpleNamespace(get_workspace=lambda: workspace)
+    context = SimpleNamespace(
+        get_engine=lambda: engine, get_job_id=lambda: "job", set_prop=lambda *args, **how: None
+    )
+    controller = FederationController(config.to_dict())
+    monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: ended.append(reason))
+    monkeypatch.setattr(controller, "log_exception", lambda fl_ctx, text: None)
+    controller.start_controller(context)
+    controller.control_flow(Signal(), context)
+    (reason,) = ended
+    assert "'cautious' of the package lesion-methods is not allowed here" in reason
+    assert "lesion_methods" not in sys.modules
+
+
+@pytest.mark.slow
+def test_in_the_simulator_the_server_asks_its_own_settings(
     config, phantom_dir, tmp_path, rules_in_the_simulator
 ):
     rules_in_the_simulator()
