@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from medfedaug import plugins
 from medfedaug._version import __version__
+from medfedaug.accounting import require_opacus
 from medfedaug.data.scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
@@ -93,6 +94,7 @@ def examine(kit: str | Path | None = None, data: str | Path | None = None) -> li
         return [*checks, _disk("disk", opened.path)]
     checks.append(_device(settings.device))
     checks += _data(opened.name if opened else "", Path(data) if data else settings.data, settings.privacy)
+    checks += _noise(settings.privacy)
     checks += _leaves(settings.privacy)
     if opened is not None:
         checks.append(_jobs(settings))
@@ -288,6 +290,14 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
             f"{number}{whose} for training; statistics of fewer than {least} stay here",
             "Add images, or lower the limit with medfedaug site-config --min-images.",
         )
+    most = max(site.cases_of_patients("training"), default=1)
+    if (policy.noise_multiplier or policy.sgd_noise_multiplier) and most > policy.cases_per_patient:
+        yield Check(
+            "cases of a patient",
+            False,
+            f"{most} for training, noise would hide {policy.cases_per_patient}: what gets noise stays here",
+            "Raise cases_per_patient in local/medfedaug.json (the noise grows with it), or list fewer.",
+        )
     if policy.scores == SUMMARY:
         for split, what in (
             ("validation", "it has no say in which round is the best"),
@@ -298,6 +308,20 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
                 kind = "patients" if site.patients(split) else "cases"
                 found = f"{count} {kind}; means of fewer than {least} stay here: {what}"
                 yield Check(f"{split} scores", None, found, "More cases, or site-config --scores cases.")
+
+
+def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
+    """Whether a site whose policy asks for noise can add it, or would refuse every job."""
+    if not (policy.noise_multiplier or policy.sgd_noise_multiplier):
+        return
+    try:
+        require_opacus()
+    except ConfigError as error:
+        yield Check("noise", False, str(error), "pip install 'medfedaug[privacy]'")
+    else:
+        parts = [("weights", policy.sgd_noise_multiplier), ("statistics", policy.noise_multiplier)]
+        told = ", ".join(f"{what} {noise:g}" for what, noise in parts if noise)
+        yield Check("noise", True, f"{told}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:

@@ -102,6 +102,30 @@ def change(kit, **values):
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
+def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, make_site, monkeypatch):
+    assert "noise" not in verdicts(examine(kit))
+    policy = {"sgd_noise_multiplier": 2.0, "noise_multiplier": 1.5, "max_epsilon": 8}
+    change(kit, privacy=policy)
+    assert the(examine(kit), "noise").found == "weights 2, statistics 1.5; up to ε = 8 at δ = 1e-05"
+    assert False not in verdicts(examine(kit)).values()
+    listing = make_site("hospital-a", cases=(12, 10, 10)) / "dataset.json"
+    content = json.loads(listing.read_text())
+    for index, case in enumerate(content["training"]):
+        case["patient"] = f"p{max(index, 1)}"  # the first two are of one
+    listing.write_text(json.dumps(content))
+    assert verdicts(examine(kit))["cases of a patient"] is False
+    assert the(examine(kit), "cases of a patient").found.startswith("2 for training, noise would hide 1")
+    change(kit, privacy={**policy, "cases_per_patient": 2})
+    assert "cases of a patient" not in verdicts(examine(kit))
+
+    def missing():
+        raise ConfigError("privacy: noise needs Opacus for its account")
+
+    monkeypatch.setattr(doctor, "require_opacus", missing)
+    check = the(examine(kit), "noise")
+    assert (check.ok, check.advice) == (False, "pip install 'medfedaug[privacy]'")
+
+
 def no_listing(kit, data):
     (data / "dataset.json").unlink()
 

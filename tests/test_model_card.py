@@ -126,8 +126,26 @@ def test_privacy_is_what_each_site_has_spent(finished, tmp_path):
         record["rounds"][-1]["sites"]["site_B"].update({"privacy/epsilon": 2.345, "privacy/delta": 1e-5})
 
     found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
-    assert "| site 2 | 2.35 | 1.0e-05 |" in found
+    assert "| site 2 | 2.35 | 1.0e-05 | statistics alone |" in found
     assert "weights of the model were sent without noise" in found
+    assert "Without noise: site 1. There is no bound" in found
+
+
+def test_noise_of_one_site_is_said_to_cover_no_other(finished, tmp_path):
+    def change(record):
+        first, second = (record["rounds"][-1]["sites"][name] for name in ("site_A", "site_B"))
+        first.update({"privacy/epsilon": 7.0, "privacy/delta": 1e-5, "privacy/weights": 1.0})
+        if both:
+            second.update({"privacy/epsilon": 2.0, "privacy/delta": 1e-5})
+
+    both = False
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "| site 1 | 7 | 1.0e-05 | weights (DP-SGD) and statistics |" in found
+    assert "Without noise: site 2." in found
+    both = True
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "| site 2 | 2 | 1.0e-05 | statistics alone |" in found
+    assert "Without noise:" not in found
 
 
 def test_noise_at_the_server_is_told(finished, tmp_path):

@@ -27,9 +27,7 @@ _USE = (
     "Under which terms the weights may be used is for the sites that trained them to say; the run records "
     "none.",
 )
-_WEIGHTS_TOO = (
-    "Weights and statistics are in it, since the sites trained by DP-SGD. Losses and scores are not."
-)
+_BOTH, _STATISTICS = "weights (DP-SGD) and statistics", "statistics alone"
 _UNKNOWN = "Scanners, protocols and patients other than those of the sites above."
 
 
@@ -250,16 +248,29 @@ class _Card:
                 "that methods exchanged, say of a single patient.",
                 *at_server,
             )
-        rows = [(self.name(site), f"{e:.3g}", f"{d:.1e}") for site, (e, d) in sorted(spent.items())]
-        return (
+        rows = [
+            (self.name(site), f"{e:.3g}", f"{d:.1e}", _BOTH if site in with_weights else _STATISTICS)
+            for site, (e, d) in sorted(spent.items())
+        ]
+        found: list[Block] = [
             "Sites added noise to what they sent. What each has spent of its privacy "
             "budget, over all jobs until this run's end:",
-            Table(("site", "ε", "δ"), tuple(rows)),
-            _WEIGHTS_TOO
-            if all(site in with_weights for site in spent)
-            else "This is of the statistics alone: the weights of the model were sent without noise.",
-            *at_server,
-        )
+            Table(("site", "ε", "δ", "of"), tuple(rows)),
+        ]
+        if with_weights:
+            found.append("Losses and scores are in no ε.")
+        if len(with_weights) < len(spent):
+            found.append(
+                "Of statistics alone means that the weights of the model were sent without noise: there is "
+                "no bound on what the model says of a single patient of such a site."
+            )
+        without = [self.name(site) for site in self.trained if site not in spent]
+        if without:
+            found.append(
+                f"Without noise: {', '.join(without)}. There is no bound on what the model, or the "
+                "statistics that methods exchanged, say of a single patient there."
+            )
+        return (*found, *at_server)
 
     def server_noise(self) -> Iterator[str]:
         """What the last round's methods say of noise that the server added."""
