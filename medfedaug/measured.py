@@ -36,12 +36,13 @@ MEASURED = (
     ),
     Measured(
         "retina, five cameras",
-        "patients, two seeds",
+        "patients, three seeds",
         {
-            "norm": "+0.019 (+0.006 to +0.033)",
-            "fedrdn": "+0.039 (+0.026 to +0.053)",
-            "fedfa": "+0.013 (+0.011 to +0.016)",
-            "fedrdn,fedfa+": "-0.031 (-0.048 to -0.014)",
+            "norm": "+0.020 (+0.006 to +0.035)",
+            "fedbn": "+0.042 (+0.029 to +0.056)",
+            "fedrdn": "+0.038 (+0.024 to +0.053)",
+            "fedfa": "+0.014 (+0.012 to +0.016)",
+            "fedrdn,fedfa+": "-0.023 (-0.041 to -0.006)",
         },
     ),
     Measured(
@@ -54,6 +55,7 @@ MEASURED = (
             "fedrdn,fedfa+": "-0.032 (-0.050 to -0.013)",
             "fedfa+": "-0.050 (-0.062 to -0.037)",
             "fedbn": "+0.043 (+0.029 to +0.057)",
+            "ditto": "+0.053 (+0.040 to +0.067)",
             "single": "+0.020 (-0.001 to +0.042)",
             "pooled": "+0.086 (+0.074 to +0.099)",
         },
