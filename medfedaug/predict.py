@@ -86,10 +86,9 @@ def predict_images(
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
     _check_device(device)
+    job = _Job(run, folder, out, origin, device, probabilities, previews, on_event or (lambda event: None))
+    job.check_apart()
     with only_process(out):
-        job = _Job(
-            run, folder, out, origin, device, probabilities, previews, on_event or (lambda event: None)
-        )
         return job.carry_out(overwrite)
 
 
@@ -162,6 +161,22 @@ class _Job:
         else:
             found.write()
         return found
+
+    def check_apart(self) -> None:
+        """Check that no two cases have one name, or would be written to one file.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        whose: dict[str, Case] = {}
+        for case in self.folder.cases["test"]:
+            for place in (case.name, *self.files(case)):
+                other = whose.setdefault(place, case)
+                if other is not case:
+                    raise ConfigError(
+                        f"{case.image} and {other.image} would both be predicted as {place}: rename one of "
+                        "them, or predict it apart"
+                    )
 
     @property
     def uses_the_images(self) -> bool:

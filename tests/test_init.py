@@ -212,3 +212,24 @@ def test_the_shell_completes_commands():
         [sys.executable, "-c", command], env={**os.environ, **asked}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["simulate"]
+
+
+def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_path):
+    site = tmp_path / "Dataset002"
+    fill(site)
+    own = {"labels": {"background": 0, "tumour": 1, "ignore": 2}}
+    (site / "dataset.json").write_text(json.dumps(own))
+    code, _, err = run("init", site, "--yes", "--replace")
+    assert code == 2
+    assert "names the label 'ignore', whose voxels nnU-Net neither learns nor scores" in " ".join(err.split())
+    assert json.loads((site / "dataset.json").read_text()) == own
+    assert run("init", site, "--yes", "--replace", "--labels", "background,tumour")[0] == 0
+    regions = {
+        "labels": {"background": 0, "whole tumour": [1, 2], "core": [2]},
+        "regions_class_order": [1, 2],
+    }
+    (site / "dataset.json").write_text(json.dumps(regions))
+    (site / "dataset.before.json").unlink()
+    code, out, err = run("init", site, "--yes", "--replace")
+    assert code == 0, err
+    assert "regions of several labels (whole tumour, core) are not made" in " ".join((out + err).split())

@@ -325,6 +325,8 @@ def test_nothing_of_somebody_else_is_replaced(run, slices, head, tmp_path):
         ("notes.txt", ["notes.txt", "is no image, by its name", "DICOM"]),
         ("sites", ["sites", "holds folders of sites", "one site's folder"]),
         ("unlisted", ["dataset.json", "lists no test case"]),
+        ("twice", ["image.nii.gz would both be predicted as q/image.nii.gz"]),
+        ("formats", ["image.mha and ", "would both be predicted as q/image"]),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(run, slices, tmp_path, images, words):
@@ -333,6 +335,10 @@ def test_what_cannot_be_predicted_is_one_line(run, slices, tmp_path, images, wor
     for folder in (tmp_path / "sites/A", tmp_path / "unlisted"):
         folder.mkdir(parents=True)
         (folder / "dataset.json").write_text('{"training": []}')
+    for name, other in (("twice", tmp_path / "q/image.nii.gz"), ("formats", "q/image.mha")):
+        (tmp_path / name).mkdir()
+        listed = json.dumps({"test": [{"image": "q/image.nii.gz"}, {"image": str(other)}]})
+        (tmp_path / name / "dataset.json").write_text(listed)
     out = tmp_path / "out"
     code, _, err = run("predict", "--model", slices, "--images", tmp_path / images, "--out", out)
     assert code == 2

@@ -299,6 +299,11 @@ def put(value, *path):
     return change
 
 
+def resampled_late(config):
+    spacing = {"_target_": "Spacingd", "keys": ["image", "label"], "pixdim": [2, 2, 2]}
+    config["train"]["random_transforms"].append(spacing)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -319,6 +324,7 @@ def put(value, *path):
         (put("NoSuchNetwork", "network_def", "_target_"), "network.*NoSuchNetwork"),
         (put("SlidingWindowInferer", "train", "inferer", "_target_"), "train#inferer|inferer"),
         (put("@train#preprocessing", "validate", "dataset", "transform"), "has random transforms"),
+        (resampled_late, "Spacingd needs to know where voxels lie"),
     ],
 )  # fmt: skip
 def test_what_a_bundle_lacks_is_one_line_that_names_the_key(change, words, make, phantom):

@@ -31,6 +31,7 @@ _TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks")
 _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
+_IGNORED = "ignore"
 _PART = re.compile(r"(.+)[-_][^-_]+")
 _SHOWN = 3
 
@@ -110,6 +111,7 @@ def propose(
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
     classes = _classes([*cases, *tested], labels, there, name, folder, on_label)
+    notes += _other_labels(there, labels, name, folder)
     content: dict[str, Any] = {"labels": {str(i): text for i, text in enumerate(classes)}}
     channels = there.get("channel_names") or there.get("modality")
     if channels:
@@ -338,6 +340,34 @@ def _named(content: Mapping[str, Any]) -> tuple[str, ...]:
         except (TypeError, ValueError):  # nnU-Net's regions
             return ()
     return tuple(pairs[i] for i in sorted(pairs)) if sorted(pairs) == list(range(len(pairs))) else ()
+
+
+def _other_labels(content: Mapping[str, Any], names: Sequence[str], site: str, folder: Path) -> list[str]:
+    """Notes on labels of nnU-Net that are no classes of their own.
+
+    Raises:
+        DataError: for its label ``ignore``, which would be learned as a class.
+    """
+    labels = content.get("labels")
+    if names or not isinstance(labels, dict):
+        return []
+    found = [str(text).casefold() for pair in labels.items() for text in pair]
+    if _IGNORED in found:
+        raise DataError(
+            f"names the label {_IGNORED!r}, whose voxels nnU-Net neither learns nor scores, and here every "
+            "label is a class",
+            site=site,
+            path=folder / LISTING,
+            hint="Give these voxels the class that they are of, or leave such cases out; then name all "
+            "classes with --labels background,...",
+        )
+    regions = [str(text) for text, values in labels.items() if isinstance(values, list)]
+    if not regions:
+        return []
+    return [
+        f"regions of several labels ({', '.join(regions)}) are not made: every label is a class of its own, "
+        "to be named with --labels background,..."
+    ]
 
 
 def _split(

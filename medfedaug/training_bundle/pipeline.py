@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from monai.transforms import Compose, Randomizable, RandomizableTrait, Transform
+from monai.transforms import (
+    Compose,
+    Orientationd,
+    Randomizable,
+    RandomizableTrait,
+    ResampleToMatchd,
+    Spacingd,
+    SpatialResampled,
+    Transform,
+)
 from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor, ensure_tuple
 
@@ -17,6 +26,7 @@ from medfedaug.data.preparation import LANDMARKS
 __all__ = ["BundleAugmentation", "Parts", "plain_sample"]
 
 _CROPS, _INTENSITY = "monai.transforms.croppad", "monai.transforms.intensity"
+_LOCATED = (Orientationd, ResampleToMatchd, Spacingd, SpatialResampled)
 
 
 class Parts:
@@ -52,6 +62,11 @@ class Parts:
     def crops(self) -> bool:
         """Whether a sample is cut at random out of a case."""
         return any(isinstance(t, RandomizableTrait) for t in self.cutting)
+
+    @property
+    def located(self) -> str:
+        """The transform, if any, that needs the affine after the first random one, where it is not kept."""
+        return next((type(t).__name__ for t in self.drawn if isinstance(t, _LOCATED)), "")
 
     @property
     def rescaling(self) -> str:

@@ -60,7 +60,14 @@ class BundleTask(Task):
         self.dense = config.task == "segmentation"
         self.methods_first = config.normalise_at == "deterministic"
         trainer, evaluator = given.trainer, given.evaluator
-        self.parts = Parts(given.make(given.find(trainer, "train_data_loader", "dataset", "transform")))
+        transforms = given.find(trainer, "train_data_loader", "dataset", "transform")
+        self.parts = Parts(given.make(transforms))
+        if self.parts.located:  # MONAI would take the identity for the affine
+            raise given.problem(
+                transforms,
+                f"{self.parts.located} needs to know where voxels lie, which is not kept from the first "
+                "random transform, or the first function, on: put it before",
+            )
         seen = given.make(given.find(evaluator, "val_data_loader", "dataset", "transform"))
         self.evaluation = Parts(seen).once
         if Parts(seen).drawn:
