@@ -224,7 +224,7 @@ def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     lines = []
     for label, members in groups.items():
         run = members[0]
-        turns = max(1, len(run.rounds) * len(run.sites))
+        turns = max(1, sum(map(_asked, run.rounds)))
         once = run.context.get("bytes_up_before_training", {})
         parts: dict[str, list[int]] = {part: [size, 0] for part, size in once.items()}
         for entry in run.rounds:
@@ -249,6 +249,12 @@ def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     if any(value is not None for run in runs for value in run.validation()):
         alt = "Mean validation score against the bytes sent so far"
         figure(section, lambda width: metric_by_bytes(runs, width=min(width, 6)), alt, small=True)
+
+
+def _asked(entry: Mapping[str, Any]) -> int:
+    """The number of sites that a round was sent to, which with partial participation are not all."""
+    trained = {site for site, told in entry["sites"].items() if "samples" in told}
+    return len(trained | {str(t.get("site")) for key in ("refused", "missing") for t in entry.get(key, ())})
 
 
 def _gamma(section: ET.Element, groups: dict[str, list[Run]]) -> None:
