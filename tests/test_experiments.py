@@ -122,6 +122,10 @@ def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
     after = snapshot(folder)
     assert {key: after[key] for key in before} == before
     assert set(after) - set(before) == {str(folder / "cross_site.json")}
+    stale = {**found, "scores": {"amazon": {"dslr": 7.0}}}
+    for there, read in ((stale, True), ({**stale, "run": "another"}, False), ({**stale, "round": 99}, False)):
+        (folder / "cross_site.json").write_text(json.dumps(there))
+        assert cross_site(folder, data, "cpu") == (stale if read else found)
     tables, _ = write_tables(runs, OFFICE_PRESET, tmp_path, across=True)
     assert len(tables["cross_site"].body) == 4
     assert "amazon" in (tmp_path / "cross_site.md").read_text()

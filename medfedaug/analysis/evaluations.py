@@ -11,7 +11,7 @@ from typing import Any
 from medfedaug.analysis.runs import RESULTS
 from medfedaug.analysis.text import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, warn
 from medfedaug.federation.output import EVALUATION
 from medfedaug.scores import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 
@@ -226,7 +226,8 @@ def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[
 
     Args:
         paths: files of evaluations, folders with ``evaluation.json``, and folders of runs, which may have
-            one.
+            one. An evaluation beside the results of a run that it is not of, which replaced the one that it
+            was of, is left out with a warning.
 
     Raises:
         DataError: for a file that is neither.
@@ -235,11 +236,31 @@ def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[
     for path in paths:
         file = path / EVALUATION if path.is_dir() else path
         evaluated = file.is_file() and (path.is_dir() or path.name != RESULTS)
-        if evaluated:
-            evaluations.append(load_evaluation(file))
+        if evaluated and not _of_another_run(found := load_evaluation(file), file):
+            evaluations.append(found)
         if not evaluated or (path.is_dir() and any(path.rglob(RESULTS))):
             others.append(path)
     return evaluations, others
+
+
+def _recorded_run(file: Path) -> str | None:
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # no run, or what its own reader finds fault with
+
+
+def _of_another_run(evaluation: Mapping[str, Any], file: Path) -> bool:
+    """Whether the file lies in the folder of a run, and none of its models is that run's."""
+    own = _recorded_run(file.parent / RESULTS)
+    made = {run.get("run") for model in evaluation["models"].values() for run in model.get("runs", ())}
+    if own is None or not made or own in made:
+        return False
+    warn(
+        f"{file} is of another run than the results beside it, and is left out",
+        hint="Evaluate again, or move it elsewhere if it is still needed.",
+    )
+    return True
 
 
 def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:

@@ -36,13 +36,13 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     statistics, where a method exchanges any. Layers that a site keeps to itself belong to its local model.
 
     Args:
-        run: the folder of a finished run; receives ``cross_site.json``, and where that is there already, it
-            is read and nothing is trained.
+        run: the folder of a finished run; receives ``cross_site.json``, and where that is there already, of
+            this run and round, it is read and nothing is trained.
         data_dir: the run's data.
         device: where to compute.
 
     Returns:
-        ``{"metric": name, "round": r, "scores": {source: {target: score}}}``.
+        ``{"metric": name, "run": id, "round": r, "scores": {source: {target: score}}}``.
 
     Raises:
         ConfigError: for a method that has no local models.
@@ -53,10 +53,13 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
         the model needing it (control variates, for one) begins anew.
     """
     run = Path(run)
-    if (run / CROSS_SITE).exists():
-        return dict(json.loads((run / CROSS_SITE).read_text()))
     record = json.loads((run / RESULTS).read_text())
     config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
+    if (run / CROSS_SITE).exists():
+        known = dict(json.loads((run / CROSS_SITE).read_text()))
+        # The folder may have another run now, or more rounds of this one; files of before do not say.
+        if (known.get("run", record["run"]), known["round"]) == (record["run"], round_):
+            return known
     config = replace(config, rounds=max(config.rounds, round_))  # sites refuse later rounds
     try:
         server = FederationServer(replace(config, rounds=round_))
@@ -74,7 +77,8 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
         carrier = _CrossSiteCarrier(server, trainers, Saving(server, trainers.values(), None))
         with suppress(_Scored):
             federate(server, carrier)
-    result = {"metric": server.record.metric, "round": round_, "scores": carrier.scores}
+    found = {"metric": server.record.metric, "run": record["run"], "round": round_}
+    result = {**found, "scores": carrier.scores}
     write_json(run / CROSS_SITE, result)
     return result
 
