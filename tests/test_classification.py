@@ -17,6 +17,10 @@ from medfedaug.config import RunConfig
 from medfedaug.data.sites import ImageFolder, check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.messages import PREPARE, Request
+from medfedaug.federation.site import Site
+from medfedaug.methods import parse_methods
+from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, EvaluationCase, make_task
 
@@ -48,6 +52,32 @@ def test_published_lists_are_taken_in_their_order(make_photos):
     assert [case.name for case in site.cases["training"]] == [f[0] for f in files[:4]]
     assert [case.name for case in site.cases["validation"]] == [f[0] for f in files[4:7]]
     assert [case.name for case in site.cases["test"]] == [f[0] for f in files[7:]]
+
+
+def test_lists_say_whose_the_images_are_and_patients_stay_together(make_photos):
+    """Ten images to train and validate; of the six that train, two are of patients with images after them."""
+    folder = make_photos("A", per_class=7)
+    (folder.parent / "splits").mkdir()
+    whose = [7, " 7 ", "b", "c", None, "d", "e", "7", "b", "f"]
+    files = [[f"A/{label}/{i}.png", label] for i in range(7) for label in ("dog", "cat")]
+    train = [[*file, patient] for file, patient in zip(files, whose, strict=False)]
+    lists = {part: folder.parent / f"splits/A_{part}.json" for part in ("train", "test")}
+    lists["train"].write_text(json.dumps(train))
+    lists["test"].write_text(json.dumps([[*files[10], "g"], [*files[11], "g"], files[12], files[13]]))
+    site = open_site(folder)
+    names = [file[0] for file in files]
+    assert [c.name for c in site.cases["training"]] == [*names[:6], names[7], names[8]]
+    assert [c.name for c in site.cases["validation"]] == [names[6], names[9]]
+    assert site.cases_of_patients("training") == (3, 2, 1, 1, 1)
+    assert site.patients("test") == {names[10]: 0, names[11]: 0, names[12]: 1, names[13]: 2}
+    other = open_site(make_photos("B", per_class=5))
+    config = configure([site, other], methods=parse_methods("fedrdn"), network="lenet5", image_size=32)
+    trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=6))
+    error = Site("A", trainer).answer(Request(PREPARE)).error
+    assert "statistics would summarise 5 patients, and this site sends them from 6 on" in error
+    lists["test"].write_text(json.dumps([[*files[10], "d"], files[11]]))
+    with pytest.raises(DataError, match=r"patient d is in test, and in training with A/cat/2\.png"):
+        open_site(folder)
 
 
 @pytest.mark.skipif(not OFFICE.is_dir(), reason="Office-Caltech 10 is not beside the project")

@@ -313,7 +313,10 @@ PHOTOGRAPHS = {
         lambda folder: (folder / "cat").rename(folder / "Cat"),
         "'Cat' and 'cat' of site A would be two classes",
     ),
-    "deep list": (written("[" * 100_000), "B_train.json: not a list of [path, class] (nested too deeply)"),
+    "deep list": (
+        written("[" * 100_000),
+        "B_train.json: not a list of [path, class] or [path, class, patient] (nested too deeply)",
+    ),
     "list of another site": (
         written('[["A/cat/PART.png", "cat"]]'),
         "B_train.json: names A/cat/0.png, which is not below",

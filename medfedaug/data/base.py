@@ -307,6 +307,15 @@ class SiteFolder(ABC):
                     )
 
 
+def patient_name(named: object) -> str:
+    """The name of a patient as a list has it, as text; empty where it has none.
+
+    >>> patient_name(7), patient_name(" 7 "), patient_name(None)
+    ('7', '7', '')
+    """
+    return "" if named is None else str(named).strip()
+
+
 def plain_name(name: str) -> str:
     """A name without what does not matter in it: capitals, spaces, ``_`` and ``-``."""
     return " ".join(re.split(r"[\s_-]+", name.casefold()))

@@ -13,7 +13,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, unreadable
+from medfedaug.data.base import (
+    SPLITS,
+    Case,
+    Listing,
+    SiteFolder,
+    check_below,
+    patient_name,
+    unreadable,
+)
 from medfedaug.data.checks import check_copies
 from medfedaug.data.memory import decoded
 from medfedaug.data.photographs import check_kind, is_photograph
@@ -33,8 +41,10 @@ class ImageFolder(SiteFolder):
     """A site's images, ``<site>/<class>/*``; `Case.label` is the name of the class.
 
     The splits are those of ``DIR/splits/<site>_train.json`` and ``<site>_test.json``, lists of
-    ``[path, class]`` relative to ``DIR``: the first 60 % of the training list train and the rest validates.
-    Without such lists each class is split 60/20/20 by a permutation that depends on the site's name alone.
+    ``[path, class]`` or ``[path, class, patient]``, relative to ``DIR``: the first 60 % of the training list
+    train, with the other images of their patients, and the rest validates. Without such lists each class is
+    split 60/20/20 by a permutation that depends on the site's name alone, and each image is a patient's only
+    one.
     """
 
     task = "classification"
@@ -126,12 +136,14 @@ def _published(
     for file in (train_list, train_list.with_name(f"{site}_test.json")):
         try:
             entries: Any = parse_json(file.read_text(encoding="utf-8"))
-            lists.append([Case(str(image), root / image, str(label)) for image, label in entries])
-            for image, label in entries:
+            lists.append([_listed(root, *entry) for entry in entries])
+            for image, label, *_ in entries:
                 _check_entry(root, path.resolve(), str(image), str(label), site, file)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(
-                f"not a list of [path, class] ({withheld(error)})", site=site, path=file
+                f"not a list of [path, class] or [path, class, patient] ({withheld(error)})",
+                site=site,
+                path=file,
             ) from error
         unknown = sorted({str(case.label) for case in lists[-1]} - set(classes))
         if unknown:
@@ -144,6 +156,10 @@ def _published(
     split = published_split(*lists)
     _warn_of_order(site, train_list, split)
     return split
+
+
+def _listed(root: Path, image: str, label: object, patient: object = None) -> Case:
+    return Case(str(image), root / image, str(label), patient=patient_name(patient))
 
 
 def _warn_of_order(site: str, train_list: Path, split: dict[str, Sequence[Case]]) -> None:
@@ -178,9 +194,16 @@ def _check_entry(root: Path, folder: Path, image: str, label: str, site: str, li
 
 
 def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Sequence[Case]]:
-    """The first 60 % of a published training list train, the rest validates."""
+    """The first 60 % of a published training list train, the rest validates.
+
+    A patient whose images lie on both sides trains with all of them.
+    """
     boundary = int(_TRAINING_SHARE * len(train))
-    return {"training": train[:boundary], "validation": train[boundary:], "test": test}
+    whose = {case.patient for case in train[:boundary] if case.patient}
+    after: dict[bool, list[Case]] = {True: [], False: []}
+    for case in train[boundary:]:
+        after[case.patient in whose].append(case)
+    return {"training": [*train[:boundary], *after[True]], "validation": after[False], "test": test}
 
 
 def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, Sequence[Case]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from monai.data import load_decathlon_datalist
 
-from medfedaug.data.base import SPLITS, Case, Listing, check_below, plain_name
+from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
 from medfedaug.data.readers import image_suffix
 from medfedaug.errors import DataError, withheld
 from medfedaug.files import parse_json
@@ -110,8 +110,7 @@ def _patient(row: Any) -> str:
     Of the list as written: MONAI's reader takes any text for a path where a file or folder of that name is
     there, as one is for the empty text.
     """
-    named = row.get("patient") if isinstance(row, dict) else None
-    return "" if named is None else str(named).strip()
+    return patient_name(row.get("patient") if isinstance(row, dict) else None)
 
 
 def _read_case(item: dict[str, Any], patient: str, labelled: bool) -> Case:
