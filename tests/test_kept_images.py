@@ -12,6 +12,7 @@ import pytest
 import SimpleITK as sitk
 import torch
 from benchmark_files import write_prostate
+from test_formats import write_dicom
 
 from medfedaug.data import cache
 from medfedaug.data.benchmarks import open_benchmark
@@ -70,24 +71,8 @@ def test_voxels_that_were_written_anew_in_place_are_read_anew(make_site, tmp_pat
     def write(values: np.ndarray) -> None:
         if kind == "mhd":
             sitk.WriteImage(sitk.GetImageFromArray(values), image)
-            return
-        image.mkdir(exist_ok=True)
-        for z, plane in enumerate(values):
-            slice_ = sitk.GetImageFromArray(plane[None])
-            slice_.SetOrigin((0, 0, float(z)))
-            for tag, text in (
-                ("0008|0060", "MR"),
-                ("0020|000d", "1.2.3"),
-                ("0020|000e", "1.2.3.4"),
-                ("0020|0032", f"0\\0\\{z}"),
-                ("0020|0037", "1\\0\\0\\0\\1\\0"),
-                ("0020|0013", str(z)),
-            ):
-                slice_.SetMetaData(tag, text)
-            writer = sitk.ImageFileWriter()
-            writer.KeepOriginalImageUIDOn()
-            writer.SetFileName(str(image / f"{z}.dcm"))
-            writer.Execute(slice_)
+        else:
+            write_dicom(image, sitk.GetImageFromArray(values))
 
     write(voxels)
     listing["training"][0]["image"] = image.name
