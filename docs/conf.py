@@ -39,7 +39,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/\w+\.py$",
     "ignore_pattern": r"^shell\.py$",
     "within_subsection_order": "FileNameSortKey",
-    "parallel": os.cpu_count() or 1,  # tutorials mostly wait for processes to start
+    "parallel": os.cpu_count() or 1,  # with more, tutorials wait for each other
     "abort_on_example_error": True,  # a tutorial that fails is an error of the build
     "download_all_examples": False,
     "capture_repr": (),

@@ -291,7 +291,7 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
             "Add images, or lower the limit with medfedaug site-config --min-images.",
         )
     most = max(site.cases_of_patients("training"), default=1)
-    if (policy.noise_multiplier or policy.sgd_noise_multiplier) and most > policy.cases_per_patient:
+    if policy.adds_noise and most > policy.cases_per_patient:
         yield Check(
             "cases of a patient",
             False,
@@ -312,7 +312,7 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
 
 def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
     """Whether a site whose policy asks for noise can add it, or would refuse every job."""
-    if not (policy.noise_multiplier or policy.sgd_noise_multiplier):
+    if not policy.adds_noise:
         return
     try:
         require_opacus()

@@ -18,7 +18,7 @@ from medfedaug.data.given import check_given, open_given
 from medfedaug.data.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.data.voxel_files import voxel_files
+from medfedaug.data.voxel_files import files_of
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.familiar import Familiar
 from medfedaug.federation.output import STATISTICS
@@ -404,7 +404,6 @@ def _state(case: Case) -> list[list[int]]:
     """Sizes and times of a case's files, by which another version of them is known."""
     found = []
     for path in case.files:
-        files = {path, *voxel_files(path)} if path.exists() else set()
-        states = [file.stat() for file in files if file.is_file()]
+        states = [file.stat() for file in files_of(path) if file.is_file()]
         found.append([sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)])
     return found

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, SiteFolder
-from medfedaug.data.voxel_files import voxel_files
+from medfedaug.data.voxel_files import files_of
 from medfedaug.errors import DataError
 
 __all__ = ["Fingerprint", "check_made_with", "check_unchanged", "fingerprint_files", "fingerprint_sites"]
@@ -108,7 +108,7 @@ def _hashes(site: SiteFolder, split: str) -> Iterator[tuple[str, str]]:
         path for case in site.cases[split] for path in (*case.files, case.label) if isinstance(path, Path)
     }
     for path in named:
-        for file in {path, *(voxel_files(path) if path.exists() else ())}:
+        for file in files_of(path):
             if file.is_file():
                 status = file.stat()
                 hashed = _hash(file.absolute(), status.st_size, status.st_mtime_ns)

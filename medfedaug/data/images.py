@@ -200,10 +200,9 @@ def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Se
     """
     boundary = int(_TRAINING_SHARE * len(train))
     whose = {case.patient for case in train[:boundary] if case.patient}
-    after: dict[bool, list[Case]] = {True: [], False: []}
-    for case in train[boundary:]:
-        after[case.patient in whose].append(case)
-    return {"training": [*train[:boundary], *after[True]], "validation": after[False], "test": test}
+    after = train[boundary:]
+    training = [*train[:boundary], *(case for case in after if case.patient in whose)]
+    return {"training": training, "validation": [c for c in after if c.patient not in whose], "test": test}
 
 
 def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, Sequence[Case]]:

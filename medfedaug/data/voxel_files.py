@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["FileState", "file_states", "voxel_files"]
+__all__ = ["FileState", "file_states", "files_of", "voxel_files"]
 
 FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size; ``None`` for what is not there."""
@@ -25,6 +25,11 @@ def voxel_files(path: Path) -> list[Path]:
     return [path]
 
 
+def files_of(image: Path) -> set[Path]:
+    """An image's own file, or folder, and the files of its voxels; of one that is not there, itself alone."""
+    return {image, *(voxel_files(image) if image.exists() else ())}
+
+
 def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
     """What changes when an image is written anew, also in place.
 
@@ -37,11 +42,7 @@ def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
     Raises:
         OSError: for a header that cannot be read.
     """
-    return tuple(
-        _state(file)
-        for image in images
-        for file in sorted({image, *(voxel_files(image) if image.exists() else ())})
-    )
+    return tuple(_state(file) for image in images for file in sorted(files_of(image)))
 
 
 def _state(file: Path) -> FileState:

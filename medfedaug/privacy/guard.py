@@ -70,7 +70,7 @@ class PrivacyGuard:
         self.generator = generator or random.SystemRandom()
         self._means: dict[str, Payload] = {}
         self._epsilon: float | None = None
-        if policy.noise_multiplier or policy.sgd_noise_multiplier:
+        if policy.adds_noise:
             require_opacus()
 
     def check(self, name: str, exchange: SiteExchange) -> None:

@@ -90,17 +90,22 @@ class PrivacyPolicy:
             raise ConfigError(f"privacy: sgd_clip must be a norm above 0, got {self.sgd_clip!r}")
         if not is_number(self.delta) or not 0 < self.delta < 1:
             raise ConfigError(f"privacy: delta is a probability, got {self.delta!r}")
-        if self.max_epsilon is None and (self.noise_multiplier or self.sgd_noise_multiplier):
+        if self.max_epsilon is None and self.adds_noise:
             raise ConfigError("privacy: with noise, max_epsilon says where the site stops; it is missing")
         if self.max_epsilon is not None:
             if not is_number(self.max_epsilon) or self.max_epsilon <= 0:
                 raise ConfigError(f"privacy: max_epsilon must be a positive number, got {self.max_epsilon!r}")
-            if not (self.noise_multiplier or self.sgd_noise_multiplier):
+            if not self.adds_noise:
                 # Without noise ε is infinite: a cap would promise what nothing keeps.
                 raise ConfigError("privacy: max_epsilon means nothing without a noise_multiplier")
         if not isinstance(self.clip, Mapping):
             raise ConfigError(f"privacy: clip is a mapping from kind to [low, high], got {self.clip!r}")
         object.__setattr__(self, "clip", {kind: _bounds(kind, pair) for kind, pair in self.clip.items()})
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether anything gets noise: statistics, or the steps of training."""
+        return bool(self.noise_multiplier or self.sgd_noise_multiplier)
 
     def bounds(self, kind: str) -> tuple[float, float]:
         """The public bounds of a kind.
