@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.fields import check_fields, documented, setting
 from medfedaug.files import check_version, parse_json, write_versioned
 
-__all__ = ["PLAN_MEMORY", "Plan", "load_plan", "save_plan"]
+__all__ = ["PLAN_FIELDS", "PLAN_MEMORY", "Plan", "load_plan", "planning_settings", "save_plan"]
 
 PLAN_MEMORY = 8.0
 """GiB that a training step may take where a plan is made and nothing else is said."""
@@ -134,6 +134,22 @@ class Plan:
             raise ConfigError(f"a plan must be a JSON object, got {values!r}")
         check_keys("unknown keys of a plan:", values, sorted(entry.name for entry in dataclasses.fields(cls)))
         return cls(**dict(values))
+
+
+PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
+"""Settings of `Plan`, which can be given one by one."""
+
+
+def planning_settings(given: Iterable[str], memory: float | None = None) -> dict[str, Any]:
+    """How a plan is to be made of the sites' fingerprints: `medfedaug.config.RunConfig.planning`.
+
+    Args:
+        given: names of the settings that were given. Those that a plan would decide, which are the fields of
+            `Plan` and ``batch_size``, stay as they are.
+        memory: GiB for a training step; ``None`` for the default.
+    """
+    decided = {*PLAN_FIELDS, "batch_size"}
+    return {"memory": memory or PLAN_MEMORY, "given": sorted(decided & set(given))}
 
 
 def save_plan(path: str | Path, plan: Plan, told: Mapping[str, Any] | None = None) -> None:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from medfedaug.config import TASK_DEFAULTS, RunConfig
+from medfedaug.config import TASK_DEFAULTS
 from medfedaug.errors import ConfigError
-from medfedaug.plan import PLAN_MEMORY, Plan
+from medfedaug.plan import PLAN_MEMORY
 
 __all__ = [
     "Arguments",
@@ -35,7 +35,6 @@ __all__ = [
     "PlanMemory",
     "Threads",
     "Tracking",
-    "planning_settings",
     "takes",
 ]
 
@@ -181,17 +180,6 @@ def takes(
         return call
 
     return decorate
-
-
-def planning_settings(given: Given, memory: float | None) -> dict[str, Any]:
-    """How a plan is to be made: `medfedaug.config.RunConfig.planning`.
-
-    Args:
-        given: what `takes` found; what of it a plan would decide stays as it is.
-        memory: GiB for a training step; ``None`` for the default.
-    """
-    names = sorted({*given[Plan], *({"batch_size"} & set(given[RunConfig]))})
-    return {"memory": memory or PLAN_MEMORY, "given": names}
 
 
 def _parameter(cls: type, entry: dataclasses.Field[Any], hint: Any, text: str) -> inspect.Parameter:

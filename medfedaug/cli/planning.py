@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from medfedaug.cli.console import err_console, out_console
-from medfedaug.cli.options import Data, Given, PlanMemory, planning_settings, takes
+from medfedaug.cli.options import Data, Given, PlanMemory, takes
 from medfedaug.config import RunConfig
-from medfedaug.plan import Plan
+from medfedaug.plan import Plan, planning_settings
 
 __all__ = ["plan"]
 
@@ -42,7 +42,7 @@ def plan(
     from medfedaug.simulate import configure
 
     sites = find_sites(data)
-    planning = planning_settings(given, plan_memory)
+    planning = planning_settings((*given[Plan], *given[RunConfig]), plan_memory)
     config = configure(sites, **given[RunConfig], plan=Plan(**given[Plan]), planning=planning)
     prints = {}
     for site in (site for site in sites if site.trains):

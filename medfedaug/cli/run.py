@@ -27,13 +27,12 @@ from medfedaug.cli.options import (
     PlanFile,
     PlanMemory,
     Tracking,
-    planning_settings,
     takes,
 )
 from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError
-from medfedaug.plan import Plan, load_plan
+from medfedaug.plan import Plan, load_plan, planning_settings
 from medfedaug.scores import UNSEEN
 from medfedaug.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.training_bundle.content import described_data, locate
@@ -274,7 +273,7 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     plan = load_plan(file) if file not in (None, _AUTO) else Plan()
     settings: dict[str, Any] = {"plan": Plan.from_dict({**plan.to_dict(), **given[Plan]})}
     if file == _AUTO:
-        settings["planning"] = planning_settings(given, memory)
+        settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
     return settings
 
 

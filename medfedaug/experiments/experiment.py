@@ -37,9 +37,9 @@ from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, axis_value, parse_axis
 from medfedaug.experiments.presets import Preset, find_preset
-from medfedaug.experiments.sweep import PLAN_FIELDS, check_axes, parse_methods_list
+from medfedaug.experiments.sweep import check_axes, parse_methods_list
 from medfedaug.files import write_atomic
-from medfedaug.plan import PLAN_MEMORY, Plan, load_plan
+from medfedaug.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 
 __all__ = ["EXPERIMENT", "Experiment", "make_experiment", "read_experiment", "write_experiment"]
 
@@ -216,8 +216,7 @@ class Experiment:
         if plan:
             config[_PLAN] = plan
         if file == _AUTO:
-            stay = sorted({*plan, *({"batch_size"} & set(given))})
-            config["planning"] = {"memory": PLAN_MEMORY, "given": stay}
+            config["planning"] = planning_settings((*plan, *given))
         RunConfig.from_dict(config)  # whether the values can be
         return config
 

@@ -37,11 +37,10 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial import InitialWeights
 from medfedaug.federation.output import RESULTS
 from medfedaug.methods import parse_methods
-from medfedaug.plan import Plan
+from medfedaug.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.simulate import check_device, simulate
 
 __all__ = [
-    "PLAN_FIELDS",
     "Axis",
     "PlannedRun",
     "check_axes",
@@ -59,8 +58,6 @@ TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfe
 # What a sweep decides by itself, or what follows from the data.
 _NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "channel_names", "limit")
 _SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
-PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
-"""Settings of `medfedaug.plan.Plan`, which can be set one by one."""
 # What the data and the machine decide.
 _FROM_ELSEWHERE = ("task", "classes", "in_channels", "channel_names")
 
@@ -276,8 +273,8 @@ def _planned(
             data[name] = value
         told.append((name, shown(value)))
     if config.get("planning"):  # what varies is given, and no plan's to decide
-        stay = {*config["planning"].get("given", ()), *(chosen.keys() & {*PLAN_FIELDS, "batch_size"})}
-        config["planning"] = {**config["planning"], "given": sorted(stay)}
+        asked = config["planning"]
+        config["planning"] = planning_settings((*asked.get("given", ()), *chosen), asked.get("memory"))
     if preset.follows:
         own = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
         config |= {name: own[name] for name in preset.follows if name not in chosen}
