@@ -29,6 +29,7 @@ __all__ = [
     "Comparison",
     "compare_groups",
     "difference_cells",
+    "file_notes",
     "input_notes",
 ]
 
@@ -57,6 +58,7 @@ class Comparison:
         metric: the score, and what is counted (`medfedaug.analysis.runs.compared_metric`).
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.
+        other_files: the sites at which runs of one seed, fold and held-out site had other files.
     """
 
     label: str
@@ -71,6 +73,7 @@ class Comparison:
     metric: Metric
     other_input: bool
     model: str
+    other_files: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -121,6 +124,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
                     metric=metric,
                     other_input=members[0].input.differs(groups[baseline][0].input),
                     model=members[0].model if where == trained else UNSEEN_SITE,
+                    other_files=_other_files(pairs),
                 )
             )
     return found
@@ -139,6 +143,21 @@ def input_notes(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> t
     return tuple(
         input_note(reference, {label: groups[label][0].input for label in (reference, *labels)})
         for reference, labels in notes.items()
+    )
+
+
+def file_notes(found: Iterable[Comparison]) -> tuple[str, ...]:
+    """Notes on methods that did not have the same files as their FedAvg: of `Comparison.other_files`."""
+    notes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for one in found:
+        if one.other_files and one.label not in (
+            labels := notes.setdefault((one.baseline, one.other_files), [])
+        ):
+            labels.append(one.label)
+    return tuple(
+        f"{', '.join(labels)}: not the same files as {baseline} at {', '.join(sites)}; a difference may come "
+        "of the data and not of the method, and two cases of one name may be different ones."
+        for (baseline, sites), labels in notes.items()
     )
 
 
@@ -177,6 +196,13 @@ def _comparable(baseline: Run, run: Run) -> bool:
         one.pop("intensity", None)
         two.pop("intensity", None)
     return one == two
+
+
+def _other_files(pairs: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
+    recorded = [(run.context.get("files", {}), other.context.get("files", {})) for run, other in pairs]
+    return tuple(
+        sorted({site for one, two in recorded for site in one.keys() & two.keys() if one[site] != two[site]})
+    )
 
 
 def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -> list[tuple[float, float]]:

@@ -11,6 +11,7 @@ from medfedaug.analysis.comparison import (
     RESOLUTION,
     compare_groups,
     difference_cells,
+    file_notes,
     input_notes,
     marked,
 )
@@ -142,7 +143,8 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
     single = cases.removesuffix("s")
     rows: list[PatientRow] = []
     few: dict[str, list[str]] = {}
-    for found in compare_groups(groups):
+    comparisons = compare_groups(groups)
+    for found in comparisons:
         if found.patients is not None:
             told = (found.label, found.where, found.run_seeds, found.patients, found.verdict)
             rows.append(PatientRow(*told, found.other_input, found.model, cases))
@@ -150,6 +152,7 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
             count = f"{found.num_patients} of the {found.where}' {cases}"
             few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(found.label)
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input]))
+    notes += file_notes(comparisons)
     if rows:
         seeds = max(row.seeds for row in rows)
         over = ["the common seeds"] if seeds > 1 else []

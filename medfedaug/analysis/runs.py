@@ -84,8 +84,8 @@ class Run:
             ``validation`` and ``test``; empty for earlier releases, which did not record it.
         in_turn: whether the run is one of several that each leave out another site; set by
             `medfedaug.analysis.grouping.group_runs`.
-        context: further entries of the file: ``engine``, ``data``, ``seconds``, and the bytes of the methods'
-            exchange before training.
+        context: further entries of the file: ``engine``, ``data``, ``seconds``, ``files`` (a hash of each
+            site's), and the bytes of the methods' exchange before training.
     """
 
     path: Path
@@ -324,18 +324,18 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         raise DataError(f"its test has no {metric}, but {', '.join(mean)}", path=file)
     scores = _scores(check, entries, mean)
     first = scores[chosen_by, ""]
-    told = ("data", "engine", "seconds", "bytes_up_before_training")
+    told = ("data", "engine", "seconds", "files", "bytes_up_before_training")
     context = {key: content[key] for key in told if key in content}
     if isinstance(content.get("planned"), dict):
         context["planned"] = content["planned"]
-    check.get(content, "bytes_up_before_training", dict, default={})
+    for key in ("bytes_up_before_training", "files", "input"):
+        check.get(content, key, dict, default={})
     options = check.get(content, "data_options", dict, default={})
     named = _FOLD.fullmatch(str(context.get("data", "")))
     if named and "data_options" not in content:
         context["data"], options = named["data"], {"folds": True, "fold": int(named["fold"])}
     for site in check.get(config, "holdout", list, "config", default=[]):
         check.kind(site, str, "an entry of config.holdout")
-    check.get(content, "input", dict, default={})
     run = Run(
         path=file,
         # Settings of later releases have their defaults, so that older runs stay comparable.

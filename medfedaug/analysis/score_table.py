@@ -13,6 +13,7 @@ from medfedaug.analysis.comparison import (
     UNSEEN,
     compare_groups,
     difference_cells,
+    file_notes,
     input_notes,
     marked,
 )
@@ -249,7 +250,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
             )
         )
     inputs = input_notes(groups, [row.label for row in rows if row.other_input])
-    said = (*inputs, *_notes(runs, rows, unseen), *notes, *lacking)
+    said = (*inputs, *file_notes(compared.values()), *_notes(runs, rows, unseen), *notes, *lacking)
     return Table(runs[0].metric, sites, unseen, tuple(rows), said)
 
 

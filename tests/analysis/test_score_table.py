@@ -5,6 +5,7 @@ import io
 import math
 
 import pytest
+from results import content
 from rich.console import Console
 
 from medfedaug.analysis import (
@@ -40,6 +41,20 @@ def test_markdown(seeds):
     assert lines[2] == f"| fedavg | 0.520 ± 0.020 | baseline | {scores} | global | 3 |  |  |  |"
     assert lines[3].startswith("| fedrdn | 0.540 ± 0.030 | +0.020 [-0.005, +0.045] | ")
     assert lines[3].endswith("| global | 3 | 0.074 | 0.033 | open: 3 of 5 seeds, 2 of 20 patients |")
+
+
+def test_runs_on_other_files_are_told(write):
+    def run(methods, seed, **files):
+        return load_run(write({**content(methods=methods, seed=seed), "files": files}))
+
+    same = [run(("fedavg",), 0, DU="a", HT="b"), run(("fedrdn",), 0, DU="a", HT="b")]
+    seeds = [run(("fedavg",), 1, DU="c", HT="d"), run(("fedrdn",), 1, DU="c", HT="d")]  # folds differ by seed
+    assert not any("files" in note for note in summary_table([*same, *seeds]).notes)
+    corrected = run(("fedfa",), 0, DU="a", HT="corrected")
+    (note,) = (n for n in summary_table([*same, *seeds, corrected]).notes if "files" in n)
+    assert note.startswith("fedfa: not the same files as fedavg at HT; a difference may come of the data")
+    earlier = load_run(write(methods=("fedfd_a",)))  # a release that recorded none
+    assert not any("fedfd_a" in n and "files" in n for n in summary_table([*same, earlier]).notes)
 
 
 def test_csv_has_full_precision(seeds):
