@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,16 @@ def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one(tmp_path):
     watched.tested.pop("B")
     write_watch_page(watched, tmp_path / "run.html", name="job-1")
     assert "none sent" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "told"), [("running", 600, True), ("running", 5, False), ("finished", 600, False)]
+)
+def test_how_long_a_job_that_goes_on_has_said_nothing(tmp_path, state, age, told):
+    events = tmp_path / "events.jsonl"
+    events.touch()
+    os.utime(events, (time.time() - age,) * 2)
+    console = Console(width=100)
+    with console.capture() as said:
+        console.print(_shown(Watched(rounds=2, round=1, state=state), events))
+    assert ("; nothing said for 10 min" in said.get()) is told

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 _PERIOD, _LAST = 1.0, 8
+_QUIET = 60.0  # seconds without an event that are worth a word
 
 
 def watch(
@@ -33,7 +34,11 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
 ) -> None:
-    """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends."""
+    """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
+
+    A job whose process was killed cannot say so. Of a job that goes on, the title says for how long it has
+    said nothing.
+    """
     with err_console.status("starting"):
         from medfedaug.analysis.page import check_page
         from medfedaug.errors import ConfigError
@@ -85,7 +90,12 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     if watched.seconds and watched.state == "running":
         mean = sum(watched.seconds.values()) / len(watched.seconds)
         left = f", about {duration(mean * (watched.rounds - len(watched.seconds)))} left"
-    title = f"{path.parent.parent.name}: round {watched.round} of {watched.rounds}, {watched.state}{left}"
+    quiet = ""
+    if watched.state == "running" and path.is_file():
+        silence = time.time() - path.stat().st_mtime
+        quiet = f"; nothing said for {duration(silence)}" if silence >= _QUIET else ""
+    name = path.parent.parent.name
+    title = f"{name}: round {watched.round} of {watched.rounds}, {watched.state}{left}{quiet}"
     table = Table("", "last", "by round")
     for site, losses in sorted(watched.losses.items()):
         series = watched.over_rounds(losses)
