@@ -44,6 +44,12 @@ def summary(entry: JobEntry) -> str:
     ]
     lines += [f"  {config.rounds} times: {line}" for line in _exchanged(server.aggregation.every_round)]
     lines += ["  once, at the end: the scores of the test cases"]
+    lines += ["", "What leaves it in a job of these settings that scores finished models and trains none"]
+    lines += [
+        "  the scores of each model, and their differences, as far as this kit's settings allow (--scores)",
+        "  models that this site trained for itself, if this kit's settings allow it (--lend-models)",
+        "  An approval is for both kinds of job.",
+    ]
     defaults = RunConfig().to_dict()
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     lines += ["", "Settings that are not the default"]
