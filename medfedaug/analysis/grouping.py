@@ -12,6 +12,7 @@ from typing import Any
 from medfedaug.analysis.runs import BASELINE, Run
 from medfedaug.config import Execution
 from medfedaug.errors import ConfigError
+from medfedaug.scores import find_metric
 
 __all__ = ["Tested", "experiment", "group_runs", "pool_runs", "whole_seeds"]
 
@@ -44,7 +45,7 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
             raise ConfigError(f"{first.path} scores {first.metric}, {run.path} scores {run.metric}")
     groups: dict[str, list[Run]] = {}
     for run in _in_turn(runs):
-        groups.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
+        groups.setdefault(_exact(_settings(run)), []).append(run)
     labelled: dict[str, list[Run]] = {}
     for members in groups.values():
         members.sort(key=_order)
@@ -70,7 +71,7 @@ def _in_turn(runs: Sequence[Run]) -> list[Run]:
     if not any(run.in_turn for run in alone):
         turns: dict[str, set[str]] = {}
         for run in alone:
-            alike = json.dumps(_settings(replace(run, in_turn=True)), sort_keys=True)
+            alike = _exact(_settings(replace(run, in_turn=True)))
             turns.setdefault(alike, set()).add(run.held_out[0])
         if not any(len(sites) > 1 for sites in turns.values()):
             return list(runs)
@@ -141,6 +142,9 @@ def _pool(seed: int, members: Sequence[Run]) -> Tested:
     mean = (
         members[0].mean if len(members) == 1 and not members[0].in_turn else fmean(whole) if whole else None
     )
+    units = {unit for run in members for site, unit in run.units.items() if sites.get(site) is not None}
+    if find_metric(members[0].metric).has_unit and len(units) > 1:
+        mean = None  # as of one run: millimetres and pixels have no mean
     return Tested(seed, parts, sites, unseen, mean, untested)
 
 
@@ -245,13 +249,27 @@ def _settings(run: Run) -> dict[str, Any]:
 def _label(run: Run, alike: Sequence[Run], always: Sequence[str] = ()) -> str:
     own, others = _settings(run), [_settings(other) for other in alike]
     missing = "default"
-    differing = [
-        key
-        for key in sorted({key for other in others for key in other})
-        if key in always or any(other.get(key, missing) != own.get(key, missing) for other in others)
-    ]
-    told = ", ".join(f"{key}={_shown(own.get(key, missing))}" for key in differing)
-    return f"{run.label} ({told})" if told else run.label
+    told = []
+    for key in sorted({key for other in others for key in other}):
+        values = {_exact(value): value for other in others for value in [other.get(key, missing)]}
+        if len(values) > 1 or key in always:
+            # In full where two values would look the same: a label is of one group alone.
+            short = len(set(map(_shown, values.values()))) == len(values)
+            told.append(f"{key}={(_shown if short else _exact)(own.get(key, missing))}")
+    return f"{run.label} ({', '.join(told)})" if told else run.label
+
+
+def _exact(value: Any) -> str:
+    """A value as text that tells it from all others; 1 and 1.0 are one value."""
+    return json.dumps(_without_point(value), sort_keys=True)
+
+
+def _without_point(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_point(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_point(entry) for entry in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _shown(value: Any) -> str:

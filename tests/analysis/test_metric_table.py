@@ -141,6 +141,23 @@ def test_millimetres_and_pixels_have_no_common_worst_site(with_metrics, write):
     data["test"]["sites"]["HT"]["unit"] = "px"
     (row,) = [row for row in metric_table([load_run(write(data))]).rows if row.metric == "hd95"]
     assert (row.worst, row.spread, row.title) == ("", None, "HD95")
+    assert (row.mean.mean, row.classes) == (None, {})
+
+
+def test_millimetres_and_pixels_have_no_mean_over_folds_either(with_metrics, write):
+    runs = []
+    for fold in range(2):
+        data = json.loads((with_metrics(SEEDS[0]) / "results.json").read_text())
+        data["data_options"] = {"folds": True, "fold": fold, "fold_seed": 0}
+        for site, entry in data["test"]["sites"].items():
+            entry["cases"] = {f"p{fold}": entry["dice"]}
+            entry["case_metrics"] = {"hd95": {f"p{fold}": entry["hd95"]}}
+            entry["unit"] = "px" if site == "HT" else "mm"
+        data["test"]["mean"]["hd95"] = None
+        runs.append(load_run(write(data)))
+    rows = {row.metric: row for row in metric_table(runs).rows}
+    assert (rows["hd95"].mean.mean, rows["hd95"].classes) == (None, {})
+    assert rows["dice"].mean.mean is not None
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,30 @@ def test_other_settings_make_another_row_and_the_label_tells_them(write):
     assert labels[1:] == ["fedfa (fedfa.prob=0.3)", "fedfa (fedfa.prob=default)"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "labels"),
+    [
+        (0.10001, 0.10002, ["fedprox (fedprox.mu=0.10001)", "fedprox (fedprox.mu=0.10002)"]),
+        (0.1, 0.25, ["fedprox (fedprox.mu=0.1)", "fedprox (fedprox.mu=0.25)"]),
+        (1 / 6, 0.1667, ["fedprox (fedprox.mu=0.16666666666666666)", "fedprox (fedprox.mu=0.1667)"]),
+        (None, [], ["fedprox (fedprox.mu=null)", "fedprox (fedprox.mu=[])"]),
+    ],
+)
+def test_no_row_is_lost_to_another_of_the_same_label(write, one, other, labels):
+    runs = [load_run(write(methods=("fedprox",), args={"fedprox": {"mu": mu}})) for mu in (one, other)]
+    assert [row.label for row in summary_table(runs).rows] == labels
+
+
+def test_a_number_is_the_same_with_and_without_a_point(write):
+    """`--methods fedprox:mu=1` and `mu=1.0`: seeds of one row, and no second row of its label."""
+    runs = [
+        load_run(write(methods=("fedprox",), seed=seed, args={"fedprox": {"mu": mu}}))
+        for seed, mu in enumerate([1, 1.0])
+    ]
+    (row,) = summary_table(runs).rows
+    assert (row.label, row.seeds) == ("fedprox", (0, 1))
+
+
 def test_runs_that_do_not_belong_together_are_refused(write):
     one, same, other = write(), write(), write(metric="accuracy", seed=1)
     with pytest.raises(ConfigError, match="same seed"):
