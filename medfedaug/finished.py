@@ -72,10 +72,14 @@ class FinishedRun:
         Raises:
             ConfigError: one line that says what is wrong and where.
         """
-        model = Path(model)
-        if model.is_dir():
-            model = model / GLOBAL_MODEL
-        record = _load_record(config or model.parent / RESULTS)
+        given = Path(model)
+        model = given / GLOBAL_MODEL if given.is_dir() else given
+        file = Path(config or model.parent / RESULTS)
+        if not model.exists() and not file.exists():
+            raise ConfigError(
+                f"{given}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
+            )
+        record = _load_record(file)
         weights, beside = _load_weights(model), exchange_file(model)
         payload = _load_weights(beside) if beside.exists() else {}
         run = cls(model, record, weights, payload, _find_state(model.parent, state))

@@ -52,6 +52,14 @@ def test_missing_data_are_named_with_their_address_and_layout(run, tmp_path):
     assert "a benchmark needs --data, --methods and --out" in run("benchmark", "femnist")[2]
 
 
+def test_values_follow_one_after_an_equals_sign_too(run, tmp_path):
+    code, _, err = run(
+        "benchmark", "office_caltech_10", "--methods=fedavg", "fedrnd", "--data", tmp_path, "--out", tmp_path
+    )
+    assert code == 2
+    assert "unknown method 'fedrnd'" in err
+
+
 def test_a_benchmark_starts_from_given_weights(run, office, tmp_path):
     state = build_network("lenet5", in_channels=3, out_channels=7).state_dict()
     torch.save({name: torch.ones_like(value) for name, value in state.items()}, tmp_path / "ones.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from conftest import TINY_NETWORK, assert_complete, write_volume
 
+from medfedaug.cli.console import out_console, print_scores
 from medfedaug.config import RunConfig
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import method_names
@@ -244,6 +246,28 @@ def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, t
     assert code == 2
     assert "nowhere" in err
     assert err.count("\n") == 1
+
+
+def test_names_and_paths_are_printed_as_they_are(run, tmp_path):
+    """In brackets they are no markup, and a long path or command is on one line, so that it can be copied."""
+    scores = {"[old] DU": {"dice": 0.5, "cases": {}}, "DU": {"dice": 0.5, "cases": {}}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out_console, "file", said := io.StringIO(), raising=False)
+        print_scores({"mean": {"dice": 0.5}, "sites": scores}, "test", {"test": "global"})
+    assert "[old] DU" in said.getvalue()
+    out = tmp_path / f"{'long ' * 20}[new]" / "job"
+    code, printed, err = run("export", "--methods", "fedavg", "--out", out, "--min-sites", 2)
+    assert (code, err) == (0, "")
+    assert printed.splitlines()[-1] == f"{out}: submit it with `nvflare job submit -j '{out}'`"
+
+
+@pytest.mark.parametrize("command", [("card",), ("bundle", "--out", "bundle"), ("evaluate", "--data", ".")])
+def test_a_run_that_is_not_there_is_named(run, tmp_path, command):
+    name, *more = command
+    model = ("--model",) if name == "evaluate" else ()
+    code, _, err = run(name, *model, tmp_path / "fedavgg", *more)
+    assert code == 2
+    assert f"{tmp_path / 'fedavgg'}: no finished run" in err
 
 
 def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from medfedaug._version import __version__
-from medfedaug.cli.console import err_console
+from medfedaug.cli.console import say
 from medfedaug.errors import MedFedAugError, warnings_to
 
 __all__ = ["app", "main"]
@@ -30,12 +30,12 @@ def main() -> None:
         with warnings_to(_show_warning), _ends_on_signals():
             app()
     except MedFedAugError as error:
-        _say(f"medfedaug: {error}", "red")
+        say(f"medfedaug: {error}", "red", err=True)
         raise SystemExit(2) from error
     except OSError as error:
         if error.filename is None:  # nothing of the user's that could be named
             raise
-        _say(f"medfedaug: {error.filename}: {error.strerror}", "red")
+        say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
 
 
@@ -57,14 +57,8 @@ def _ends_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say(text: str, style: str) -> None:
-    # A file name may have bytes that are no text.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    err_console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
-
-
 def _show_warning(text: str) -> None:
-    _say(f"medfedaug: warning: {text}", "yellow")
+    say(f"medfedaug: warning: {text}", "yellow", err=True)
 
 
 def _version(show: bool) -> None:

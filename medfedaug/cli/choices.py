@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from medfedaug.cli.console import out_console
@@ -75,7 +74,7 @@ def _print_list(found: Sequence[Described], *headings: str) -> None:
         column.max_width = len("classification")  # what a method does is the longest, and needs the room
     for one in found:
         what = one.what or f"Added by the package {one.package}."
-        table.add_row(*map(escape, (one.name, what, *(one.facts.get(heading, "") for heading in headings))))
+        table.add_row(one.name, what, *(one.facts.get(heading, "") for heading in headings))
     out_console.print(table)
 
 
@@ -94,9 +93,9 @@ def _print_one(one: Described, example: str) -> None:
     _line(f"\nArguments, given as {given}:")
     table = Table("argument", "default", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for argument in one.arguments:
-        table.add_row(*map(escape, (argument.name, argument.default or "needed", argument.text)))
+        table.add_row(argument.name, argument.default or "needed", argument.text)
     out_console.print(table)
 
 
 def _line(text: str) -> None:
-    out_console.print(text, highlight=False, markup=False)
+    out_console.print(text)  # wrapped between words: these are paragraphs

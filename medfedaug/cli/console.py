@@ -10,9 +10,23 @@ from rich.table import Table
 
 from medfedaug.scores import METRICS
 
-__all__ = ["err_console", "number", "out_console", "print_scores"]
+__all__ = ["err_console", "number", "out_console", "print_scores", "say"]
 
-out_console, err_console = Console(), Console(stderr=True)
+# Names of sites, files and classes may have brackets, which Rich would read as markup.
+out_console, err_console = (Console(stderr=err, markup=False, highlight=False) for err in (False, True))
+
+
+def say(text: str, style: str | None = None, *, err: bool = False) -> None:
+    """Print a text as it is, without line breaks of ours: paths and commands can be copied.
+
+    Args:
+        text: the text.
+        style: its colour.
+        err: whether it is for the standard error.
+    """
+    # A file name may have bytes that are no text.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    (err_console if err else out_console).print(text, style=style, soft_wrap=True)
 
 
 def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) -> None:

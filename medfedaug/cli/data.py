@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Limit
 from medfedaug.errors import ConfigError
 
@@ -63,7 +63,7 @@ def phantom(
         )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    out_console.print(f"{len(folders)} sites with {patients} patients each in {out}", highlight=False)
+    say(f"{len(folders)} sites with {patients} patients each in {out}")
 
 
 def inspect(
@@ -93,12 +93,12 @@ def inspect(
     for site in found:
         for odd in site.odd[:_MOST_ODD]:
             where = f"{site.name}, {odd.case}" if odd.case else site.name
-            out_console.print(f"odd: {where}: {odd.reason}", highlight=False, markup=False, soft_wrap=True)
+            say(f"odd: {where}: {odd.reason}")
         if len(site.odd) > _MOST_ODD:
-            out_console.print(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more", highlight=False)
+            say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
     if (shift := federation_shift(found)) is not None:
-        out_console.print(shift.sentence, highlight=False, soft_wrap=True)
-    out_console.print(f"{out}, {record}", highlight=False)
+        say(shift.sentence)
+    say(f"{out}, {record}")
 
 
 def statistics(
@@ -151,7 +151,7 @@ def statistics(
             table.add_row(site.name, str(own.count), str(channel), f"{mean:.6g}", deviation)
     out_console.print(table)
     for scales in uneven_sites(sites).values():
-        out_console.print(scales.sentence(intensity.value), highlight=False, soft_wrap=True, markup=False)
+        say(scales.sentence(intensity.value))
     try:
         save_statistics(target, {**kept, **found}, intensity.value)
     except ValueError as error:
@@ -159,4 +159,4 @@ def statistics(
     of = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in found)
     told = f"{target}, which also has {also}" if also else str(target)
-    out_console.print(f"saved to {told}: of {of}", highlight=False)
+    say(f"saved to {told}: of {of}")

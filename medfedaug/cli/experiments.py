@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Engine, Init, Limit, Pictures, Threads
 from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import ConfigError, RunFailed
@@ -25,7 +25,8 @@ class ValuesInARow(TyperCommand):
             if arg in repeatable and following.startswith("--"):
                 raise ConfigError(f"{arg} needs a value, or several in a row")
             if arg.startswith("--"):
-                option, values = arg if arg in repeatable else "", 0
+                name, with_value, _ = arg.partition("=")
+                option, values = name if name in repeatable else "", len(with_value)
             else:
                 repeated += [option] if option and values else []
                 values += 1
@@ -189,9 +190,9 @@ def benchmark(
         for table in tables.values():
             out_console.print(table)
         for note in notes:
-            out_console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
+            say(f"- {note}")
         written = ("table.md", "report.html", "experiment.yml")
-        out_console.print(", ".join(f"{asked.out}/{file}" for file in written), highlight=False)
+        say(", ".join(f"{asked.out}/{file}" for file in written))
     if failed:
         folder, reason = next(iter(failed.items()))
         raise RunFailed(f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}")
@@ -201,21 +202,18 @@ def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> Non
     from medfedaug.data.benchmarks import BENCHMARKS
     from medfedaug.experiments.sweep import find_data
 
-    def line(text: str) -> None:
-        out_console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     there: dict[str, str] = {}
     if data is not None:
         with err_console.status("looking"):
             for name in dict.fromkeys(preset.benchmark for preset in presets):
                 there[name] = "  data: there" if find_data(data, name) else "  data: NOT there"
     for preset in presets:
-        line(f"{preset.name}{there.get(preset.benchmark, '')}")
+        say(f"{preset.name}{there.get(preset.benchmark, '')}")
         told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
-        line("    " + " · ".join(told))
+        say("    " + " · ".join(told))
     for preset in presets if whole else ():
-        line("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
+        say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
         for reading in preset.readings:
-            line(f"    - {reading}")
-        line(f"    data from {BENCHMARKS[preset.benchmark].source}")
-        line(f"    expected: {BENCHMARKS[preset.benchmark].layout}")
+            say(f"    - {reading}")
+        say(f"    data from {BENCHMARKS[preset.benchmark].source}")
+        say(f"    expected: {BENCHMARKS[preset.benchmark].layout}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
 
@@ -64,7 +65,7 @@ def demo(
     folders = find_sites(out / "data")
     runs = []
     for method in _METHODS:
-        _say(f"[bold]{method}[/bold]: {_doing(method)}")
+        say(f"{method}: {_doing(method)}")
         config = configure(folders, methods=tuple(parse_methods(method)), rounds=rounds, **_SETTINGS)
         with RoundProgress(rounds) as progress:
             where = out / method
@@ -75,9 +76,9 @@ def demo(
         notes = [_DIFFERENT, scanners, "What each method does:", _told()]
         page = write_report(runs, out / "report.html", data=out / "data", notes=notes)
     _outcome(table)
-    _say(f"\nThe page, with pictures of truth and prediction: [bold]{page}[/bold]\nNext:")
+    say(f"\nThe page, with pictures of truth and prediction: {page}\nNext:")
     for what, command in _NEXT:
-        _say(f"  {command.format(data=out / 'data')}   # {what}")
+        say(f"  {command.format(data=quote(str(out / 'data')))}   # {what}")
 
 
 def _scanners(data: Path, patients: int) -> list[list[str]]:
@@ -90,7 +91,7 @@ def _scanners(data: Path, patients: int) -> list[list[str]]:
     table = Table(*header, title="What differs between the sites: their scanners")
     for line in lines:
         table.add_row(*line)
-    _say(f"{len(found)} phantom hospitals, {patients} patients each: heads with a lesion to be found.")
+    say(f"{len(found)} phantom hospitals, {patients} patients each: heads with a lesion to be found.")
     out_console.print(table)
     return [header, *lines]
 
@@ -120,9 +121,5 @@ def _outcome(scores: ScoreTable) -> None:
         shown = [str(row.sites[site]) for site in sites]
         table.add_row(row.label, str(row.mean), "" if row.baseline else row.compared, *shown)
     out_console.print(table)
-    _say("Dice: 1 is a perfect outline, 0 is none at all.")
-    _say(answer(scores))
-
-
-def _say(text: str) -> None:
-    out_console.print(text, highlight=False, soft_wrap=True)
+    say("Dice: 1 is a perfect outline, 0 is none at all.")
+    say(answer(scores))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, say
 from medfedaug.cli.options import State
 
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run, or a model of it.")]
@@ -53,15 +54,11 @@ def bundle(
     with err_console.status("comparing with MONAI's network"):
         written = write_bundle(opened, out, origin, onnx=onnx, site_names=site_names, licence_file=license_)
     for note in written.notes:
-        out_console.print(note, highlight=False, markup=False, soft_wrap=True)
-    call = f"python -m monai.bundle run --bundle_root {out} --config_file {out}/configs/inference.json"
-    out_console.print(f"{out}: run it with", highlight=False, soft_wrap=True)
-    out_console.print(
-        f"{call} --meta_file {out}/configs/metadata.json --dataset_dir IMAGES --output_dir PREDICTIONS",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+        say(note)
+    config, meta = (quote(f"{out}/configs/{name}.json") for name in ("inference", "metadata"))
+    call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
+    say(f"{out}: run it with")
+    say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
 
 
 def card(
@@ -77,4 +74,4 @@ def card(
 
     opened = FinishedRun.open(run)
     files = write_model_card(opened, out or opened.model.parent, site_names=site_names)
-    out_console.print(", ".join(map(str, files)), highlight=False, soft_wrap=True)
+    say(", ".join(map(str, files)))

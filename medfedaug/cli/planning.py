@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Data, Given, PlanMemory, takes
 from medfedaug.config import RunConfig
 from medfedaug.plan import Plan, planning_settings
@@ -62,6 +63,6 @@ def plan(
         f"--{name.replace('_', '-')} {value if not isinstance(value, dict) else repr(json.dumps(value))}"
         for name, value in changes.items()
     )
-    out_console.print(f"{out}, {page}", highlight=False)
-    use = f"medfedaug simulate --data {data} --plan {out} {options} ..."
-    out_console.print(f"use it with: {use}", highlight=False, soft_wrap=True, markup=False)
+    say(f"{out}, {page}")
+    use = f"medfedaug simulate --data {quote(str(data))} --plan {quote(str(out))} {options} ..."
+    say(f"use it with: {use}")

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import out_console, say
 from medfedaug.cli.options import Device, State
 from medfedaug.cli.progress import CaseProgress
 
@@ -89,9 +89,7 @@ def predict(
         )
     _print(found.cases, run.config.task, run.config.classes[1:], out)
     for name, entry in sorted(found.failed.items()):
-        err_console.print(
-            f"failed: {name}: {entry['error']}", style="red", highlight=False, soft_wrap=True, markup=False
-        )
+        say(f"failed: {name}: {entry['error']}", "red", err=True)
     if found.failed:
         raise typer.Exit(1)
 
@@ -113,10 +111,5 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
     if cases:
         out_console.print(table)
     if len(cases) > _MOST_ROWS:
-        out_console.print(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json", highlight=False)
-    out_console.print(
-        f"{len(cases)} case{'s' if len(cases) != 1 else ''} in {out}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+        say(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json")
+    say(f"{len(cases)} case{'s' if len(cases) != 1 else ''} in {out}")

@@ -20,7 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from medfedaug.cli.console import err_console
+from medfedaug.cli.console import err_console, say
 from medfedaug.telling import Teller
 
 __all__ = ["CaseProgress", "RoundProgress", "SweepProgress", "resumable"]
@@ -31,7 +31,7 @@ QUIET = 20.0
 
 def _bar(*more: ProgressColumn) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -152,7 +152,7 @@ class RoundProgress:
     def _line(self, text: str) -> None:
         with self._lock:
             self._said = time.monotonic()
-            self.bar.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            say(text, err=True)
 
     def _go_on(self) -> None:
         begun = time.monotonic()
@@ -215,7 +215,7 @@ class CaseProgress:
             self.bar.advance(self.task)
 
     def _line(self, text: str, style: str | None = None) -> None:
-        self.bar.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
+        say(text, style, err=True)
 
 
 @contextmanager
@@ -230,6 +230,5 @@ def resumable(*more: str) -> Iterator[None]:
     except KeyboardInterrupt:
         again = [arg for arg in sys.argv[1:] if arg != "--overwrite"]
         again += [option for option in more if option not in again]
-        text = f"stopped; continue with: medfedaug {shlex.join(again)}"
-        err_console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(f"stopped; continue with: medfedaug {shlex.join(again)}", err=True)
         raise SystemExit(130) from None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medfedaug.cli.console import err_console, out_console, print_scores
+from medfedaug.cli.console import err_console, out_console, print_scores, say
 from medfedaug.cli.options import CrossSite, Device, Engine, Limit, Local, State
 from medfedaug.errors import ConfigError
 
@@ -101,21 +102,19 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
             if event["event"] == "scoring":
                 status.update(f"{event['model']} model")
             elif event["event"] == "not_scored":
-                err_console.print(
-                    event["reason"], style="yellow", highlight=False, markup=False, soft_wrap=True
-                )
+                say(event["reason"], "yellow", err=True)
 
         found = evaluate_sites(model, data, on_event=show, **options)
     _print_worth(worth_table(found), exchange_tables(found))
     if out is not None:
         write_json(out, found)
-        out_console.print(f"{out}: medfedaug report {out} makes a page of it", highlight=False, markup=False)
+        say(f"{out}: medfedaug report {quote(str(out))} makes a page of it")
 
 
 def _print_worth(worth: WorthTable, exchange: Sequence[ExchangeTable]) -> None:
     out_console.print(worth)
     for row in worth.rows:
-        out_console.print(row.sentence(worth.metric), highlight=False, markup=False, soft_wrap=True)
+        say(row.sentence(worth.metric))
     for table in exchange:
         out_console.print(table)
 
@@ -175,5 +174,5 @@ def report(
     if tables is not None:
         for name, table in named.items():
             table.save(tables / name)
-        out_console.print(", ".join(f"{tables}/{name}.*" for name in named), highlight=False)
-    out_console.print(f"{out}", highlight=False)
+        say(", ".join(f"{tables}/{name}.*" for name in named))
+    say(str(out))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from medfedaug.cli.console import err_console, number, out_console, print_scores
+from medfedaug.cli.console import err_console, number, out_console, print_scores, say
 from medfedaug.cli.options import (
     Arguments,
     Bundle,
@@ -132,22 +133,21 @@ def simulate(
             results = run(data, out, config, sites=sites, **settings)
     if in_turn:
         _print_holdout(results, methods)
-        out_console.print(f"{out}/holdout.json", highlight=False)
+        say(f"{out}/holdout.json")
         return
     title = f"test, model of round {results['selected_round']}"
     print_scores(results["test"], title, results.get("scored", {}))
     missing = results["test"].get("missing", {})
     if missing:
-        err_console.print(
+        model, where = quote(f"{out}/global_model.pt"), quote(str(data))
+        say(
             f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
-            f"Once that is mended: medfedaug evaluate --model {out}/global_model.pt --data {data}",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
+            f"Once that is mended: medfedaug evaluate --model {model} --data {where}",
+            "yellow",
+            err=True,
         )
-    out_console.print(f"input: {recorded_input(results)}", highlight=False, markup=False)
-    out_console.print(f"{out}/results.json, {out}/report.html", highlight=False)
+    say(f"input: {recorded_input(results)}")
+    say(f"{out}/results.json, {out}/report.html")
 
 
 @takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit"))
@@ -229,11 +229,11 @@ def export(
     recipe.export(job_dir=str(out.parent))
     if reference is not None:
         note = "the job carries code" if script else "of an installed package"
-        out_console.print(f"training loop {reference} ({note}): sites take part that allow it with")
-        out_console.print(f"  medfedaug site-config --kit KIT --allow-loop {reference}", soft_wrap=True)
+        say(f"training loop {reference} ({note}): sites take part that allow it with")
+        say(f"  medfedaug site-config --kit KIT --allow-loop {reference}")
     if initial is not None:
-        out_console.print(initial.summary(), highlight=False, markup=False)
-    out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
+        say(initial.summary())
+    say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
 _OF_EVALUATIONS = {"evaluate", "local", "cross_site", "out", "threads", "min_sites", "round_timeout", "grace"}
@@ -258,7 +258,7 @@ def _export_evaluation(
         execution=execution,
     )
     recipe.export(job_dir=str(out.parent))
-    out_console.print(f"{out}: submit it with `nvflare job submit -j {out}`", highlight=False)
+    say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.errors import ConfigError
 
 __all__ = ["init", "project"]
@@ -84,9 +85,9 @@ def init(
     for proposal in proposals:
         for split in proposal.counts:
             for row in proposal.content[split][:_ROWS]:
-                _line(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
+                say(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
         for note in proposal.notes:
-            _line(f"note: {proposal.folder.name}: {note}")
+            say(f"note: {proposal.folder.name}: {note}")
     taken = [proposal.folder / LISTING for proposal in proposals if proposal.replaces]
     if taken and not replace:
         raise ConfigError(
@@ -97,8 +98,8 @@ def init(
             raise ConfigError("nothing is written: give --yes to write this")
         typer.confirm("Write this?", abort=True)
     for proposal in proposals:
-        _line(str(write_proposal(proposal, replace=replace)))
-    _line(f"next: medfedaug inspect --data {folder}")
+        say(str(write_proposal(proposal, replace=replace)))
+    say(f"next: medfedaug inspect --data {quote(str(folder))}")
 
 
 def project(
@@ -121,9 +122,5 @@ def project(
     named = [part.strip() for part in sites.split(",") if part.strip()]
     text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)
     write_atomic(out, lambda file: file.write(text.encode()))
-    _line(f"{out}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
-    _line(f"next: nvflare provision -p {out} -w kits; the kits are in kits/{name}/prod_00")
-
-
-def _line(text: str) -> None:
-    out_console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(f"{out}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
+    say(f"next: nvflare provision -p {out} -w kits; the kits are in kits/{name}/prod_00")

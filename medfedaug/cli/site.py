@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from medfedaug.admission import JobRules
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Given, takes
 
 Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
@@ -120,12 +120,12 @@ def site_config(
     changed = [(file.path, change) for file in files for change in file.changes]
     for path, change in changed:
         mark = "missing" if check else "written"
-        out_console.print(f"{path.relative_to(kit)}: {mark}: {change}", highlight=False, soft_wrap=True)
+        say(f"{path.relative_to(kit)}: {mark}: {change}")
     if not changed:
-        out_console.print(f"{kit}: nothing to change", highlight=False, soft_wrap=True)
+        say(f"{kit}: nothing to change")
     elif not check:
         note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
-        out_console.print(note, highlight=False, soft_wrap=True)
+        say(note)
     if check and changed:
         raise typer.Exit(1)
 
@@ -150,7 +150,7 @@ def doctor(
         table.add_row(check.name, Text(verdict, style=style), Text(check.found), Text(check.advice))
     out_console.print(table)
     wrong = [check.name for check in checks if check.ok is False]
-    out_console.print(f"not ready: {', '.join(wrong)}" if wrong else "ready", highlight=False)
+    say(f"not ready: {', '.join(wrong)}" if wrong else "ready")
     if wrong:
         raise typer.Exit(1)
 
@@ -174,7 +174,7 @@ def jobs(
     restrict(SiteSettings.load(kit).bundles)  # a job is described by what it would use here
     entries = [book.find(job)] if job else book.entries()
     if not entries:
-        out_console.print("no job has come to this site", highlight=False)
+        say("no job has come to this site")
         return
     table = Table("hash", "seen", "approval", "begun", "methods", "rounds")
     for entry in entries:
@@ -187,7 +187,7 @@ def jobs(
     out_console.print(table)
     for entry in entries:
         if job or entry.verdict == WAITING:
-            out_console.print(f"\n{summary(entry)}", highlight=False, markup=False, soft_wrap=True)
+            say(f"\n{summary(entry)}")
 
 
 def approve(
@@ -200,7 +200,7 @@ def approve(
     from medfedaug.nvflare_jobs.kit import open_kit
 
     entry = open_kit(kit).job_book().judge(job, REFUSED if refuse else APPROVED)
-    out_console.print(f"{entry.hash}: {entry.verdict}", highlight=False, soft_wrap=True)
+    say(f"{entry.hash}: {entry.verdict}")
 
 
 def names(kit: SiteKit) -> None:
@@ -235,7 +235,7 @@ def ledger(
     account = open_kit(kit).ledger()
     entries = account.entries()
     if not entries:
-        out_console.print("nothing has left this site", highlight=False)
+        say("nothing has left this site")
         return
     for first, last, count in [(entry, entry, 1) for entry in entries] if every else by_kind(entries):
         r = last.release
@@ -248,7 +248,7 @@ def ledger(
             f"SHA-256 {r.digest}" if every else "",
         ]
         line = "; ".join(part for part in parts if part)
-        out_console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
     spent = sum(one.releases for one in account.releases())
     if spent:
-        out_console.print(f"{spent} releases with noise count against the budget of ε", highlight=False)
+        say(f"{spent} releases with noise count against the budget of ε")
