@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from medfedaug.cli.console import err_console, out_console
+from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.progress import duration
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def watch(
                 screen.update(_shown(watched, path), refresh=True)
             elif not once:
                 for line in lines:
-                    out_console.print(line, highlight=False, markup=False, soft_wrap=True)
+                    say(line)
             done = len(watched.seconds) + (watched.state != "running")
             if page is not None and done != drawn and path is not None:
                 write_watch_page(watched, page, name=path.parent.parent.name)
@@ -76,7 +76,7 @@ def watch(
     if once:
         out_console.print(_shown(watched, path))
     if page is not None and path is not None:
-        out_console.print(str(page), highlight=False)
+        say(str(page))
     if watched.state == "failed":
         raise typer.Exit(1)
 
