@@ -21,9 +21,10 @@ from packaging.utils import canonicalize_name
 from medfedaug import plugins
 from medfedaug._version import __version__
 from medfedaug.accounting import require_opacus
+from medfedaug.admission import JobRules
 from medfedaug.data.scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
-from medfedaug.errors import ConfigError, MedFedAugError, MedFedAugWarning
+from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.definition import bundle_run_settings
 from medfedaug.loops import find_loop
@@ -93,7 +94,9 @@ def examine(kit: str | Path | None = None, data: str | Path | None = None) -> li
     if opened is not None and opened.server:
         return [*checks, _disk("disk", opened.path)]
     checks.append(_device(settings.device))
-    checks += _data(opened.name if opened else "", Path(data) if data else settings.data, settings.privacy)
+    rules = settings.jobs if opened is not None else None
+    folder = Path(data) if data else settings.data
+    checks += _data(opened.name if opened else "", folder, settings.privacy, rules)
     checks += _noise(settings.privacy)
     checks += _leaves(settings.privacy)
     if opened is not None:
@@ -253,7 +256,7 @@ def _device(name: str) -> Check:
     return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
 
 
-def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Check]:
+def _data(name: str, folder: Path | None, policy: PrivacyPolicy, rules: JobRules | None) -> Iterator[Check]:
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", MedFedAugWarning)
@@ -290,6 +293,12 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy) -> Iterator[Che
             f"{number}{whose} for training; statistics of fewer than {least} stay here",
             "Add images, or lower the limit with medfedaug site-config --min-images.",
         )
+    if site.trains and rules is not None:
+        try:
+            rules.check_cases(site.name, site.cases_of_patients("training"))
+        except JobRefused as error:
+            advice = "Add images, or lower the rule with medfedaug site-config --min-cases."
+            yield Check("training cases", False, str(error), advice)
     most = max(site.cases_of_patients("training"), default=1)
     if policy.adds_noise and most > policy.cases_per_patient:
         yield Check(

@@ -166,6 +166,10 @@ def few_images(kit, data):
     change(kit, privacy={"min_images": 11})
 
 
+def few_cases(kit, data):
+    change(kit, jobs={"min_cases": 11})
+
+
 def no_device(kit, data):
     change(kit, device="nonsense")
 
@@ -198,6 +202,7 @@ def two_launchers(kit, data):
         (every_class, "allow-list", "a job can run any command here"),
         (warnings_alone, "allow-list", "class_list_enforcement_mode is warn"),
         (few_images, "number of images", "10 for training; statistics of fewer than 11 stay here"),
+        (few_cases, "training cases", "10 cases would train, and the site's rule min_cases is 11"),
         (no_device, "device", "nonsense"),
         (bad_settings, "settings", "unknown keys min_images"),
         (state_in_a_file, "state folder", "cannot be written"),

@@ -299,6 +299,35 @@ def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_
     assert same(second.payload, first.payload)
 
 
+def test_a_site_that_cannot_read_what_it_kept_never_goes_on_without_it(phantom_dir, tmp_path, tiny_config):
+    from medfedaug.federation import Site, SiteTrainer
+
+    config = tiny_config("fedbn", rounds=3)
+    server = FederationServer(config)
+
+    def start(name):
+        return Site(name, SiteTrainer(config, phantom_dir, "cpu", tmp_path / name))
+
+    sites = {name: start(name) for name in ("site_A", "site_B")}
+    for name, site in sites.items():
+        server.accept_preparation(name, site.answer(server.prepare()))
+    server.finish_preparation()
+    request = server.start_round()
+    for name, site in sites.items():
+        assert server.accept(name, site.answer(request))
+    server.finish_round()
+    request = server.start_round()
+    expected = sites["site_A"].answer(request)
+    (file,) = (tmp_path / "site_A").glob("*.pt")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    again = start("site_A")
+    for _ in range(2):
+        assert "not a checkpoint" in again.answer(request).error
+    file.write_bytes(whole)
+    assert same(again.answer(request).weights, expected.weights)
+
+
 @pytest.mark.parametrize("between_files", [False, True])
 def test_a_run_that_saves_seldom_is_resumed_to_the_bit(
     phantom_dir, tmp_path, tiny_config, monkeypatch, between_files

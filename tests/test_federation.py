@@ -15,6 +15,7 @@ from medfedaug.config import Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
+from medfedaug.federation.inprocess import InProcessCarrier
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.models import ffa_layers
 
@@ -365,6 +366,44 @@ def test_sites_may_miss_rounds(tiny_config, make_site, tmp_path, methods):
     assert len({frozenset(sites) for sites in trained}) > 1
     assert not any(record["refused"] for record in server.rounds)
     assert set(server.results()["test"]["sites"]) == set("ABCD")
+
+
+def test_a_site_that_has_left_before_the_test_is_named(tiny_config, make_site, tmp_path):
+    for name in "ABC":
+        make_site(name)
+
+    class Leaving(InProcessCarrier):
+        def connected(self):
+            return [site for site in self.sites if site != "C" or self.server.round < 2]
+
+    execution = Execution(min_sites=2)
+    config = tiny_config()
+    server = run_in_process(
+        config, tmp_path / "data", list("ABC"), "cpu", execution=execution, carrier=Leaving
+    )
+    found = server.results()
+    assert set(found["test"]["sites"]) == {"A", "B"}
+    assert found["test"]["missing"] == {"C": "site C is not connected"}
+    assert found["rounds"][1]["missing"] == [
+        {"site": "C", "task": "validate", "reason": "site C is not connected"}
+    ]
+
+
+def test_what_sites_say_of_their_images_is_kept_over_a_restart(tiny_config, tmp_path):
+    def say(server, site, scaling):
+        told = {"input": {"scaling": scaling}}
+        assert server.accept_preparation(site, Reply("prepare", num_samples=10, metrics=told))
+
+    server = FederationServer(tiny_config())
+    say(server, "A", "each volume")
+    say(server, "B", "fixed")
+    server.finish_preparation()
+    server.start_round()
+    server.save(tmp_path / "checkpoint.pt")
+    again = FederationServer(tiny_config())
+    again.restore(tmp_path / "checkpoint.pt")
+    say(again, "C", "fixed")
+    assert again.results()["input"]["scaling"] == "each volume and fixed"
 
 
 def test_held_out_site_is_tested_and_never_trains(tiny_config, make_site, tmp_path):

@@ -139,6 +139,36 @@ def test_a_site_that_joins_late_is_compared_with_those_that_are_there_also_after
         assert sorted(one.statistics) == ["A", "B", "C"]
 
 
+def test_both_ends_are_named_with_their_own_factor(tiny_config):
+    server = FederationServer(tiny_config("fedrdn"), execution=Execution(min_sites=2))
+    for site, std in zip(SITES, (1e-5, 0.2, 0.2, 0.2, 1e5), strict=True):
+        server.accept_preparation(site, Reply("prepare", num_samples=10, payload=statistics(std=std)))
+    server.finish_preparation()
+    among = "the median of 5 sites"
+    assert server.left_out == {
+        "A": f"site A, fedrdn/std: expected values from 0.0002 on, a 1000th of {among}, got 1e-05",
+        "E": f"site E, fedrdn/std: expected values up to 200, 1000 times {among}, got 1e+05",
+    }
+
+
+def test_the_score_that_came_with_a_lie_chooses_no_round(tiny_config):
+    server = FederationServer(tiny_config("fednova", rounds=3), execution=Execution(min_sites=2))
+    for site in SITES:
+        server.accept_preparation(site, Reply("prepare", num_samples=10))
+    server.finish_preparation()
+    for sites, liars in (("ABCD", ""), ("ABCDE", "DE")):
+        server.start_round()
+        for site in sites:
+            length = torch.tensor([1.0 if site in liars else 5e3])
+            metrics = {"val_dice": 1.0 if site in liars else 0.5}
+            reply = trained(server, payload={"fednova/length": length}, metrics=metrics)
+            assert server.accept(site, reply), server.rounds[-1]["refused"]
+        server.finish_round()
+    assert [one["site"] for one in server.rounds[1]["refused"]] == ["D", "E"]
+    scored = {site: told.get("val_dice") for site, told in server.rounds[0]["sites"].items()}
+    assert scored == {"A": 0.5, "B": 0.5, "C": 0.5, "D": None}  # E was not in the first round
+
+
 # ---------------------------------------------------------------- buffers, and errors of any kind
 
 

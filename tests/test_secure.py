@@ -194,6 +194,26 @@ def test_a_site_that_vanishes_after_its_numbers_came_counts(federation):
     assert [trouble["site"] for trouble in secure.rounds[0]["missing"]] == ["B"]
 
 
+@pytest.mark.parametrize("slow", [SHARES, TRAIN, OPEN])
+def test_a_sum_that_needs_more_sites_than_a_round_waits_for_them(federation, slow):
+    """Of four sites three must open a sum, whatever `min_sites` and `grace` are."""
+
+    class Hasty(Recording):
+        def ask(self, request, sites, needed, accept):
+            if request.task != slow:
+                return super().ask(request, sites, needed, accept)
+            good, silent = 0, {}
+            for site in sites:  # with a grace of 0, the rest are not waited for
+                if good >= needed:
+                    silent[site] = f"site {site} did not answer while the others were waited for"
+                else:
+                    good += accept(site, self.sites[site].answer(request))
+            return silent
+
+    server = federation(carrier=Hasty, min_sites=2)
+    assert len(server.rounds[0]["methods"]["masks"]["summed"]) == (3 if slow in (SHARES, TRAIN) else 4)
+
+
 @pytest.mark.parametrize(
     ("vanished", "words"),
     [

@@ -130,6 +130,13 @@ def test_a_reply_in_which_nothing_is_what_it_should_be_ends_nobody_elses_round(s
     server.finish_round()
 
 
+def test_what_a_site_says_in_place_of_an_answer_is_one_line_of_some_length(server):
+    assert not server.accept("A", Reply("train", 1, error="no\nround 7: refused: site B " + "x" * 10**6))
+    (refused,) = server.rounds[0]["refused"]
+    assert refused["reason"].startswith("no round 7: refused")
+    assert len(refused["reason"]) <= 1_000
+
+
 def test_more_metrics_than_a_record_can_hold_are_refused_for_that_site_alone(server):
     for name, metrics in {
         "many": {str(n): 0.5 for n in range(1001)},

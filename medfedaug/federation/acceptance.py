@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.errors import MedFedAugError, UpdateRefused
+from medfedaug.errors import UpdateRefused
 from medfedaug.federation.aggregation import Aggregation
 from medfedaug.federation.messages import MASKED, Reply, own_entries
 from medfedaug.federation.plausibility import check_payload
+from medfedaug.federation.refusals import raise_error
 from medfedaug.federation.sound import SoundModel, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.scores import UNITS, score_of
 
-__all__ = ["Acceptance", "accepted_scores", "clean_metrics", "is_count", "raise_error"]
+__all__ = ["Acceptance", "accepted_scores", "clean_metrics", "is_count"]
 
 _LONGEST_NAME = 500
 # Metrics of an update; and scores, by case and metric, of a site with more cases than any that is known.
@@ -191,16 +192,6 @@ def is_count(value: Any) -> bool:
 
 def _by_case(name: str, scores: Any) -> dict[str, float | None]:
     return {case: score_of(name, value) for case, value in _mapping(scores).items()}
-
-
-def raise_error(reply: Reply) -> None:
-    """Raise what a site said in place of an answer.
-
-    Raises:
-        MedFedAugError: with the site's own line.
-    """
-    if reply.error:
-        raise MedFedAugError(str(reply.error))
 
 
 def _check_masked(site: str, reply: Reply, size: int) -> None:

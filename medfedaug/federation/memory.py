@@ -68,12 +68,12 @@ class RoundMemory:
             return False
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
             raise MedFedAugError(f"site {self.site}: {run[:40]!r} is not the identity of a run")
-        self.run, self.sent, self.once, self._rounds, self.present = run, None, {}, {}, 0
-        path = self._file()
-        if path is not None and path.exists():
-            saved = load_checkpoint(path)
-            self.sent, self.once = saved["sent"], saved["once"]
-            self._rounds = {r: _Kept(**kept) for r, kept in saved["rounds"].items()}
+        path = self._file(run)
+        saved = load_checkpoint(path) if path is not None and path.exists() else {}
+        # Only now: a request after one that failed here must not find an empty memory of the run.
+        self.run, self.present = run, 0
+        self.sent, self.once = saved.get("sent"), saved.get("once", {})
+        self._rounds = {r: _Kept(**kept) for r, kept in saved.get("rounds", {}).items()}
         return True
 
     @property
@@ -141,14 +141,14 @@ class RoundMemory:
 
     def save(self) -> None:
         """Write the file, if there is a folder."""
-        path = self._file()
+        path = self._file(self.run)
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._rounds.items()}
             content = {"run": self.run, "sent": self.sent, "once": self.once, "rounds": rounds}
             save_checkpoint(path, content)
 
-    def _file(self) -> Path | None:
-        return self.folder / f"{self.run}.pt" if self.folder is not None and self.run else None
+    def _file(self, run: str) -> Path | None:
+        return self.folder / f"{run}.pt" if self.folder is not None and run else None
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -101,17 +101,22 @@ class Plausibility:
             factor, least = _FACTORS[kind], _LEAST.get(kind, 0.0)
             largest = factor * max(statistics.median_low(entry[key][0] for entry in sites.values()), least)
             smallest = statistics.median_high(entry[key][1] for entry in sites.values()) / factor
-            among = f"{factor:g} times the median of {len(sites)} sites"
+            median = f"the median of {len(sites)} sites"
             for site, entry in sorted(sites.items()):
                 high, low = entry[key]
                 if high > largest > 0:
                     reason = UpdateRefused(
-                        site, key, expected=f"values up to {largest:.4g}, {among}", got=f"{high:.4g}"
+                        site,
+                        key,
+                        expected=f"values up to {largest:.4g}, {factor:g} times {median}",
+                        got=f"{high:.4g}",
                     )
                 elif kind in _DIVIDED_BY and 0 < low < smallest:
-                    among = f"a {factor:g}th of the median of {len(sites)} sites"
                     reason = UpdateRefused(
-                        site, key, expected=f"values from {smallest:.4g} on, {among}", got=f"{low:.4g}"
+                        site,
+                        key,
+                        expected=f"values from {smallest:.4g} on, a {factor:g}th of {median}",
+                        got=f"{low:.4g}",
                     )
                 else:
                     continue

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from medfedaug.federation.evaluation import Evaluation
-from medfedaug.federation.messages import TRAIN, Reply, Request
+from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.refusals import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server import FederationServer
@@ -72,11 +72,11 @@ def run(server: FederationServer, carrier: Carrier) -> None:
         server.finish_preparation()
     while server.round < server.config.rounds:
         _round(server, carrier)
-    training = sorted(server.sites.keys() & set(carrier.connected()))
+    training = _present(server, VALIDATE, server.sites, carrier.connected())
     _ask(server, carrier, server.validate(), training, server.needed, server.accept_validation)
     server.finish_validation()
     # Every site's test counts, so this waits for all sites except those that did not answer a moment ago.
-    everybody = sorted(server.known & set(carrier.connected()))
+    everybody = _present(server, TEST, server.known, carrier.connected())
     needed = max(1, len(set(everybody) - server.missing()))
     _ask(server, carrier, server.test(), everybody, needed, server.accept_test)
 
@@ -110,16 +110,24 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
         carrier.ask(server.prepare(), strangers, 0, server.accept_preparation)
     targets = server.choose_sites(connected)
     request = server.start_round(targets)
-    for site in sorted(server.sites.keys() - set(connected)):
-        server.no_answer(TRAIN, site, f"site {site} is not connected")
+    _present(server, TRAIN, server.sites, connected)
     masks = server.aggregation.masks
     if masks is not None:
         request, targets = _agree_on_masks(server, masks, carrier, request, targets)
-    _ask(server, carrier, request, targets, server.needed, server.accept)
+    _ask(server, carrier, request, targets, _needed(server), server.accept)
     if masks is not None:
         _ask(server, carrier, *_answers(server, masks.opening(), masks.summed, masks.accept_opening))
     server.finish_round()
     carrier.round_done(server)
+
+
+def _present(
+    server: FederationServer, task: str, sites: Collection[str], connected: Collection[str]
+) -> list[str]:
+    """Those of some sites that can be asked; of the others it is recorded that they cannot."""
+    for site in sorted(set(sites) - set(connected)):
+        server.no_answer(task, site, f"site {site} is not connected")
+    return sorted(set(sites) & set(connected))
 
 
 def _agree_on_masks(
@@ -146,7 +154,13 @@ def _answers(
             server.no_answer(request.task, site, reason)
         return reason is None
 
-    return request, list(sites), max(1, min(server.needed, len(sites))), accept
+    return request, list(sites), max(1, min(_needed(server), len(sites))), accept
+
+
+def _needed(server: FederationServer) -> int:
+    """The number of good answers to wait for: those that a round needs, and under masks its sum."""
+    masks = server.aggregation.masks
+    return server.needed if masks is None else max(server.needed, masks.least_answers)
 
 
 def _ask(

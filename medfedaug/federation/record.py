@@ -20,6 +20,8 @@ Event = Callable[[dict[str, Any]], None]
 _SETTLED = ("none", "bundle")
 """Scalings that are the run's, whatever the images of a site are."""
 
+_AND = " and "  # between the scalings of sites that differ
+
 
 class Record:
     """Rounds, refusals, scores and bytes of a run.
@@ -71,7 +73,7 @@ class Record:
         # The task knows how such images usually are scaled, and a site knows about its own images.
         if told.get("scaling") in SCALING.values() and self.input["scaling"] not in _SETTLED:
             self._scalings.add(told["scaling"])
-            self.input["scaling"] = " and ".join(sorted(self._scalings))
+            self.input["scaling"] = _AND.join(sorted(self._scalings))
         for key in ("missing_channels", "constant_channels"):
             if isinstance(told.get(key), str):
                 self.input.setdefault(key, {})[site] = told[key]
@@ -124,9 +126,16 @@ class Record:
         self.tell("refused", round=self.rounds[-1]["round"], site=site, reason=reason)
 
     def withdrawn(self, site: str, reason: str) -> None:
-        """Record that an update is not used after all, since those of the other sites speak against it."""
-        entry = self.rounds[-1]
-        del entry["sites"][site]
+        """Record that an update is not used after all, since those of the other sites speak against it.
+
+        Nor is the score of the previous round's model that came with it.
+        """
+        del self.rounds[-1]["sites"][site]
+        for entry in self.rounds[-2:-1]:
+            told = entry["sites"].get(site, {})
+            told.pop(f"val_{self.metric}", None)
+            if not told:  # it was not in that round
+                entry["sites"].pop(site, None)
         self.refused(site, reason)
 
     def missing(self, task: str, site: str, reason: str) -> None:
@@ -208,6 +217,7 @@ class Record:
         """The inverse of `saved`."""
         self.rounds, self.once_bytes = saved["rounds"], saved["once_bytes"]
         self.input.update(saved.get("input", {}))
+        self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
         self.init = saved.get("init", {})
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:

@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from medfedaug.errors import MedFedAugError, first_line
+from medfedaug.federation.messages import Reply
 
-__all__ = ["refusal"]
+__all__ = ["raise_error", "refusal"]
+
+_LONGEST_REASON = 1_000
+
+
+def raise_error(reply: Reply) -> None:
+    """Raise what a site said in place of an answer.
+
+    Raises:
+        MedFedAugError: with the site's own text, in one line and no longer than a line may be: it goes into
+            log, record and checkpoint, whatever a site sends.
+    """
+    if reply.error:
+        raise MedFedAugError(" ".join(str(reply.error)[:_LONGEST_REASON].split()))
 
 
 def refusal(site: str, use: Callable[[], None]) -> str | None:

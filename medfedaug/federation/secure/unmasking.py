@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.errors import MedFedAugError, RunFailed, UpdateRefused
+from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages import KEYS, OPEN, SHARES, Reply, Request
-from medfedaug.federation.secure.agreement import Agreement, PublicKeys
+from medfedaug.federation.refusals import raise_error
+from medfedaug.federation.secure.agreement import LEAST_SITES, Agreement, PublicKeys
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import SHARE_BYTES, join
 from medfedaug.streams import Words, stream
@@ -63,7 +64,7 @@ class ServerMasks:
         Raises:
             MedFedAugError: when they are none.
         """
-        self._check(reply)
+        raise_error(reply)
         try:
             PublicKeys.of(reply.masks)
         except ValueError:
@@ -93,7 +94,7 @@ class ServerMasks:
         Raises:
             MedFedAugError: when it is not for each of them.
         """
-        self._check(reply)
+        raise_error(reply)
         texts = {to: text for to, text in reply.masks.items() if isinstance(text, bytes)}
         others = self._keys.keys() - {site}
         if texts.keys() != others:
@@ -137,7 +138,7 @@ class ServerMasks:
         Raises:
             MedFedAugError: when it is not a share for each site.
         """
-        self._check(reply)
+        raise_error(reply)
         said = {of: share for of, share in reply.masks.items() if isinstance(share, bytes)}
         if site not in self.summed or said.keys() != self._dealt.keys():
             raise UpdateRefused(site, "opening", expected="a share for each site", got=str(len(said)))
@@ -187,13 +188,14 @@ class ServerMasks:
             ) from error
 
     @property
+    def least_answers(self) -> int:
+        """The number of sites without which the sum of this round cannot be had, as far as it is known."""
+        return max(LEAST_SITES, self._agreement.threshold)
+
+    @property
     def sites(self) -> int:
         """The number of sites that agreed on masks."""
         return len(self._dealt)
 
     def _request(self, task: str, **masks: Any) -> Request:
         return Request(task, self._round, run=self._run, masks=masks)
-
-    def _check(self, reply: Reply) -> None:
-        if reply.error:
-            raise MedFedAugError(str(reply.error))
