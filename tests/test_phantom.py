@@ -155,6 +155,16 @@ def test_the_dial_moves_the_scanners_apart(tmp_path):
     assert 0.4 <= moved.blur <= 2.8
 
 
+def test_one_scanner_can_be_moved_alone(tmp_path):
+    size = {"patients": 3, "shape": (16, 16, 2), "seed": 7}
+    make_phantom(tmp_path / "odd", 3, shift=(0, 2, 0), **size)
+    manifest = json.loads((tmp_path / "odd" / phantom.MANIFEST).read_text())
+    assert manifest["arguments"]["shift"] == [0, 2, 0]
+    moved = [phantom._scanner(7, site).shifted(shift) for site, shift in enumerate((0, 2, 0))]
+    assert [phantom.Scanner(**values) for values in manifest["sites"].values()] == moved
+    assert moved[0] == moved[2] != moved[1]
+
+
 def test_names_go_on_after_z():
     names = [phantom._site_name(i) for i in (0, 25, 26, 51, 52, 701, 702)]
     assert [n.removeprefix("site_") for n in names] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
@@ -169,6 +179,8 @@ def test_names_go_on_after_z():
         ({"shape": (96, 8, 12)}, "shape must be three"),
         ({"seed": -1}, "seed must be from 0"),
         ({"shift": 3.5}, "shift must be from 0 to 3"),
+        ({"shift": (0, 2, 0)}, "such a number for each of the 4 sites"),
+        ({"shift": (0, 0, 0, -1)}, "shift must be from 0 to 3"),
     ],
 )
 def test_bad_arguments_write_nothing(tmp_path, arguments, message):

@@ -114,7 +114,7 @@ def make_phantom(
     *,
     classes: int = 2,
     spacings: Sequence[Sequence[float]] | None = None,
-    shift: float = 1.0,
+    shift: float | Sequence[float] = 1.0,
 ) -> list[Path]:
     """Write a federation of phantom sites, one NIfTI volume and one label map per patient.
 
@@ -134,7 +134,8 @@ def make_phantom(
             again, for instance `SPACINGS`: heads are as large as ever, in more voxels or fewer. By default
             every volume has ``shape``.
         shift: how far the sites' scanners are apart (`Scanner.shifted`): 0 for the same scanner everywhere,
-            up to 3. The patients do not depend on it.
+            up to 3; or a number for each site, such as (2, 0, 0, 0) for one odd scanner. The patients do not
+            depend on it.
 
     Returns:
         The sites' folders.
@@ -160,15 +161,18 @@ def make_phantom(
         raise ValueError(f"classes must be from 2 to {len(CLASSES)}, background included, got {classes}")
     if spacings is not None and not all(len(edges) == 3 and min(edges) > 0 for edges in spacings):
         raise ValueError(f"spacings must be three positive edges in mm for each site, got {spacings}")
-    if not 0 <= shift <= 3:
-        raise ValueError(f"shift must be from 0 to 3, got {shift}")
+    shifts = [float(shift)] * sites if isinstance(shift, int | float) else [float(s) for s in shift]
+    if len(shifts) != sites or not all(0 <= s <= 3 for s in shifts):
+        raise ValueError(
+            f"shift must be from 0 to 3, or such a number for each of the {sites} sites, got {shift}"
+        )
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     out = Path(out_dir).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
 
-    scanners = {_site_name(index): _scanner(seed, index).shifted(shift) for index in range(sites)}
+    scanners = {_site_name(k): _scanner(seed, k).shifted(shifts[k]) for k in range(sites)}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
         root = Path(temporary) / out.name
@@ -182,7 +186,7 @@ def make_phantom(
                 "patients": patients,
                 **({"spacings": [list(edges) for edges in spacings]} if spacings else {"shape": shape}),
                 **({"classes": classes} if classes > 2 else {}),
-                **({"shift": shift} if shift != 1 else {}),
+                **({"shift": shift if isinstance(shift, int | float) else shifts} if shift != 1 else {}),
             },
             "sites": {name: asdict(scanner) for name, scanner in scanners.items()},
         }
