@@ -114,9 +114,11 @@ MEASURED = (
         "Office, 192 px, 120 rounds",
         "images, one seed",
         {
+            "fedrdn": "+0.045 (+0.016 to +0.075)",
             "fedfa": "+0.028 (-0.004 to +0.059)",
             "fedfa+": "+0.030 (0.000 to +0.060)",
-            "fedbn": "+0.041 (+0.012 to +0.071)",
+            "fedrdn,fedfa+": "+0.035 (0.000 to +0.069)",
+            "fedbn": "+0.041 (+0.011 to +0.072)",
         },
     ),
     Measured(
