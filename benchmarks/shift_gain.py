@@ -1,12 +1,16 @@
 """Gain against shift: phantom sites whose scanners are more and more apart, with and without each method.
 
     python benchmarks/shift_gain.py --work DIR --out docs/results/shift --seeds 0 1 2 3 4
+    python benchmarks/shift_gain.py --work DIR --out docs/results/shift --seeds 0 1 2 3 4 --odd \\
+        --shifts 0.35 0.7 1.2 2 --methods fedavg norm fedbn fedrdn fedfa
 
 For each seed and each setting of the phantom's dial (`medfedaug phantom --shift`), a federation of four
-sites is made: other patients, other scanners, other initial weights. The distance of its sites is the one
-that `medfedaug inspect` prints. A method's gain is its test Dice minus that of FedAvg on the same
-federation, each the mean over the sites. `numbers.json` has every run, `table.md` and `gain.png` what is made
-of them; runs that are in `numbers.json` already are not repeated.
+sites is made: other patients, other scanners, other initial weights. With `--odd` one scanner alone is
+moved, the one whose contrast is farthest from the middle, and the other three are alike. The distance of the
+sites is the one that `medfedaug inspect` prints. A method's gain is its test Dice minus that of FedAvg on the
+same federation: the mean over the sites, and that of the site which is farthest from the others.
+`numbers.json` has every run, `table.md` and the two pictures what is made of them; runs that are in
+`numbers.json` already are not repeated.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
@@ -30,9 +36,11 @@ import matplotlib.pyplot as plt
 import torch
 from measure import hardware
 
+from medfedaug.analysis.gain import FARTHEST, MEAN
 from medfedaug.analysis.inspection_page import federation_shift
+from medfedaug.analysis.shift import Shift
 from medfedaug.data.inspection import inspect_sites
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.phantom import MANIFEST, make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.files import write_json
@@ -41,19 +49,31 @@ from medfedaug.significance import paired_t_test
 from medfedaug.simulate import configure
 
 BASELINE = "fedavg"
-METHODS = (BASELINE, "norm", "fedrdn", "fedfa", "fedrdn,fedfa")
+METHODS = (BASELINE, "norm", "fedbn", "fedrdn", "fedfa", "fedrdn,fedfa")
 SHIFTS = (0.0, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0)
-EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0)
+EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0, 20.0)
 """Of the distances that are taken together."""
+MIDDLE = math.sqrt(0.6 * 1.6)
+"""Of the exponents of contrast that the phantom's scanners have."""
 FEWEST = 3
 """Federations of which something is said."""
+PLACES = {MEAN: "mean of the sites", FARTHEST: "farthest site"}
 
 
-def distance(data: Path) -> float:
+def distance(data: Path) -> Shift:
     """How far the sites are apart, as `medfedaug inspect` has it."""
     found = federation_shift(inspect_sites(data))
     assert found is not None
-    return found.shift
+    return found
+
+
+def moved(work: Path, seed: int, dial: float) -> list[float]:
+    """The dial of each site where one is moved alone: the one whose contrast is farthest from the middle."""
+    with TemporaryDirectory(dir=work) as folder:
+        make_phantom(folder, 4, 3, (16, 16, 1), seed)
+        scanners = json.loads((Path(folder) / MANIFEST).read_text())["sites"].values()
+    contrast = [abs(math.log(scanner["gamma"] / MIDDLE)) for scanner in scanners]
+    return [dial if value == max(contrast) else 0.0 for value in contrast]
 
 
 def train(data: Path, methods: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
@@ -74,16 +94,26 @@ def train(data: Path, methods: str, seed: int, options: argparse.Namespace) -> d
     return {site: entry["dice"] for site, entry in results["test"]["sites"].items()}
 
 
-def federations(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each federation its distance, and the mean test Dice of each method."""
-    found: dict[tuple[int, float], dict[str, Any]] = {}
+def federations(runs: Sequence[Mapping[str, Any]], place: str) -> list[dict[str, Any]]:
+    """Of each federation its distance and the test Dice of each method: in the mean, or at the farthest site.
+
+    Args:
+        runs: those of `numbers.json`.
+        place: ``"mean"``: the mean distance, and Dice, of all sites. ``"farthest"``: those of the site that
+            is farthest from the others.
+    """
+    found: dict[tuple[int, float, bool], dict[str, Any]] = {}
     for run in runs:
-        one = found.setdefault((run["seed"], run["shift"]), {"distance": run["distance"], "dice": {}})
-        one["dice"][run["methods"]] = fmean(run["dice"].values())
+        apart = run["apart"]
+        site = max(apart, key=lambda name: apart[name])
+        far = apart[site] if place == FARTHEST else run["distance"]
+        one = found.setdefault((run["seed"], run["shift"], run["odd"]), {"distance": far, "dice": {}})
+        one["odd"] = run["odd"]
+        one["dice"][run["methods"]] = run["dice"][site] if place == FARTHEST else fmean(run["dice"].values())
     return [one for one in found.values() if BASELINE in one["dice"]]
 
 
-def by_distance(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def by_distance(found: Sequence[Mapping[str, Any]], place: str) -> list[dict[str, Any]]:
     """The gain of each method over federations whose sites are about as far apart, whatever the dial."""
     rows = []
     for (nearest, farthest), methods in product(pairwise(EDGES), METHODS[1:]):
@@ -94,6 +124,7 @@ def by_distance(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         test = paired_t_test([dice[methods] for dice in both], [dice[BASELINE] for dice in both])
         rows.append(
             {
+                "at": place,
                 "methods": methods,
                 "nearest": nearest,
                 "farthest": farthest,
@@ -107,11 +138,11 @@ def by_distance(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(found: Sequence[Mapping[str, Any]], place: str) -> str:
     """The gains by distance, with their 95% intervals over federations."""
     head = ["distance", "federations", f"`{BASELINE}`", *(f"`{name}`" for name in METHODS[1:])]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    rows = by_distance(found)
+    lines = [f"{PLACES[place]}:", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    rows = by_distance(found, place)
     for nearest, farthest in pairwise(EDGES):
         here = {row["methods"]: row for row in rows if row["nearest"] == nearest}
         if not here:
@@ -120,33 +151,42 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         cells = [f"{nearest:g} to {farthest:g}", str(len(base)), f"{fmean(base):.3f}"]
         for name in METHODS[1:]:
             ends = {end: float(here[name][end]) for end in ("mean", "low", "high")} if name in here else {}
-            cells.append("{mean:+.3f} ({low:+.3f} to {high:+.3f})".format(**ends) if ends else "")
+            number = here[name]["federations"] if name in here else 0
+            few = f"; {number}" if number < len(base) else ""
+            cells.append("{mean:+.3f} ({low:+.3f} to {high:+.3f}".format(**ends) + few + ")" if ends else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def draw(found: Sequence[Mapping[str, Any]], real: Mapping[str, float], path: Path) -> None:
+def draw(found: Sequence[Mapping[str, Any]], real: Mapping[str, float], path: Path, place: str) -> None:
     """A panel for each method: every federation, the means with their intervals, and where data sets lie."""
-    figure, panels = plt.subplots(2, 2, figsize=(9, 6.5), sharex=True, sharey=True, constrained_layout=True)
-    rows = by_distance(found)
-    for axes, name in zip(panels.flat, METHODS[1:], strict=True):
-        both = [one for one in found if name in one["dice"]]
-        gains = [one["dice"][name] - one["dice"][BASELINE] for one in both]
-        axes.scatter([one["distance"] for one in both], gains, s=12, color="C0", alpha=0.5, linewidth=0)
+    figure, panels = plt.subplots(2, 3, figsize=(12, 6.5), sharex=True, sharey=True, constrained_layout=True)
+    rows = by_distance(found, place)
+    for axes, name in zip(panels.flat, METHODS[1:], strict=False):
+        for odd, colour in ((False, "C0"), (True, "C1")):
+            both = [one for one in found if name in one["dice"] and one["odd"] is odd]
+            gains = [one["dice"][name] - one["dice"][BASELINE] for one in both]
+            label = "one site apart" if odd else "all sites apart"
+            axes.scatter(
+                [o["distance"] for o in both], gains, s=14, color=colour, alpha=0.6, lw=0, label=label
+            )
         for row in rows:
             if row["methods"] == name:
                 low, mean, high = (float(row[end]) for end in ("low", "mean", "high"))
                 axes.plot([row["nearest"], row["farthest"]], [mean, mean], color="C3")
                 axes.fill_between([row["nearest"], row["farthest"]], low, high, color="C3", alpha=0.15, lw=0)
         axes.axhline(0, color="0.3", linewidth=0.8)
-        for place in real.values():
-            axes.axvline(place, color="0.6", linestyle=":", linewidth=1)
+        for at in real.values():
+            axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
         axes.set_title(name)
-    for label, place in real.items():
-        at = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
-        panels[0, 0].annotate(label, (place, 0.98), fontsize=8, **at)
-    figure.supxlabel("distance of the sites (medfedaug inspect)")
-    figure.supylabel(f"test Dice minus that of {BASELINE}")
+    panels.flat[-1].axis("off")
+    panels.flat[-1].legend(*panels[0, 0].get_legend_handles_labels(), loc="center", frameon=False)
+    for label, at in real.items():
+        style = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
+        panels[0, 0].annotate(label, (at, 0.98), fontsize=8, **style)
+    whose = "of the farthest site from the others" if place == FARTHEST else "of the sites"
+    figure.supxlabel(f"distance {whose} (medfedaug inspect)")
+    figure.supylabel(f"test Dice minus that of {BASELINE}, {PLACES[place]}")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -154,10 +194,11 @@ def draw(found: Sequence[Mapping[str, Any]], real: Mapping[str, float], path: Pa
 def main() -> None:
     """Make the runs that are missing, and write what is made of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="for numbers.json, table.md and gain.png")
+    parser.add_argument("--out", type=Path, required=True, help="for numbers.json, table.md and the pictures")
     parser.add_argument("--work", type=Path, required=True, help="folder for the phantom sites")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--shifts", type=float, nargs="+", default=list(SHIFTS))
+    parser.add_argument("--odd", action="store_true", help="move one scanner alone")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--patients", type=int, default=15)
     parser.add_argument("--shape", type=int, nargs=3, default=[64, 64, 12])
@@ -168,7 +209,8 @@ def main() -> None:
     parser.add_argument("--real", nargs="*", default=[], metavar="NAME=DIR", help="data sets to be marked")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
+    for folder in (options.out, options.work):
+        folder.mkdir(parents=True, exist_ok=True)
     numbers = options.out / "numbers.json"
     settings = {
         key: getattr(options, key) for key in ("patients", "shape", "features", "rounds", "local_epochs")
@@ -182,32 +224,41 @@ def main() -> None:
     print(hardware(), flush=True)
     for text in options.real:
         name, _, folder = text.partition("=")
-        record["real"][name] = distance(Path(folder))
-    for seed in options.seeds:
-        for dial in options.shifts:
-            done = {run["methods"] for run in runs if (run["seed"], run["shift"]) == (seed, dial)}
-            missing = [methods for methods in options.methods if methods not in done]
-            data = options.work / f"seed_{seed}_shift_{dial:g}"
-            if missing:
-                shutil.rmtree(data, ignore_errors=True)
-                make_phantom(data, 4, options.patients, options.shape, seed, shift=dial)
-                apart = distance(data)
-            for methods in missing:
-                started = time.perf_counter()
-                dice = train(data, methods, seed, options)
-                runs.append(
-                    {"seed": seed, "shift": dial, "distance": apart, "methods": methods, "dice": dice}
-                )
-                write_json(numbers, record)
-                seconds = time.perf_counter() - started
-                print(f"{seed} {dial:g} {methods}: {fmean(dice.values()):.3f}, {seconds:.0f} s", flush=True)
+        shift = distance(Path(folder))
+        record["real"][name] = {"distance": shift.shift, "apart": shift.by_site}
+    for seed, dial in product(options.seeds, options.shifts):
+        federation = {"seed": seed, "shift": dial, "odd": options.odd}
+        done = {run["methods"] for run in runs if federation.items() <= run.items()}
+        missing = [methods for methods in options.methods if methods not in done]
+        data = options.work / f"seed_{seed}_shift_{dial:g}{'_odd' if options.odd else ''}"
+        if missing:
             shutil.rmtree(data, ignore_errors=True)
+            apart = moved(options.work, seed, dial) if options.odd else dial
+            make_phantom(data, 4, options.patients, options.shape, seed, shift=apart)
+            shift = distance(data)
+            federation |= {"distance": shift.shift, "apart": shift.by_site}
+        for methods in missing:
+            started = time.perf_counter()
+            dice = train(data, methods, seed, options)
+            runs.append({**federation, "methods": methods, "dice": dice})
+            write_json(numbers, record)
+            seconds = time.perf_counter() - started
+            print(f"{seed} {dial:g} {methods}: {fmean(dice.values()):.3f}, {seconds:.0f} s", flush=True)
+        shutil.rmtree(data, ignore_errors=True)
     write_json(numbers, record)
-    found = federations(runs)
-    (options.out / "table.md").write_text(table(found) + "\n")
-    draw(found, record["real"], options.out / "gain.png")
-    print(table(found))
-    if options.csv and (rows := by_distance(found)):
+    rows, tables = [], []
+    for place, picture in ((MEAN, "gain.png"), (FARTHEST, "gain_farthest.png")):
+        found = federations(runs, place)
+        real = {
+            name: max(one["apart"].values()) if place == FARTHEST else one["distance"]
+            for name, one in record["real"].items()
+        }
+        draw(found, real, options.out / picture, place)
+        tables.append(table(found, place))
+        rows += by_distance(found, place)
+    (options.out / "table.md").write_text("\n\n".join(tables) + "\n")
+    print(*tables, sep="\n\n")
+    if options.csv and rows:
         with options.csv.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()

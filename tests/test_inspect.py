@@ -17,7 +17,7 @@ from benchmark_files import write_volume
 from results import Page
 from test_report_browser import CHROMIUM, probe
 
-from medfedaug.analysis.gain import expectation, gains_at, measured_gains
+from medfedaug.analysis.gain import FARTHEST, expectation, gains_at, measured_gains
 from medfedaug.analysis.inspection_page import federation_shift, inspection_record
 from medfedaug.analysis.shift import site_shift
 from medfedaug.data.inspection import QUANTILES, inspect_sites
@@ -338,6 +338,25 @@ def test_what_to_expect_follows_from_federations_that_were_as_far_apart():
     for gain in gains:
         verdict = "a gain" if gain.low > 0 and gain.mean >= 0.02 else "little"
         told = expectation([gain])
-        assert told.startswith(f"Expect {verdict}: on {gain.federations} phantom federations")
-        assert f"{gain.methods} gained {gain.mean:+.3f} Dice" in told
+        where = {"mean": ": on", "farthest": " there: at the farthest site of"}[gain.at]
+        assert told.startswith(f"Expect {verdict}{where} {gain.federations} phantom federations")
+        assert f"was {gain.methods} {gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})" in told
     assert "No phantom federation" in expectation(gains_at(1000))
+
+
+def test_one_odd_site_among_others_that_are_alike_is_named():
+    rng = np.random.default_rng(2)
+
+    def shift(**means):
+        pairs = {site: rng.normal(mean, 1, (50, 1, 2)) for site, mean in means.items()}
+        return site_shift(pairs, {site: rng.normal(0, 1, (50, 1, 4)) for site in means})
+
+    odd = shift(A=0, B=0, C=4, D=0)
+    assert odd.farthest == "C"
+    distances = [pair.statistics for pair in odd.pairs if "C" in pair.sites]
+    assert odd.by_site["C"] == pytest.approx(sum(distances) / 3)
+    there = expectation(gains_at(odd.by_site["C"], FARTHEST))
+    assert f"Farthest from the others is C, {odd.by_site['C']:.2f} away in the mean. {there}" in odd.sentence
+    assert there.split(":")[0] in ("Expect a gain there", "Expect little there")
+    assert "Farthest" not in shift(A=0, C=4).sentence  # each of two is as far from the other
+    assert "Farthest" not in shift(A=0, B=0, C=0).sentence

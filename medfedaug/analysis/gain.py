@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-__all__ = ["Gain", "expectation", "gains_at", "measured_gains"]
+__all__ = ["FARTHEST", "MEAN", "Gain", "expectation", "gains_at", "measured_gains"]
+
+MEAN, FARTHEST = "mean", "farthest"
+"""Whose gain it is: the mean over the sites, or the gain of the site that is farthest from the others."""
 
 _FILE = "gain_by_distance.csv"
 _WORTH = 0.02
@@ -21,12 +24,15 @@ class Gain:
 
     Attributes:
         methods: what gained it, as for ``--methods``.
-        nearest: the shift (`medfedaug.analysis.shift.Shift.shift`) from which federations are counted.
+        nearest: the distance from which federations are counted: of the sites
+            (`medfedaug.analysis.shift.Shift.shift`), or of the farthest site from the others
+            (`medfedaug.analysis.shift.Shift.by_site`).
         farthest: that up to which they are.
         federations: their number; each has patients, scanners and initial weights of its own.
         mean: the gain.
         low: lower end of its 95% interval over the federations.
         high: upper end.
+        at: ``"mean"``: over the sites, or ``"farthest"``: at the farthest site.
     """
 
     methods: str
@@ -36,6 +42,7 @@ class Gain:
     mean: float
     low: float
     high: float
+    at: str = MEAN
 
 
 @cache
@@ -45,6 +52,7 @@ def measured_gains() -> tuple[Gain, ...]:
     numbers = ("nearest", "farthest", "mean", "low", "high")
     return tuple(
         Gain(
+            at=line["at"],
             methods=line["methods"],
             federations=int(line["federations"]),
             **{name: float(line[name]) for name in numbers},
@@ -53,14 +61,18 @@ def measured_gains() -> tuple[Gain, ...]:
     )
 
 
-def gains_at(shift: float) -> list[Gain]:
+def gains_at(distance: float, at: str = MEAN) -> list[Gain]:
     """The measured gains of federations that are about this far apart, of every method; none beyond them.
+
+    Args:
+        distance: of the sites, or of the farthest site from the others.
+        at: ``"mean"`` or ``"farthest"`` (`Gain.at`).
 
     Example:
         >>> gains_at(1e6)
         []
     """
-    return [gain for gain in measured_gains() if gain.nearest <= shift < gain.farthest]
+    return [gain for gain in measured_gains() if gain.at == at and gain.nearest <= distance < gain.farthest]
 
 
 def expectation(found: Sequence[Gain]) -> str:
@@ -69,19 +81,18 @@ def expectation(found: Sequence[Gain]) -> str:
     Example:
         >>> expectation([Gain("fedrdn", 2, 3, 12, 0.05, 0.03, 0.07)]).split(":")[0]
         'Expect a gain'
-        >>> expectation([Gain("fedrdn", 0, 1, 12, 0.01, -0.01, 0.03)]).split(":")[0]
-        'Expect little'
+        >>> expectation([Gain("fedrdn", 0, 1, 12, 0.01, -0.01, 0.03, "farthest")]).split(":")[0]
+        'Expect little there'
     """
     if not found:
         return "No phantom federation was tried that is as far apart."
-    told = [f"{g.methods} gained {g.mean:+.3f} Dice ({g.low:+.3f} to {g.high:+.3f})" for g in found]
-    first = (
-        f"{found[0].methods} gained {found[0].mean:+.3f} Dice over fedavg (95% interval {found[0].low:+.3f} "
-    )
-    told[0] = f"{first}to {found[0].high:+.3f})"
-    verdict = (
-        "Expect a gain" if any(gain.low > 0 and gain.mean >= _WORTH for gain in found) else "Expect little"
-    )
-    span = f"{found[0].nearest:g} to {found[0].farthest:g}"
-    number = min(gain.federations for gain in found)
-    return f"{verdict}: on {number} phantom federations with a shift of {span}, {', '.join(told)}."
+    verdict = "a gain" if any(gain.low > 0 and gain.mean >= _WORTH for gain in found) else "little"
+    number, span = min(gain.federations for gain in found), f"{found[0].nearest:g} to {found[0].farthest:g}"
+    where = f"on {number} phantom federations with a shift of {span}"
+    if found[0].at == FARTHEST:
+        verdict, where = (
+            f"{verdict} there",
+            f"at the farthest site of {number} phantom federations, {span} away",
+        )
+    told = ", ".join(f"{g.methods} {g.mean:+.3f} ({g.low:+.3f} to {g.high:+.3f})" for g in found)
+    return f"Expect {verdict}: {where}, the gain in Dice over fedavg (95% interval) was {told}."

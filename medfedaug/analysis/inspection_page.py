@@ -93,6 +93,7 @@ def inspection_record(found: Sequence[SiteInspection], shift: Shift | None, inte
         "shift": None if shift is None else shift.shift,
         "shift_by_chance": None if shift is None else shift.chance,
         "histogram_shift": None if shift is None else shift.histogram,
+        "by_site": {} if shift is None else shift.by_site,
         "pairs": [
             {"sites": list(p.sites), "statistics": p.statistics, "histogram": p.histogram, "chance": p.chance}
             for p in (shift.pairs if shift else ())
@@ -225,6 +226,10 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         for pair in ranked[:_MOST_PAIRS]
     ]
     table(section, ["sites", "statistics", "by chance", "histograms"], lines)
+    apart = sorted(shift.by_site.items(), key=lambda one: one[1], reverse=True)
+    if 2 < len(apart) <= _MOST_SITES:
+        told = ", ".join(f"{site} {distance:.2f}" for site, distance in apart)
+        add(section, "p", f"Mean distance from the others (statistics): {told}.")
     if len(ranked) > _MOST_PAIRS:
         add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
     seen = (

@@ -10,11 +10,12 @@ from statistics import fmean
 
 import numpy as np
 
-from medfedaug.analysis.gain import expectation, gains_at
+from medfedaug.analysis.gain import FARTHEST, expectation, gains_at
 
 __all__ = ["PairShift", "Shift", "site_shift"]
 
 _CHANCE = 1.5  # times what chance would give: below, a shift is called none
+_FARTHEST = 2.0  # the same of the farthest site, whose distance is the largest of several
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,18 @@ class Shift:
         return fmean(pair.statistics for pair in self.pairs)
 
     @property
+    def by_site(self) -> dict[str, float]:
+        """How far each site is from the others: the mean of `PairShift.statistics` over its pairs."""
+        names = sorted({site for pair in self.pairs for site in pair.sites})
+        return {name: fmean(p.statistics for p in self.pairs if name in p.sites) for name in names}
+
+    @property
+    def farthest(self) -> str:
+        """The site that is farthest from the others."""
+        apart = self.by_site
+        return max(apart, key=lambda name: apart[name])
+
+    @property
     def histogram(self) -> float | None:
         """Mean of `PairShift.histogram` over all pairs of sites."""
         known = [pair.histogram for pair in self.pairs if pair.histogram is not None]
@@ -62,8 +75,18 @@ class Shift:
 
     @property
     def sentence(self) -> str:
-        """What it means for methods against feature shift, and what these gained elsewhere."""
-        return f"{self._meaning} {expectation(gains_at(self.shift))}"
+        """What it means for methods against feature shift, and what these gained elsewhere.
+
+        A mean hides one odd site among others that are alike: with more than two sites, one that is farther
+        from the others than chance would put it is named.
+        """
+        told = f"{self._meaning} {expectation(gains_at(self.shift))}"
+        site, apart = self.farthest, self.by_site
+        chance = fmean(pair.chance for pair in self.pairs if site in pair.sites)
+        if len(apart) < 3 or apart[site] < _FARTHEST * chance:
+            return told
+        there = expectation(gains_at(apart[site], FARTHEST))
+        return f"{told} Farthest from the others is {site}, {apart[site]:.2f} away in the mean. {there}"
 
     @property
     def _meaning(self) -> str:
