@@ -230,6 +230,20 @@ def test_a_job_that_the_administrator_refuses_is_answered_at_once(hospital, depl
         deploy(site).run(config)
 
 
+@pytest.mark.parametrize("approve", [True, False])
+def test_a_job_that_is_refused_while_it_runs_gets_no_more_answers(hospital, tiny_config, run, approve):
+    site, config = hospital(approve=approve), tiny_config(rounds=1)
+    book = JobBook(site.kit / "medfedaug/site_A/jobs")
+    book.judge(book.note(config).hash, "approved")
+    site.start(config, "job-1")
+    assert not site.answer(Request("prepare")).error
+    assert run("approve", site.kit, job_hash(config.to_dict()), "--refuse")[0] == 0
+    for job in ("job-1", "job-2"):
+        if job == "job-2":
+            site.start(config, job)
+        assert "administrator has refused the configuration" in site.answer(Request("prepare")).error
+
+
 def test_an_approval_cannot_be_moved_to_another_configuration(hospital, deploy, tiny_config):
     site, config, other = hospital(approve=True), tiny_config(rounds=1), tiny_config(rounds=3)
     book = JobBook(site.kit / "medfedaug/site_A/jobs")

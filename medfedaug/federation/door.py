@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from medfedaug.admission import JobBook, JobRules
+from medfedaug.admission import JobBook, JobEntry, JobRules
 from medfedaug.admission.book import APPROVED, REFUSED
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -113,11 +113,12 @@ class GuardedDoor(Door):
         return SiteMasks(site, self.identity, self.rules.min_summed)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Check Bundle and rules, count the job, and wait for its approval if the rules ask for one."""
+        """Check Bundle, rules and verdict, count the job, and wait for its approval if that is a rule."""
         if config in self._admitted:
             return
         self._check_bundle(config)
         self.rules.check(self.site, config)
+        self._check_verdict(config)
         if self.rules.approve:
             self._wait(config, should_stop)
         self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
@@ -131,23 +132,28 @@ class GuardedDoor(Door):
                 raise JobRefused(self.site, str(error)) from error
 
     def _wait(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        entry = self.book.note(config)
-        if entry.verdict not in (APPROVED, REFUSED):
+        entry = self._check_verdict(config)
+        if entry.verdict != APPROVED:
             _log.warning(
                 "site %s: job %s waits until it is approved here: %s %s",
                 *(self.site, self.job, self.approve, entry.hash[:12]),
             )
         while entry.verdict != APPROVED:
-            if entry.verdict == REFUSED:
-                raise JobRefused(
-                    self.site, f"the site's administrator has refused the configuration {entry.hash[:12]}"
-                )
             if should_stop():
                 raise MedFedAugError(
                     f"site {self.site}: the job ended before its configuration {entry.hash[:12]} was approved"
                 )
             time.sleep(_PERIOD)
-            entry = self.book.note(config)
+            entry = self._check_verdict(config)
+
+    def _check_verdict(self, config: RunConfig) -> JobEntry:
+        """What the administrator said holds also where no job needs an approval."""
+        entry = self.book.note(config)
+        if entry.verdict == REFUSED:
+            raise JobRefused(
+                self.site, f"the site's administrator has refused the configuration {entry.hash[:12]}"
+            )
+        return entry
 
     def opened(self, trainer: SiteTrainer) -> None:
         """Check the size of the model, and the training cases: their number, and against earlier releases."""
@@ -159,7 +165,9 @@ class GuardedDoor(Door):
             self._account.check_cases("training")
 
     def incoming(self, request: Request) -> None:
-        """Check the sizes of a request."""
+        """Check the sizes of a request, and that the job has not been refused since it was admitted."""
+        for config in self._admitted:
+            self._check_verdict(config)
         self.rules.check_model(self.site, num_bytes(request.weights) / 1e6)
         self.rules.check_model(self.site, num_bytes(request.lent) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**request.once, **request.payload}) / 1e6)
