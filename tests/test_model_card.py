@@ -91,6 +91,18 @@ def test_scores_have_the_interval_of_the_mean_over_cases(finished, tmp_path):
     assert "HD95 (mm)" in found
 
 
+def test_what_is_no_mean_over_cases_has_no_interval(finished, tmp_path):
+    """Accuracy and AUC of 1: the interval is that of the accuracy's cases."""
+
+    def change(record):
+        entry = {"accuracy": 1.0, "auc": 1.0, "cases": {"p1": 1.0, "p2": 1.0}}
+        record["test"] = {"sites": {"site_A": entry}, "mean": {"accuracy": 1.0, "auc": 1.0}}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    rows = [line for line in found.splitlines() if line.startswith("| site 1")]
+    assert ["[" in row for row in rows] == [True, False]
+
+
 def test_means_that_a_site_sent_without_cases_have_no_interval(finished, tmp_path):
     def change(record):
         record["test"]["sites"]["site_A"] = {"dice": 0.61, "scored_cases": 12, "cases": {}, "unit": "mm"}

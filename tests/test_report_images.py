@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -305,6 +306,35 @@ def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
     text = write_report([alone], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     assert text.count("No picture: there is no global_model.pt beside results.json.") == 2
     assert "Intensities by site" in text  # the pairs are computed where no file has them
+
+
+def test_a_network_without_known_stages_has_cases_without_features(
+    trained, phantom_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("medfedaug.analysis.features.known_stages", lambda network: None)
+    text = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
+    assert text.count("No picture: the stages of BasicUNet are not known.") == 1
+    assert text.count("data:image/jpeg;base64,") == 2
+
+
+def test_a_site_without_foreground_in_its_test_leaves_the_others_their_pictures(
+    trained, phantom_dir, tmp_path
+):
+    other, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(phantom_dir, other)
+    shutil.copytree(trained, run)
+    results = json.loads((run / "results.json").read_text())
+    results["test"]["sites"]["site_A"]["cases"] = {}  # the site told its means alone
+    (run / "results.json").write_text(json.dumps(results))
+    listing = json.loads((other / "site_A/dataset.json").read_text())
+    for case in listing["test"]:
+        label = nib.load(path := other / "site_A" / case["label"])
+        nib.save(nib.Nifti1Image(np.zeros_like(np.asarray(label.dataobj)), label.affine), path)
+    text = write_report([run], tmp_path / "r.html", data=other, device="cpu").read_text()
+    told = set(re.findall(r"(?:worst|best|only) at (\w+):", text))
+    assert "site_B" in told
+    assert "site_A" not in told
+    assert "No picture" not in text
 
 
 def test_report_refuses_data_of_other_sites(trained, make_site, tmp_path):

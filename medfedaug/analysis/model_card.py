@@ -170,7 +170,8 @@ class _Card:
             for site in sorted(tested, key=lambda site: (site in self.unseen, site)):
                 by_class = tested[site].get("classes", {})
                 cells = [_of_class(by_class.get(one, {}), name) for one in classes]
-                rows.append((self.name(site), _with_interval(tested[site], name), *cells, self.whose(site)))
+                score = _with_interval(tested[site], name, first=name == metrics[0])
+                rows.append((self.name(site), score, *cells, self.whose(site)))
             header = ("site", find_metric(name).title + self.unit(name, tested), *classes, "model")
             found += [Table(header, tuple(rows)), self.summary(name)]
         found.append(
@@ -319,10 +320,16 @@ class _Card:
         return str(self.count(site)) if self.count(site) else "–"
 
 
-def _with_interval(entry: Mapping[str, Any], name: str) -> str:
-    """A site's mean, and where its cases are known the interval of it."""
+def _with_interval(entry: Mapping[str, Any], name: str, first: bool) -> str:
+    """A site's mean, and where its cases are known the interval of it.
+
+    Args:
+        entry: the site's scores.
+        name: of the metric.
+        first: whether it is the one that ``cases`` are scored by.
+    """
     value = entry.get(name)
-    found = entry.get("case_metrics", {}).get(name, entry.get("cases", {}))
+    found = entry.get("case_metrics", {}).get(name, entry.get("cases", {}) if first else {})
     cases = found if isinstance(found, Mapping) else {}
     known = {case: score for case, score in cases.items() if isinstance(score, int | float)}
     patients, scores = entry.get("patients", {}), list(known.values())

@@ -48,6 +48,9 @@ class _Seen:
     sites: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     trouble: str = ""
+    """Why there is nothing of the run."""
+    without_features: str = ""
+    """Why there are cases, but no features."""
 
 
 def image_sections(
@@ -187,7 +190,11 @@ def _look_at(seen: _Seen, run: Run, model: Path, data: Path, device: str, sites:
             continue
         seen.views += extreme_cases(trainer, scores)
         batches = list(network_inputs(trainer, spread(folder.cases["test"], _CASES[folder.task])))
-        found = site_features(trainer.network, (images for images, _ in batches))
+        try:
+            found = site_features(trainer.network, (images for images, _ in batches))
+        except ValueError as error:  # stages that are not known, or no slice with foreground
+            seen.without_features = str(error)
+            continue
         step = max(1, -(-len(found) // _FEATURES))
         kept = range(0, len(found), step)
         seen.features.append(found[list(kept)])
@@ -210,7 +217,8 @@ def _features(section: ET.Element, seen: Mapping[str, _Seen]) -> None:
     for name, found in seen.items():
         page.add(section, "h3", name)
         if sum(map(len, found.features)) < 3:
-            page.add(section, "p", f"No picture: {found.trouble or 'too few images'}.")
+            why = found.trouble or found.without_features or "too few images"
+            page.add(section, "p", f"No picture: {why}.")
             continue
         features = torch.cat(found.features)
         page.figure(
