@@ -1,7 +1,7 @@
-"""Gain against shift: phantom sites whose scanners are more and more apart, with and without each method.
+r"""Gain against shift: phantom sites whose scanners are more and more apart, with and without each method.
 
     python benchmarks/shift_gain.py --work DIR --out docs/results/shift --seeds 0 1 2 3 4
-    python benchmarks/shift_gain.py --work DIR --out docs/results/shift --seeds 0 1 2 3 4 --odd \\
+    python benchmarks/shift_gain.py --work DIR --out docs/results/shift --seeds 0 1 2 3 4 --odd \
         --shifts 0.35 0.7 1.2 2 --methods fedavg norm fedbn fedrdn fedfa
 
 For each seed and each setting of the phantom's dial (`medfedaug phantom --shift`), a federation of four
