@@ -51,7 +51,7 @@ from medfedaug.simulate import configure
 BASELINE = "fedavg"
 METHODS = (BASELINE, "norm", "fedbn", "fedrdn", "fedfa", "fedrdn,fedfa")
 SHIFTS = (0.0, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0)
-EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0, 20.0)
+EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0, 12.0)
 """Of the distances that are taken together."""
 MIDDLE = math.sqrt(0.6 * 1.6)
 """Of the exponents of contrast that the phantom's scanners have."""
@@ -181,9 +181,10 @@ def draw(found: Sequence[Mapping[str, Any]], real: Mapping[str, float], path: Pa
         axes.set_title(name)
     panels.flat[-1].axis("off")
     panels.flat[-1].legend(*panels[0, 0].get_legend_handles_labels(), loc="center", frameon=False)
-    for label, at in real.items():
+    panels[0, 0].set_xlim(-0.3, EDGES[-1] if place == FARTHEST else EDGES[-2])
+    for index, (label, at) in enumerate(sorted(real.items(), key=lambda one: one[1])):
         style = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
-        panels[0, 0].annotate(label, (at, 0.98), fontsize=8, **style)
+        panels[0, 0].annotate(label, (at, 0.98 - 0.16 * (index % 2)), fontsize=8, **style)
     whose = "of the farthest site from the others" if place == FARTHEST else "of the sites"
     figure.supxlabel(f"distance {whose} (medfedaug inspect)")
     figure.supylabel(f"test Dice minus that of {BASELINE}, {PLACES[place]}")

@@ -26,12 +26,23 @@ class Measured:
 MEASURED = (
     Measured(
         "phantom, shift 5 to 8",
-        "7 federations",
+        "9 federations",
         {
-            "norm": "+0.095 (+0.041 to +0.148)",
-            "fedrdn": "+0.066 (+0.001 to +0.131)",
-            "fedfa": "+0.021 (-0.028 to +0.071)",
+            "norm": "+0.088 (+0.025 to +0.151)",
+            "fedrdn": "+0.057 (-0.002 to +0.115)",
+            "fedfa": "+0.011 (-0.029 to +0.051)",
             "fedrdn,fedfa": "+0.084 (+0.006 to +0.163)",
+        },
+    ),
+    Measured(
+        "phantom, farthest site 3 to 5 away",
+        "10 federations",
+        {
+            "norm": "+0.041 (+0.016 to +0.066)",
+            "fedbn": "+0.067 (-0.048 to +0.182)",
+            "fedrdn": "+0.087 (+0.007 to +0.167)",
+            "fedfa": "-0.013 (-0.050 to +0.024)",
+            "fedrdn,fedfa": "+0.032 (-0.050 to +0.115)",
         },
     ),
     Measured(
