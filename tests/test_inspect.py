@@ -338,7 +338,9 @@ def test_what_to_expect_follows_from_federations_that_were_as_far_apart():
     for gain in gains:
         verdict = "a gain" if gain.low > 0 and gain.mean >= 0.02 else "little"
         told = expectation([gain])
-        where = {"mean": ": on", "farthest": " there: at the farthest site of"}[gain.at]
+        where = {"mean": " in the mean of the sites: on", "farthest": " there: at the farthest site of"}[
+            gain.at
+        ]
         assert told.startswith(f"Expect {verdict}{where} {gain.federations} phantom federations")
         assert f"was {gain.methods} {gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})" in told
     assert "No phantom federation" in expectation(gains_at(1000))

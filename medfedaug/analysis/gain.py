@@ -80,19 +80,18 @@ def expectation(found: Sequence[Gain]) -> str:
 
     Example:
         >>> expectation([Gain("fedrdn", 2, 3, 12, 0.05, 0.03, 0.07)]).split(":")[0]
-        'Expect a gain'
+        'Expect a gain in the mean of the sites'
         >>> expectation([Gain("fedrdn", 0, 1, 12, 0.01, -0.01, 0.03, "farthest")]).split(":")[0]
         'Expect little there'
     """
     if not found:
         return "No phantom federation was tried that is as far apart."
     verdict = "a gain" if any(gain.low > 0 and gain.mean >= _WORTH for gain in found) else "little"
-    number, span = min(gain.federations for gain in found), f"{found[0].nearest:g} to {found[0].farthest:g}"
-    where = f"on {number} phantom federations with a shift of {span}"
+    counts = sorted({gain.federations for gain in found})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    span = f"{found[0].nearest:g} to {found[0].farthest:g}"
+    where = f"in the mean of the sites: on {number} phantom federations with a shift of {span}"
     if found[0].at == FARTHEST:
-        verdict, where = (
-            f"{verdict} there",
-            f"at the farthest site of {number} phantom federations, {span} away",
-        )
+        where = f"there: at the farthest site of {number} phantom federations, {span} away"
     told = ", ".join(f"{g.methods} {g.mean:+.3f} ({g.low:+.3f} to {g.high:+.3f})" for g in found)
-    return f"Expect {verdict}: {where}, the gain in Dice over fedavg (95% interval) was {told}."
+    return f"Expect {verdict} {where}, the gain in Dice over fedavg (95% interval) was {told}."
