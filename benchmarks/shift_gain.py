@@ -40,7 +40,7 @@ from medfedaug.analysis.gain import FARTHEST, MEAN
 from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.analysis.shift import Shift
 from medfedaug.data.inspection import inspect_sites
-from medfedaug.data.phantom import MANIFEST, make_phantom
+from medfedaug.data.phantom import MANIFEST, Scanner, make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.files import write_json
@@ -53,8 +53,6 @@ METHODS = (BASELINE, "norm", "fedbn", "fedrdn", "fedfa", "fedrdn,fedfa")
 SHIFTS = (0.0, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0)
 EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0, 12.0)
 """Of the distances that are taken together."""
-MIDDLE = math.sqrt(0.6 * 1.6)
-"""Of the exponents of contrast that the phantom's scanners have."""
 FEWEST = 3
 """Federations of which something is said."""
 PLACES = {MEAN: "mean of the sites", FARTHEST: "farthest site"}
@@ -71,8 +69,9 @@ def moved(work: Path, seed: int, dial: float) -> list[float]:
     """The dial of each site where one is moved alone: the one whose contrast is farthest from the middle."""
     with TemporaryDirectory(dir=work) as folder:
         make_phantom(folder, 4, 3, (16, 16, 1), seed)
-        scanners = json.loads((Path(folder) / MANIFEST).read_text())["sites"].values()
-    contrast = [abs(math.log(scanner["gamma"] / MIDDLE)) for scanner in scanners]
+        sites = json.loads((Path(folder) / MANIFEST).read_text())["sites"].values()
+    scanners = [Scanner(**values) for values in sites]
+    contrast = [abs(math.log(scanner.gamma / scanner.shifted(0).gamma)) for scanner in scanners]
     return [dial if value == max(contrast) else 0.0 for value in contrast]
 
 
@@ -138,11 +137,17 @@ def by_distance(found: Sequence[Mapping[str, Any]], place: str) -> list[dict[str
     return rows
 
 
-def table(found: Sequence[Mapping[str, Any]], place: str) -> str:
+def cell(row: Mapping[str, Any], federations: int) -> str:
+    """A gain with its interval, and the number of federations where not all had the method."""
+    mean, low, high = (float(row[end]) for end in ("mean", "low", "high"))
+    few = f"; {row['federations']}" if row["federations"] < federations else ""
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f}{few})"
+
+
+def table(found: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], place: str) -> str:
     """The gains by distance, with their 95% intervals over federations."""
     head = ["distance", "federations", f"`{BASELINE}`", *(f"`{name}`" for name in METHODS[1:])]
     lines = [f"{PLACES[place]}:", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    rows = by_distance(found, place)
     for nearest, farthest in pairwise(EDGES):
         here = {row["methods"]: row for row in rows if row["nearest"] == nearest}
         if not here:
@@ -150,18 +155,20 @@ def table(found: Sequence[Mapping[str, Any]], place: str) -> str:
         base = [one["dice"][BASELINE] for one in found if nearest <= one["distance"] < farthest]
         cells = [f"{nearest:g} to {farthest:g}", str(len(base)), f"{fmean(base):.3f}"]
         for name in METHODS[1:]:
-            ends = {end: float(here[name][end]) for end in ("mean", "low", "high")} if name in here else {}
-            number = here[name]["federations"] if name in here else 0
-            few = f"; {number}" if number < len(base) else ""
-            cells.append("{mean:+.3f} ({low:+.3f} to {high:+.3f}".format(**ends) + few + ")" if ends else "")
+            cells.append(cell(here[name], len(base)) if name in here else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def draw(found: Sequence[Mapping[str, Any]], real: Mapping[str, float], path: Path, place: str) -> None:
+def draw(
+    found: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    real: Mapping[str, float],
+    path: Path,
+    place: str,
+) -> None:
     """A panel for each method: every federation, the means with their intervals, and where data sets lie."""
     figure, panels = plt.subplots(2, 3, figsize=(12, 6.5), sharex=True, sharey=True, constrained_layout=True)
-    rows = by_distance(found, place)
     for axes, name in zip(panels.flat, METHODS[1:], strict=False):
         for odd, colour in ((False, "C0"), (True, "C1")):
             both = [one for one in found if name in one["dice"] and one["odd"] is odd]
@@ -254,9 +261,10 @@ def main() -> None:
             name: max(one["apart"].values()) if place == FARTHEST else one["distance"]
             for name, one in record["real"].items()
         }
-        draw(found, real, options.out / picture, place)
-        tables.append(table(found, place))
-        rows += by_distance(found, place)
+        here = by_distance(found, place)
+        draw(found, here, real, options.out / picture, place)
+        tables.append(table(found, here, place))
+        rows += here
     (options.out / "table.md").write_text("\n\n".join(tables) + "\n")
     print(*tables, sep="\n\n")
     if options.csv and rows:

@@ -249,6 +249,22 @@ def check_resumed(config, data, sites, state_dir):
     assert found == expected
 
 
+def prepare(server, sites) -> None:
+    """What comes before the first round, with each site's answer."""
+    for name, site in sites.items():
+        server.accept_preparation(name, site.answer(server.prepare()))
+    server.finish_preparation()
+
+
+def make_round(server, sites) -> None:
+    """One round, in which every site's update is taken."""
+    request = server.start_round()
+    for name, site in sites.items():
+        reply = site.answer(request)
+        assert server.accept(name, reply), reply.error
+    server.finish_round()
+
+
 def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_path, tiny_config):
     from medfedaug.federation import FederationServer, Site, SiteTrainer
 
@@ -261,17 +277,11 @@ def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_pa
             return Site(name, SiteTrainer(config, phantom_dir, "cpu", folder / name))
 
         members = {name: start(name) for name in ("site_A", "site_B")}
-        for name, site in members.items():
-            server.accept_preparation(name, site.answer(server.prepare()))
-        server.finish_preparation()
+        prepare(server, members)
         for _ in range(3):
             if restart and server.round:
                 members["site_A"] = start("site_A")
-            request = server.start_round()
-            for name, site in members.items():
-                reply = site.answer(request)
-                assert server.accept(name, reply), reply.error
-            server.finish_round()
+            make_round(server, members)
         return server
 
     expected, found = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
@@ -286,13 +296,8 @@ def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_
     config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
     server = FederationServer(config)
     sites = {n: Site(n, SiteTrainer(config, phantom_dir, "cpu", tmp_path)) for n in ("site_A", "site_B")}
-    for name, site in sites.items():
-        server.accept_preparation(name, site.answer(server.prepare()))
-    server.finish_preparation()
-    request = server.start_round()
-    for name, site in sites.items():
-        server.accept(name, site.answer(request))
-    server.finish_round()
+    prepare(server, sites)
+    make_round(server, sites)
     request = server.start_round()
     first, second = sites["site_A"].answer(request), sites["site_A"].answer(request)
     assert same(second.weights, first.weights)
@@ -309,13 +314,8 @@ def test_a_site_that_cannot_read_what_it_kept_never_goes_on_without_it(phantom_d
         return Site(name, SiteTrainer(config, phantom_dir, "cpu", tmp_path / name))
 
     sites = {name: start(name) for name in ("site_A", "site_B")}
-    for name, site in sites.items():
-        server.accept_preparation(name, site.answer(server.prepare()))
-    server.finish_preparation()
-    request = server.start_round()
-    for name, site in sites.items():
-        assert server.accept(name, site.answer(request))
-    server.finish_round()
+    prepare(server, sites)
+    make_round(server, sites)
     request = server.start_round()
     expected = sites["site_A"].answer(request)
     (file,) = (tmp_path / "site_A").glob("*.pt")

@@ -73,7 +73,7 @@ class Comparison:
     metric: Metric
     other_input: bool
     model: str
-    other_files: tuple[str, ...] = ()
+    other_files: tuple[str, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -148,12 +148,10 @@ def input_notes(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> t
 
 def file_notes(found: Iterable[Comparison]) -> tuple[str, ...]:
     """Notes on methods that did not have the same files as their FedAvg: of `Comparison.other_files`."""
-    notes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for one in found:
-        if one.other_files and one.label not in (
-            labels := notes.setdefault((one.baseline, one.other_files), [])
-        ):
-            labels.append(one.label)
+    notes: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
+    for one in found:  # a method is compared at training sites and at unseen ones, and named once
+        if one.other_files:
+            notes.setdefault((one.baseline, one.other_files), {})[one.label] = None
     return tuple(
         f"{', '.join(labels)}: not the same files as {baseline} at {', '.join(sites)}; a difference may come "
         "of the data and not of the method, and two cases of one name may be different ones."

@@ -60,7 +60,7 @@ def plan(
         table.add_row(what, why)
     out_console.print(table)
     options = " ".join(
-        f"--{name.replace('_', '-')} {value if not isinstance(value, dict) else repr(json.dumps(value))}"
+        f"--{name.replace('_', '-')} {value if not isinstance(value, dict) else quote(json.dumps(value))}"
         for name, value in changes.items()
     )
     say(f"{out}, {page}")

@@ -123,4 +123,4 @@ def project(
     text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)
     write_atomic(out, lambda file: file.write(text.encode()))
     say(f"{out}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
-    say(f"next: nvflare provision -p {out} -w kits; the kits are in kits/{name}/prod_00")
+    say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

@@ -161,7 +161,7 @@ def make_phantom(
         raise ValueError(f"classes must be from 2 to {len(CLASSES)}, background included, got {classes}")
     if spacings is not None and not all(len(edges) == 3 and min(edges) > 0 for edges in spacings):
         raise ValueError(f"spacings must be three positive edges in mm for each site, got {spacings}")
-    shifts = [float(shift)] * sites if isinstance(shift, int | float) else [float(s) for s in shift]
+    shifts = list(shift) if isinstance(shift, Sequence) else [shift] * sites
     if len(shifts) != sites or not all(0 <= s <= 3 for s in shifts):
         raise ValueError(
             f"shift must be from 0 to 3, or such a number for each of the {sites} sites, got {shift}"
@@ -186,7 +186,7 @@ def make_phantom(
                 "patients": patients,
                 **({"spacings": [list(edges) for edges in spacings]} if spacings else {"shape": shape}),
                 **({"classes": classes} if classes > 2 else {}),
-                **({"shift": shift if isinstance(shift, int | float) else shifts} if shift != 1 else {}),
+                **({"shift": shift} if shift != 1 else {}),
             },
             "sites": {name: asdict(scanner) for name, scanner in scanners.items()},
         }

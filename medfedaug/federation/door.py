@@ -118,9 +118,9 @@ class GuardedDoor(Door):
             return
         self._check_bundle(config)
         self.rules.check(self.site, config)
-        self._check_verdict(config)
-        if self.rules.approve:
-            self._wait(config, should_stop)
+        entry = self._check_verdict(config)
+        if self.rules.approve and entry.verdict != APPROVED:
+            self._wait(config, entry.hash[:12], should_stop)
         self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
         self._admitted.append(config)
 
@@ -131,20 +131,17 @@ class GuardedDoor(Door):
             except ConfigError as error:
                 raise JobRefused(self.site, str(error)) from error
 
-    def _wait(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        entry = self._check_verdict(config)
-        if entry.verdict != APPROVED:
-            _log.warning(
-                "site %s: job %s waits until it is approved here: %s %s",
-                *(self.site, self.job, self.approve, entry.hash[:12]),
-            )
-        while entry.verdict != APPROVED:
+    def _wait(self, config: RunConfig, short: str, should_stop: Callable[[], bool]) -> None:
+        _log.warning(
+            "site %s: job %s waits until it is approved here: %s %s",
+            *(self.site, self.job, self.approve, short),
+        )
+        while self._check_verdict(config).verdict != APPROVED:
             if should_stop():
                 raise MedFedAugError(
-                    f"site {self.site}: the job ended before its configuration {entry.hash[:12]} was approved"
+                    f"site {self.site}: the job ended before its configuration {short} was approved"
                 )
             time.sleep(_PERIOD)
-            entry = self._check_verdict(config)
 
     def _check_verdict(self, config: RunConfig) -> JobEntry:
         """What the administrator said holds also where no job needs an approval."""
