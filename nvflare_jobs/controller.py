@@ -79,9 +79,6 @@ class ProtocolController(Controller):
         workspace = self.engine.get_workspace()
         folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / JOB_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        settings = SiteSettings.load(workspace.get_root_dir())
-        plugins.restrict(settings.plugins)
-        bundles.restrict(settings.bundles)
 
         def carrier(checkpoint: Path | None) -> NVFlareCarrier:
             return NVFlareCarrier(
@@ -90,6 +87,9 @@ class ProtocolController(Controller):
 
         record = EventLog(folder.parent, "server")
         try:
+            settings = SiteSettings.load(workspace.get_root_dir())
+            plugins.restrict(settings.plugins)
+            bundles.restrict(settings.bundles)
             with record.warnings():
                 self.carry(settings, carrier, record, folder, fl_ctx)
             record({"event": "finished"})

@@ -149,6 +149,14 @@ def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, com
     assert "Dice on the test cases" in text
 
 
+def test_a_site_that_trained_and_is_not_there_is_named(hospitals, tmp_path):
+    shutil.copytree(hospitals / "data/site_A", tmp_path / "site_A")
+    found = evaluate_sites(hospitals / "runs/ditto", tmp_path, device="cpu")
+    assert set(found["sites"]) == {"site_A"}
+    assert found["missing"] == {"site_B": {"global": "site site_B is not connected"}}
+    assert "site_B, not scored (global): site site_B is not connected." in worth_table(found).notes
+
+
 def test_a_global_model_that_is_not_whole_has_no_score_and_local_runs_are_given_by_site(hospitals):
     local = [f"{site}={hospitals / 'runs/single'}" for site in SITES]
     found = evaluate_sites(hospitals / "runs/fedbn", hospitals / "data", local=local, device="cpu")

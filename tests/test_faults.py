@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ import torch
 
 from medfedaug.config import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
-from medfedaug.federation import FederationServer, inprocess, run_in_process
+from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, inprocess, run_in_process
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
+from medfedaug.federation.messages import TEST
 from medfedaug.federation.training import LocalTraining
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 from medfedaug.simulate import simulate
@@ -112,8 +114,6 @@ REASONS = {
 @pytest.fixture
 def fault_at_b(monkeypatch):
     """Let site B have a fault in given rounds, without an engine: `fault_at_b({2: "nan"})`."""
-    from medfedaug.federation import Site
-
     cause = runpy.run_path(str(FAULTS / "sitecustomize.py"))["_cause"]
     do = Site._do
 
@@ -154,7 +154,6 @@ def test_too_few_good_updates_end_the_run_with_the_reason(four_sites, tiny_confi
 
 def test_a_site_that_broke_off_goes_on_from_what_it_kept(four_sites, tiny_config, monkeypatch):
     """A round that failed at a site must leave nothing behind, local norm layers least of all."""
-    from medfedaug.federation import Site, SiteTrainer
     from medfedaug.federation.server import FederationServer
 
     config = tiny_config("fedbn", rounds=3)
@@ -266,8 +265,6 @@ def make_round(server, sites) -> None:
 
 
 def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_path, tiny_config):
-    from medfedaug.federation import FederationServer, Site, SiteTrainer
-
     config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
 
     def federate(restart: bool, folder: Path) -> FederationServer:
@@ -291,8 +288,6 @@ def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_pa
 
 def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_path, tiny_config):
     """The server died before the round was over; the site had finished it and kept its own layers."""
-    from medfedaug.federation import FederationServer, Site, SiteTrainer
-
     config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
     server = FederationServer(config)
     sites = {n: Site(n, SiteTrainer(config, phantom_dir, "cpu", tmp_path)) for n in ("site_A", "site_B")}
@@ -304,9 +299,39 @@ def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_
     assert same(second.payload, first.payload)
 
 
-def test_a_site_that_cannot_read_what_it_kept_never_goes_on_without_it(phantom_dir, tmp_path, tiny_config):
-    from medfedaug.federation import Site, SiteTrainer
+@pytest.mark.parametrize("methods", [EVERYTHING, "ditto"])
+def test_what_a_site_kept_of_later_rounds_has_no_part_in_an_earlier_one(
+    phantom_dir, tmp_path, tiny_config, methods
+):
+    """The server repeats the first round of a site, or tests the model of a round from before it joined."""
+    config = tiny_config(methods, rounds=3)
+    server = FederationServer(config, execution=Execution(min_sites=1))
 
+    def start():
+        return Site("site_B", SiteTrainer(config, phantom_dir, "cpu", tmp_path / "site_B"))
+
+    def kept():
+        (file,) = (tmp_path / "site_B").glob("*.pt")
+        after = load_checkpoint(file)["rounds"][2]
+        return {"network": after["network"], **after["methods"]}
+
+    early, late = {"site_A": Site("site_A", SiteTrainer(config, phantom_dir, "cpu"))}, {"site_B": start()}
+    prepare(server, {**early, **late})
+    make_round(server, early)
+    request = server.start_round()
+    first, own = late["site_B"].answer(request), kept()
+    test = replace(request, task=TEST, round=1)
+    scored, restarted = late["site_B"].answer(test), start().answer(test)
+    assert not scored.error
+    assert scored.metrics == restarted.metrics
+    for site in (late["site_B"], start()):
+        again = site.answer(request)
+        assert same(again.weights, first.weights)
+        assert same(again.payload, first.payload)
+        assert all(same(entries, own[name]) for name, entries in kept().items())
+
+
+def test_a_site_that_cannot_read_what_it_kept_never_goes_on_without_it(phantom_dir, tmp_path, tiny_config):
     config = tiny_config("fedbn", rounds=3)
     server = FederationServer(config)
 
@@ -367,8 +392,6 @@ def test_resuming_asks_for_the_same_run(phantom_dir, tmp_path, tiny_config):
 
 
 def test_an_untrusted_name_of_a_run_is_no_path(phantom_dir, tmp_path, tiny_config):
-    from medfedaug.federation import Request, Site, SiteTrainer
-
     site = Site("site_A", SiteTrainer(tiny_config(), phantom_dir, "cpu", tmp_path))
     assert "not the identity of a run" in site.answer(Request("prepare", run="../../etc")).error
 
@@ -504,8 +527,6 @@ def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_conf
 
 
 def test_a_training_that_is_stopped_is_neither_sent_nor_kept(phantom_dir, tiny_config):
-    from medfedaug.federation import FederationServer, Site, SiteTrainer
-
     server = FederationServer(tiny_config("fedbn"))
     site = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu"))
     server.accept_preparation("site_A", site.answer(server.prepare()))

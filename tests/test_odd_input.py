@@ -70,6 +70,13 @@ def nowhere(folder):
     listed(image="images/0.nii")(folder)
 
 
+def in_micrometres(folder):
+    image = nibabel.Nifti1Image(np.ones((16, 16, 4), np.float32), np.diag((400, 400, 900, 1)))
+    image.header.set_xyzt_units("micron")
+    nibabel.save(image, folder / "images/0.nii")
+    listed(image="images/0.nii")(folder)
+
+
 def name_of_no_text(folder):
     os.rename(folder / "images/0.nii.gz", os.fsencode(folder / "images") + b"/\xff.nii.gz")
     (folder / "images/\udcff.nii.gz").write_bytes(b"damaged")
@@ -140,6 +147,10 @@ VOLUMES = {
     "complex voxels": (
         lambda folder: write_volume(folder / "images/0.nii.gz", np.ones((16, 16, 4), np.complex64)),
         "images/0.nii.gz: cannot be read as an image (voxels of the type complex64",
+    ),
+    "micrometres": (
+        in_micrometres,
+        "images/0.nii: cannot be read as an image (its header measures in micrometres, and millimetres",
     ),
     "label that is no number": (labels(np.nan), "labels/0.nii.gz: holds the label values nan"),
     "negative label": (labels(-1), "labels/0.nii.gz: holds the label values -1"),

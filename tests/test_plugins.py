@@ -20,11 +20,13 @@ from medfedaug.config import Execution, RunConfig
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, run_in_process
+from medfedaug.federation.output import EVENTS, JOB_FOLDER
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.settings import SETTINGS_FILE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
 PACKAGE, SITES = "lesion-methods", ["site_A", "site_B"]
@@ -153,22 +155,41 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
     assert reply.num_samples > 0
 
 
-def test_the_server_of_a_federation_asks_its_own_settings(kits, config, monkeypatch):
-    kit, ended = kits / "fl-server.example.org", []
+@pytest.fixture
+def at_the_server(kits, config, monkeypatch):
+    """Runs the job's controller in a server's kit, and says why the job ended and what its events are."""
+
+    def control(kit):
+        ended = []
+        workspace = SimpleNamespace(get_root_dir=lambda: str(kit), get_run_dir=lambda job: str(kit / job))
+        engine = SimpleNamespace(get_workspace=lambda: workspace)
+        context = SimpleNamespace(
+            get_engine=lambda: engine, get_job_id=lambda: "job", set_prop=lambda *args, **how: None
+        )
+        controller = FederationController(config.to_dict())
+        monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: ended.append(reason))
+        monkeypatch.setattr(controller, "log_exception", lambda fl_ctx, text: None)
+        controller.start_controller(context)
+        controller.control_flow(Signal(), context)
+        return ended, [json.loads(line) for line in (kit / "job" / JOB_FOLDER / EVENTS).open()]
+
+    return control
+
+
+def test_the_server_of_a_federation_asks_its_own_settings(at_the_server, kits):
     sys.modules.pop("lesion_methods", None)
-    workspace = SimpleNamespace(get_root_dir=lambda: str(kit), get_run_dir=lambda job: str(kit / job))
-    engine = SimpleNamespace(get_workspace=lambda: workspace)
-    context = SimpleNamespace(
-        get_engine=lambda: engine, get_job_id=lambda: "job", set_prop=lambda *args, **how: None
-    )
-    controller = FederationController(config.to_dict())
-    monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: ended.append(reason))
-    monkeypatch.setattr(controller, "log_exception", lambda fl_ctx, text: None)
-    controller.start_controller(context)
-    controller.control_flow(Signal(), context)
-    (reason,) = ended
+    (reason,), events = at_the_server(kits / "fl-server.example.org")
     assert "'cautious' of the package lesion-methods is not allowed here" in reason
+    assert events[-1] == {"event": "failed", "message": reason}
     assert "lesion_methods" not in sys.modules
+
+
+def test_a_job_says_why_it_ended_where_the_servers_settings_cannot_be_read(at_the_server, kits):
+    kit = kits / "fl-server.example.org"
+    (kit / SETTINGS_FILE).write_text("{")
+    (reason,), events = at_the_server(kit)
+    assert str(kit / SETTINGS_FILE) in reason
+    assert events == [{"event": "failed", "message": reason}]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from medfedaug.analysis.grouping import Tested, experiment, whole_seeds
+from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_seeds
 from medfedaug.analysis.inputs import OTHER_INPUT, input_note
 from medfedaug.analysis.runs import BASELINE, Run, compared_metric
 from medfedaug.analysis.verdict import Verdict, judge
@@ -236,6 +236,8 @@ def _means(one: Mapping[str, float | None], two: Mapping[str, float | None]) -> 
 def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[float, float]]:
     """One pair of scores for each patient: means over the runs in which both methods have one, and the cases.
 
+    There is none where the sites measure a length in different units.
+
     Args:
         pairs: the runs of two methods.
         about: whether to use the sites that the runs are about, or those that are unseen in all runs.
@@ -251,7 +253,10 @@ def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[flo
                 if one is not None and two is not None:
                     found.setdefault((site, case), []).append((one, two))
     means = {key: (fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)}
-    return patient_means(means, _patients(run for pair in pairs for run in pair))
+    runs = [run for pair in pairs for run in pair]
+    if units_differ(runs, {site for site, _ in means}):
+        return []
+    return patient_means(means, _patients(runs))
 
 
 def _patients(runs: Iterable[Run]) -> Callable[[tuple[str, str]], tuple[str, str]]:

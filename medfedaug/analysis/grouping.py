@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from statistics import fmean
@@ -14,7 +14,7 @@ from medfedaug.config import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.scores import find_metric
 
-__all__ = ["Tested", "experiment", "group_runs", "pool_runs", "whole_seeds"]
+__all__ = ["Tested", "experiment", "group_runs", "pool_runs", "units_differ", "whole_seeds"]
 
 # Runs that differ only in these settings are repetitions of one experiment.
 _REPETITION = ("seed", *(entry.name for entry in fields(Execution)))
@@ -142,9 +142,8 @@ def _pool(seed: int, members: Sequence[Run]) -> Tested:
     mean = (
         members[0].mean if len(members) == 1 and not members[0].in_turn else fmean(whole) if whole else None
     )
-    units = {unit for run in members for site, unit in run.units.items() if sites.get(site) is not None}
-    if find_metric(members[0].metric).has_unit and len(units) > 1:
-        mean = None  # as of one run: millimetres and pixels have no mean
+    if units_differ(members, {site for site, score in sites.items() if score is not None}):
+        mean = None  # as of one run
     return Tested(seed, parts, sites, unseen, mean, untested)
 
 
@@ -160,6 +159,12 @@ def _score(runs: Sequence[Run], site: str) -> float | None:
     known = [[score for score in scores if score is not None] for scores in by_case.values()]
     means = [fmean(scores) for scores in known if scores]
     return fmean(means) if means else None
+
+
+def units_differ(runs: Iterable[Run], sites: Set[str]) -> bool:
+    """Whether sites measure the metric of the runs in mm and others in pixels, which have no mean."""
+    measured = [run for run in runs if find_metric(run.metric).has_unit]
+    return len({unit for run in measured for site, unit in run.units.items() if site in sites}) > 1
 
 
 def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tested]], list[str]]:

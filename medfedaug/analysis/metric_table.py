@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.grouping import Tested, group_runs, whole_seeds
+from medfedaug.analysis.grouping import Tested, group_runs, units_differ, whole_seeds
 from medfedaug.analysis.runs import MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import Score
 from medfedaug.analysis.text import TextTable
@@ -172,8 +172,7 @@ def _row(label: str, members: Sequence[Run]) -> MetricRow:
         for site in sorted(about)
         if (values := [score for seed in seeds if (score := seed.sites.get(site)) is not None])
     }
-    units = {unit for run in members for site, unit in run.units.items() if site in known}
-    if metric.has_unit and len(units) > 1:
+    if units_differ(members, known.keys()):
         known = {}
     apart = disparity(known.values())
     worst = metric.worst(known) if known else ""

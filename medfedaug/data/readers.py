@@ -58,6 +58,9 @@ _POSITION = "0020|0032"
 # Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
 _UNEVEN = 0.1
 
+# By the code in a NIfTI header. Nothing that reads it through MONAI would see the difference.
+_NO_MILLIMETRES = {1: "metres", 3: "micrometres"}
+
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
 
 
@@ -258,6 +261,8 @@ def _nifti_header(path: Path) -> Header:
     promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
     if _stored_bytes(path) != promised % 2**32:
         np.asanyarray(voxels)  # raises where voxels are missing
+    if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
+        raise ValueError(f"its header measures in {unit}, and millimetres were expected")
     says = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
     return _header(image.shape, image.affine if says else None)
 

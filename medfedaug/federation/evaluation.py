@@ -382,12 +382,18 @@ class Evaluation:
                 )["mean"]
                 for model in self._models()
             },
-            "missing": {site: self.missing[site] for site in sorted(self.missing)},
+            "missing": self._missing(),
         }
         if self.cross_site:
             found["cross_site"] = {kind: self._rows(kind) for kind in (LOCAL, PERSONAL) if self._rows(kind)}
             found["kept"] = self.kept
         return found
+
+    def _missing(self) -> dict[str, dict[str, str]]:
+        """Why a site has no score of a model; a site that trained and was not there has none at all."""
+        absent = {*self.runs[FEDERATION].sites} - self.scored.keys() - self.missing.keys()
+        missing = {**self.missing, **{site: {GLOBAL: f"site {site} is not connected"} for site in absent}}
+        return {site: missing[site] for site in sorted(missing)}
 
     def _models(self) -> dict[str, Any]:
         told = {GLOBAL: FEDERATION}

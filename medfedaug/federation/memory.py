@@ -85,6 +85,17 @@ class RoundMemory:
         """The last round up to the given one in which this site trained. It may have missed some rounds."""
         return max((r for r in self._rounds if r <= round_), default=0)
 
+    def is_ahead(self, round_: int) -> bool:
+        """Whether the site has trained, but in no round up to the given one.
+
+        As where it joined after the selected round, or the server repeats the first round that it was in.
+        """
+        return self.begun and not self.latest(round_)
+
+    def start_over(self) -> None:
+        """Forget every round; what the network and the methods hold of one is for the caller to replace."""
+        self._rounds, self.present = {}, 0
+
     def network_is_new(self) -> None:
         """The network has been built anew: nothing of any round is in it."""
         self.present, self._aside = 0, {}

@@ -123,7 +123,7 @@ class SiteSamples:
 
     def take_prepared(self, other: SiteSamples) -> None:
         """Take over what another one of the same site has prepared."""
-        self.cache, self._room, self._statistics = other.cache, other._room, other._statistics
+        self.cache, self._room = other.cache, other._room
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """The site's channel statistics over its training images, or where it has none its test images.
@@ -131,15 +131,14 @@ class SiteSamples:
         Args:
             over: ``"image"``, or ``"foreground"`` (`medfedaug.functional.foreground_voxels`).
         """
-        key = f"{self.task.key} {over}"  # what is taken over may be of another task: before there was a plan
-        if key not in self._statistics:
+        if over not in self._statistics:
             folder = self.folder
-            self._statistics[key] = (
+            self._statistics[over] = (
                 checked_statistics(folder, lambda: average_moments(self.case_moments(over)))
                 if folder.trains
                 else self.task.statistics(folder, over)
             )
-        return self._statistics[key]
+        return self._statistics[over]
 
     def told(self, *, statistics: bool) -> dict[str, str]:
         """What the record of a run says of the images of this site.

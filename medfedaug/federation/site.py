@@ -23,6 +23,7 @@ from medfedaug.federation.messages import (
     TASKS,
     TEST,
     TRAIN,
+    VALIDATE,
     Reply,
     Request,
     num_bytes,
@@ -82,11 +83,11 @@ class Site:
             if self.trainer.take_plan(request.planned):
                 self._ready = False
             if not self._ready:
-                self.door.admit(self.trainer.config, should_stop or (lambda: False))
-                self.trainer.initialize({ExtraItems.CLIENT_NAME: self.name})
-                self.door.opened(self.trainer)
-                self._ready = True
+                self._open(should_stop)
             self.trainer.enter_run(request.run)
+            if self._is_behind(request):
+                self.trainer.memory.start_over()
+                self._open(should_stop)
             started = time.perf_counter()
             sent = self.door.outgoing(request, self._do(request, should_stop))
             self._tell(sent, time.perf_counter() - started)
@@ -101,6 +102,21 @@ class Site:
             if self.on_event is not None:
                 self.on_event({"event": "not_answered", "task": str(request.task)[:80], "reason": told})
             return Reply(request.task, round_, error=told)
+
+    def _open(self, should_stop: Callable[[], bool] | None) -> None:
+        """Admit the job, and build the network and the methods anew."""
+        self.door.admit(self.trainer.config, should_stop or (lambda: False))
+        self.trainer.initialize({ExtraItems.CLIENT_NAME: self.name})
+        self.door.opened(self.trainer)
+        self._ready = True
+
+    def _is_behind(self, request: Request) -> bool:
+        """Whether the request is about a model from before all rounds of this site.
+
+        The site then answers as one that has not trained yet, whether it was restarted since or not.
+        """
+        before = request.round - 1 if request.task == TRAIN else request.round
+        return request.task in (TRAIN, VALIDATE, TEST) and self.trainer.memory.is_ahead(before)
 
     def _tell(self, reply: Reply, seconds: float) -> None:
         """Report what was sent: no names of cases, and of statistics nothing but their size."""

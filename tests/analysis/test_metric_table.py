@@ -160,6 +160,22 @@ def test_millimetres_and_pixels_have_no_mean_over_folds_either(with_metrics, wri
     assert rows["dice"].mean.mean is not None
 
 
+def test_millimetres_and_pixels_have_no_common_difference_by_patient(with_metrics, write):
+    runs = {"mm": [], "px": []}
+    for methods in (["fedavg"], ["fedrdn"]):
+        data = json.loads((with_metrics(SEEDS[0], methods=methods) / "results.json").read_text())
+        for entry in data["test"]["sites"].values():
+            for name in ("dice", "hd95"):
+                entry["case_metrics"][name] = {f"p{case}": entry[name] for case in range(4)}
+            entry["cases"] = entry["case_metrics"].pop("dice")
+        for unit, found in runs.items():
+            data["test"]["sites"]["HT"]["unit"] = unit
+            found.append(load_run(write(data)))
+    for unit, compared in (("mm", True), ("px", False)):
+        assert bool(patient_table([run.scored_by("hd95") for run in runs[unit]]).rows) is compared
+        assert patient_table(runs[unit]).rows
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
