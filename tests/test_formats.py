@@ -268,6 +268,22 @@ def test_bytes_after_the_voxels_are_no_fault(tmp_path, voxels):
     assert read_header(path).shape == SHAPE
 
 
+def test_a_series_is_opened_once_until_a_slice_is_replaced(tmp_path, voxels, monkeypatch):
+    series = write_dicom(tmp_path / "series", itk_image(voxels))
+    opened, read = [], readers.itk_information
+    monkeypatch.setattr(readers, "itk_information", lambda path: opened.append(path) or read(path))
+    first = read_header(series)
+    before = len(opened)
+    assert before
+    assert read_header(series) is first
+    assert len(opened) == before
+    other = write_dicom(tmp_path / "other", itk_image(voxels[:, :-1]))
+    slice_ = min(series.iterdir())
+    slice_.write_bytes((other / slice_.name).read_bytes())
+    with pytest.raises(ValueError, match="its slices differ in size"):
+        read_header(series)
+
+
 def test_a_label_map_that_lies_the_other_way_is_refused(make_site):
     folder = make_site("Basel")
     image = nibabel.load(folder / "labels/0.nii.gz")

