@@ -51,10 +51,11 @@ def files(split: str = "training") -> list[dict[str, Any]]:
 
     Returns:
         For each case ``name``, ``image``, a path or the list of the paths of its channels, and ``label``, a
-        path or the index of the class.
+        path or the index of the class among the federation's.
 
     Raises:
-        MedFedAugError: when no job runs the script.
+        MedFedAugError: when no job runs the script; where the site has other channels than the federation, or
+            in another order, or a class that the federation does not know.
     """
     desk, _ = _connect()
     return desk.files(split)
@@ -88,7 +89,8 @@ def join(
             prepared but neither augmented nor passed through the methods' transform. Statistics, histograms
             and the site's weight in the average are of them.
         score: called with the network, in evaluation mode, and ``"validation"`` or ``"test"``; returns the
-            job's metric (Dice, accuracy) by the name of the case.
+            job's metric (Dice, accuracy) from 0 to 1 by the name of the case, ``None`` or NaN where a case
+            has nothing to score.
         criterion: the script's loss of outputs and targets, for methods that use it; by default the job's.
 
     Returns:

@@ -58,7 +58,11 @@ def loop_reference(loop: str) -> tuple[str, Path | None]:
         reference = f"{path.name}@{hashlib.sha256(path.read_bytes()).hexdigest()}"
     except OSError as error:
         raise ConfigError(f"loop {path}: cannot be read ({error.strerror})") from error
-    check_loop(reference)
+    if not _FILE.fullmatch(reference):
+        raise ConfigError(
+            f"loop {path}: the name of the file goes into the job, with letters of English, digits, '.', '_' "
+            "and '-' alone: rename it"
+        )
     return reference, path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,20 @@ def size_text(number: float) -> str:
 
 
 def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The events from a position on, each with the position after it, as far as they are written."""
+    """The events from a position on, each with the position after it, as far as they are written.
+
+    A line that holds no event is left out: a process that ended with its machine, or while the disk was full,
+    may have written a part of one.
+    """
     with path.open("rb") as file:
         file.seek(position)
         for line in file:
             if not line.endswith(b"\n"):  # the writer is in the middle of it
                 return
             position += len(line)
-            yield json.loads(line), position
+            with suppress(ValueError):
+                if isinstance(event := json.loads(line), dict) and "event" in event:
+                    yield event, position
 
 
 class Teller:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -176,19 +178,44 @@ class FederationController(ProtocolController):
         checkpoint = server_checkpoint(settings.state, self.run_name)
         fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self._run_config.rounds, private=True, sticky=True)
         server = FederationServer(self._run_config, record, self._execution, initial=self._initial(fl_ctx))
-        try:
-            if self.resume:
-                server.restore(checkpoint)
-            elif checkpoint.exists():  # an earlier run of this name, which the user may still need
-                os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
-            run(server, carrier(checkpoint))
-            write_run(folder, server)
-        except Exception:
-            if server.round > 1:
-                write_models(folder, server)
-            raise
+        with self._alone(checkpoint, settings):
+            try:
+                if self.resume:
+                    server.restore(checkpoint)
+                elif checkpoint.exists():  # an earlier run of this name, which the user may still need
+                    os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
+                run(server, carrier(checkpoint))
+                write_run(folder, server)
+            except Exception:
+                if server.round > 1:
+                    write_models(folder, server)
+                raise
         if not settings.simulation:  # which writes its own
             self._draw(folder, fl_ctx)
+
+    @contextmanager
+    def _alone(self, checkpoint: Path, settings: SiteSettings) -> Iterator[None]:
+        """Keep other jobs away from the run's checkpoint; NVFlare runs several at a time.
+
+        Raises:
+            ConfigError: when another job is writing it.
+        """
+        if settings.simulation:  # whose folder is locked as a whole
+            yield
+            return
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(checkpoint.with_suffix(".lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ConfigError(
+                f"another job of the name {self.run_name} is under way at this server, and both would write "
+                "one checkpoint: wait until it is over, or export this one under another name"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _draw(self, folder: Path, fl_ctx: FLContext) -> None:
         """Write page and model card. The results are there already: no fault of a drawing ends the job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -32,8 +33,20 @@ class EventLog:
         self.path, self.name = folder / JOB_FOLDER / EVENTS, name
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._teller, self._lock = Teller(), threading.Lock()  # each site answers in its own thread
+        torn = self._is_torn()
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
+        if torn:  # by a process that ended in the middle of a line
+            with suppress(OSError):
+                self._file.write("\n")
         self._warned: set[str] = set()
+
+    def _is_torn(self) -> bool:
+        """Whether the last line of the file has no end."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return False
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Take in an event. A full disk is told of by what must be written, not by this."""
@@ -54,5 +67,6 @@ class EventLog:
         return warnings_to(lambda text: self({"event": WARNING, "text": text}), self._warned)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file, whatever could not be written: what counts is elsewhere by now."""
+        with suppress(OSError):
+            self._file.close()

@@ -92,6 +92,10 @@ class AnsweringExecutor(Executor):
             except MedFedAugError as error:
                 self.log_error(fl_ctx, str(error))
                 return Reply(request.task, error=f"site {name}: {public_text(error)}")
+            except Exception as error:  # of PyTorch, of the system: its text may have names of this site
+                self.log_exception(fl_ctx, str(error))
+                what = f"{type(error).__name__} while its settings were opened; the site's own log says more"
+                return Reply(request.task, error=f"site {name}: {what}")
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
             self.log_error(fl_ctx, reply.error)

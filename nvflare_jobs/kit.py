@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from medfedaug.admission import JOBS_FOLDER, JobBook
 from medfedaug.errors import ConfigError
+from medfedaug.files import write_atomic
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.settings import SETTINGS_FILE, SiteSettings
@@ -137,17 +140,16 @@ class Kit:
         return files
 
     def write(self, files: Iterable[KitFile]) -> None:
-        """Write the files that have changes.
+        """Write the files that have changes, each whole or not at all: they hold what the site allows.
 
         Raises:
-            ConfigError: naming the file that cannot be written.
+            StorageError: naming the file that cannot be written; what it held is still there.
         """
         for file in files:
             if file.changes:
-                try:
-                    file.path.write_text(json.dumps(file.wanted, indent=2) + "\n")
-                except OSError as error:
-                    raise ConfigError(f"{file.path}: cannot be written ({error.strerror})") from error
+                text = json.dumps(file.wanted, indent=2) + "\n"
+                # Through a link, which is the administrator's own, and stays.
+                write_atomic(os.path.realpath(file.path), partial(_put, text.encode()))
 
     def policy(self) -> dict[str, Any]:
         """The current authorization policy.
@@ -327,6 +329,10 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             rights["byoc"] = "none"
             roles.append(role)
     return wanted, roles
+
+
+def _put(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
 
 
 def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:

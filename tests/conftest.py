@@ -335,3 +335,17 @@ def provisioned(tmp_path_factory) -> Path:
 @pytest.fixture
 def kits(provisioned, tmp_path) -> Path:
     return Path(shutil.copytree(provisioned, tmp_path / "kits"))
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Every write goes to the kernel's own full device: a real ENOSPC, not a made-up one."""
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no /dev/full")
+    opened = os.fdopen
+
+    def fdopen(descriptor, *arguments):
+        opened(descriptor, *arguments).close()
+        return open("/dev/full", *arguments)
+
+    monkeypatch.setattr(os, "fdopen", fdopen)

@@ -56,6 +56,7 @@ class Hospital:
         )
         self.executor = SiteExecutor(config=json.loads(json.dumps(config.to_dict())), threads=threads)
         self.executor.log_error = lambda fl_ctx, text, *more, **others: self.logged.append(text)
+        self.executor.log_exception = self.executor.log_error
 
     def answer(self, request: Request) -> Reply:
         # As a server that does not keep to NVFlare's own checks would send it.

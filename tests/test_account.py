@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 
 import pytest
 import SimpleITK as sitk
@@ -18,7 +19,7 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages import Request
 from medfedaug.federation.site import Site
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release, ledger
 
 FREE = {"min_cases": 1, "allow_limit": True}
 NOISE = {
@@ -244,3 +245,17 @@ def test_a_policy_with_limits_that_are_none_is_refused():
     for wrong in ({"max_test_scores": 0}, {"allow_differences": 1}):
         with pytest.raises(ConfigError, match="privacy: "):
             PrivacyPolicy.from_dict(wrong)
+
+
+def test_a_disk_that_is_full_when_a_ledger_begins_leaves_nothing_unreadable(tmp_path, monkeypatch):
+    def full(connection):
+        connection.execute("CREATE TABLE members (cases TEXT)")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    account = PrivacyLedger(tmp_path / "ledger.sqlite")
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_make", full)
+        with pytest.raises(ConfigError, match="database or disk is full"):
+            account.releases()
+    assert account.releases() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.sqlite", "ledger.sqlite.lock"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,20 +20,6 @@ WRITERS = {
     "results": lambda path, n: write_json(path, {"round": n}),
     "statistics": lambda path, n: save_statistics(path, {"A": ChannelStatistics([float(n)], [1.0], 1)}),
 }
-
-
-@pytest.fixture
-def full_disk(monkeypatch):
-    """Every write goes to the kernel's own full device: a real ENOSPC, not a made-up one."""
-    if not Path("/dev/full").exists():
-        pytest.skip("the system has no /dev/full")
-    opened = os.fdopen
-
-    def fdopen(descriptor, *arguments):
-        opened(descriptor, *arguments).close()
-        return open("/dev/full", *arguments)
-
-    monkeypatch.setattr(files.os, "fdopen", fdopen)
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from hospitals import Hospital
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from medfedaug.errors import ConfigError
+from medfedaug.federation.messages import Request
 from medfedaug.nvflare_jobs.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit import LAUNCHER, forbid_code, open_kit
+from medfedaug.nvflare_jobs.provisioning.project import project_file
 from medfedaug.settings import SiteSettings
 
 
@@ -223,3 +227,32 @@ def test_a_damaged_file_of_a_kit_is_named(run, kits):
     assert code == 2
     assert "nowhere: no such folder" in err
     assert not (kit / "local/resources.json").exists()
+
+
+def test_a_full_disk_costs_a_site_none_of_its_settings(run, kits, request):
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit, "--min-images", 20)[0] == 0
+    before = content(kit, "medfedaug.json")
+    request.getfixturevalue("full_disk")
+    code, _, err = run("site-config", "--kit", kit, "--min-images", 30)
+    assert code == 2
+    assert "medfedaug.json: cannot be written: the disk is full" in " ".join(err.split())
+    assert content(kit, "medfedaug.json") == before
+
+
+def test_sites_may_have_names_that_yaml_takes_for_something_else():
+    sites = ["01", "no", "null", "1e5", "2026-01-01", "clinic-a"]
+    said = yaml.safe_load(project_file(sites, name="123"))
+    clients = [entry for entry in said["participants"] if entry["type"] == "client"]
+    assert [entry["name"] for entry in clients] == sites
+    assert [entry["org"] for entry in clients] == [name.replace("-", "_") for name in sites]
+    assert said["name"] == "123"
+
+
+def test_a_setting_that_pytorch_does_not_know_is_answered_in_one_line(tmp_path, tiny_config, phantom_dir):
+    site = Hospital(tmp_path / "site_A", phantom_dir / "site_A")
+    site.set(data=str(phantom_dir / "site_A"), device="gpu")
+    site.start(tiny_config(), "job")
+    error = site.answer(Request("prepare", run="a" * 32)).error
+    assert error == "site site_A: RuntimeError while its settings were opened; the site's own log says more"
+    assert "gpu" in site.logged[0]

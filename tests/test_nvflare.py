@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import TINY_NETWORK, assert_complete, command
+from nvflare.apis.fl_context import FLContext
 from reference import same
 from tracked import from_tensorboard, told
 
@@ -18,7 +19,7 @@ from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages import Reply, Request
-from medfedaug.nvflare_jobs import MedFedAugRecipe, simulator
+from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, simulator
 from medfedaug.nvflare_jobs.messages import (
     reply_from_model,
     reply_to_model,
@@ -26,6 +27,7 @@ from medfedaug.nvflare_jobs.messages import (
     request_to_model,
 )
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.settings import SiteSettings
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -350,3 +352,29 @@ def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
     assert same(torch.load(output / "global_model.pt", weights_only=True), server.selection.state)
     results = json.loads((output / "results.json").read_text())
     assert results["test"] == json.loads(json.dumps(server.results()["test"]))
+
+
+def test_two_jobs_of_one_name_do_not_write_one_checkpoint(tiny_config, tmp_path):
+    """NVFlare runs several jobs at a time, and a job is easily submitted twice."""
+
+    class Ended(Exception):
+        pass
+
+    def start(carrier):
+        controller = FederationController(tiny_config().to_dict(), run_name="twice")
+        controller.carry(SiteSettings(state=tmp_path), carrier, lambda event: None, tmp_path, FLContext())
+
+    def end(checkpoint):
+        raise Ended
+
+    def first(checkpoint):
+        checkpoint.write_bytes(b"of round 5")
+        with pytest.raises(ConfigError, match="another job of the name twice is under way"):
+            start(end)
+        assert checkpoint.read_bytes() == b"of round 5"
+        raise Ended
+
+    with pytest.raises(Ended):
+        start(first)
+    with pytest.raises(Ended):
+        start(end)

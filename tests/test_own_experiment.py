@@ -11,7 +11,7 @@ from conftest import TINY_NETWORK
 
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.experiment import make_experiment, write_experiment
+from medfedaug.experiments.experiment import Experiment, make_experiment, write_experiment
 from medfedaug.experiments.sweep import plan
 from medfedaug.fingerprint import fingerprint
 from medfedaug.plan import Plan
@@ -178,3 +178,8 @@ def test_a_wrong_file_is_one_line_and_nothing_is_written(run, data, tmp_path, co
     assert words in err.splitlines()[-1]
     assert "Traceback" not in err
     assert not (tmp_path / "x").exists()
+
+
+def test_sites_that_are_numbers_in_yaml_can_be_left_out():
+    assert Experiment(data="d", methods="fedavg", out="o", holdout=2).holdout == ("2",)
+    assert Experiment(data="d", methods="fedavg", out="o", holdout=[1, "B"]).holdout == ("1", "B")

@@ -24,6 +24,7 @@ from medfedaug.federation.output import EVENTS, JOB_FOLDER
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor
+from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 from medfedaug.settings import SETTINGS_FILE
@@ -153,6 +154,15 @@ def test_a_site_runs_what_its_own_settings_allow_and_nothing_else(run, kits, con
     reply = execute(kit, config)
     assert not reply.error
     assert reply.num_samples > 0
+
+
+def test_the_page_of_a_job_is_of_what_the_site_allows(run, kits, config):
+    kit = kits / "hospital-a"
+    open_kit(kit).job_book().note(config)
+    code, out, _ = run("jobs", kit)
+    assert code == 0
+    told = " ".join(out.split())
+    assert "it cannot run here (method 'cautious' of the package lesion-methods is not allowed here" in told
 
 
 @pytest.fixture

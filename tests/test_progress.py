@@ -14,6 +14,8 @@ from test_cli import simulate_args
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
 from medfedaug.cli.watching import _shown
+from medfedaug.nvflare_jobs.events import EventLog
+from medfedaug.telling import follow
 from medfedaug.watching import Watched, write_watch_page
 
 
@@ -114,3 +116,17 @@ def test_how_long_a_job_that_goes_on_has_said_nothing(tmp_path, state, age, told
     with console.capture() as said:
         console.print(_shown(Watched(rounds=2, round=1, state=state), events))
     assert ("; nothing said for 10 min" in said.get()) is told
+
+
+def test_a_line_that_was_cut_off_hides_no_other(tmp_path):
+    """By a power failure, or on a full disk: the job's process is started again, and writes on."""
+    log = EventLog(tmp_path, "site A")
+    log({"event": "finished"})
+    log.close()
+    whole = log.path.read_bytes()
+    log.path.write_bytes(whole + b'{"event": "trai' + bytes(3))
+    again = EventLog(tmp_path, "site A")
+    again({"event": "finished"})
+    again.close()
+    assert [event for event, _ in follow(log.path)] == [{"event": "finished"}] * 2
+    assert [end for _, end in follow(log.path)][-1] == log.path.stat().st_size

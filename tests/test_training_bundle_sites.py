@@ -92,6 +92,9 @@ def test_a_bundle_that_changed_after_it_was_allowed_is_refused(hospitals, config
     (hospitals[0].bundle / "models").mkdir()
     (hospitals[0].bundle / "models/model.pt").write_text("weights")
     assert not answer(hospitals[0], config).error
+    # But code is, wherever a configuration may import it from.
+    (hospitals[0].bundle / "models/net.py").write_text("")
+    assert "spleen has changed since it was allowed here" in answer(hospitals[0], config).error
 
 
 def test_a_bundle_that_is_not_allowed_is_refused_though_it_lies_where_the_environment_says(

@@ -164,14 +164,16 @@ def jobs(
     """List the jobs that a site has seen, and print what those that wait would run and send."""
     from datetime import datetime
 
+    from medfedaug import plugins
     from medfedaug.admission.book import WAITING
     from medfedaug.admission.summary import summary
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.settings import SiteSettings
-    from medfedaug.training_bundle.content import restrict
+    from medfedaug.training_bundle import content
 
-    book = open_kit(kit).job_book()
-    restrict(SiteSettings.load(kit).bundles)  # a job is described by what it would use here
+    book, settings = open_kit(kit).job_book(), SiteSettings.load(kit)
+    plugins.restrict(settings.plugins)  # a job is described by what it would use here
+    content.restrict(settings.bundles)
     entries = [book.find(job)] if job else book.entries()
     if not entries:
         say("no job has come to this site")

@@ -20,7 +20,9 @@ from medfedaug.errors import DataError, own, warn
 __all__ = [
     "check_classes",
     "check_copies",
+    "check_files_alone",
     "check_folders_of_classes",
+    "check_known_classes",
     "check_label_maps",
     "compare_axes",
     "find_copies",
@@ -248,6 +250,41 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
                 path=listing,
                 hint="All sites need the same classes in the same order.",
             )
+
+
+def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
+    """Check that a site of photographs has no class that the federation does not know; it may lack some.
+
+    Raises:
+        DataError: naming the site and the class.
+    """
+    unknown = sorted(set(site.classes) - set(expected))
+    if unknown:
+        raise DataError(
+            f"the class '{own(unknown[0])}' is not among the federation's: {', '.join(expected)}",
+            site=site.name,
+            path=site.path,
+        )
+
+
+def check_files_alone(site: SiteFolder, who: str) -> None:
+    """Check that who reads a site's files without us gets the images of the federation.
+
+    Args:
+        site: the site.
+        who: reads them, for the message.
+
+    Raises:
+        DataError: where channels are missing or in another order, or images are in archives.
+    """
+    if site.channel_places:
+        raise DataError(
+            f"has other channels than the federation, or in another order, and {who} reads files as they are",
+            site=site.name,
+            path=site.path,
+        )
+    if any(case.index is not None for cases in site.cases.values() for case in cases):
+        raise DataError(f"has its images in archives, and {who} reads files", site=site.name, path=site.path)
 
 
 def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:

@@ -98,7 +98,8 @@ class Experiment:
                 object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("methods", "holdout"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            several = value if isinstance(value, list | tuple) else (value,)
+            object.__setattr__(self, name, tuple(map(str, several)))  # YAML has sites 1 and 2 as numbers
         object.__setattr__(self, "methods", tuple(parse_methods_list(self.methods)))
         settings = {name: axis_value(value) for name, value in self.settings.items()}
         vary = {

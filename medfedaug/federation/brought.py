@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -18,6 +19,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.functional import histogram_landmarks
+from medfedaug.scores import METRICS, score_of
 from medfedaug.statistics import ChannelStatistics, average_moments, image_moments
 from medfedaug.tasks import Sample
 from medfedaug.tasks.base import plain_tensor
@@ -163,16 +165,23 @@ def own_scores(
         metric: the task's.
 
     Raises:
-        MedFedAugError: for a case that is not one of the site's.
+        MedFedAugError: for a case that is not one of the site's, and a score that the metric cannot have. NaN
+            stands for none, as MONAI's metrics give it where a case has nothing to score.
     """
     names = {case.name for case in folder.cases[split]}
     network.eval()
     with torch.no_grad():
-        found = {name: None if s is None else float(s) for name, s in score(network, split).items()}
+        told = {name: None if s is None else float(s) for name, s in score(network, split).items()}
+    found = {name: None if s is None or math.isnan(s) else s for name, s in told.items()}
     if strange := sorted(found.keys() - names):
         raise MedFedAugError(
             f"site {folder.name}: the script scores {strange[0]!r}, which is no {split} case of the site; "
             "scores go by the names that files() gives"
         )
     known = [value for value in found.values() if value is not None]
+    if wrong := [value for value in known if score_of(metric, value) is None]:
+        raise MedFedAugError(
+            f"site {folder.name}: the script gives a case the score {wrong[0]:g}, and {metric} is between 0 "
+            f"and {METRICS[metric].largest:g}"
+        )
     return {metric: fmean(known) if known else None, "cases": found}

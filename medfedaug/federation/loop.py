@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.data.checks import check_files_alone, check_known_classes
+from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.brought import Brought
 from medfedaug.federation.definition import Definition
 from medfedaug.federation.training import LocalRound, LocalTraining
@@ -35,14 +36,17 @@ class Desk:
 
     Args:
         folder: the site's data.
+        classes: the federation's, whose places are the labels of photographs; a site may lack some.
         build: builds the site's side around what the script brings. It is called in the script's thread.
 
     Attributes:
         error: why the script could not take part, if it asked and could not.
     """
 
-    def __init__(self, folder: SiteFolder, build: Callable[[Brought], LocalTraining]) -> None:
-        self.folder, self._build = folder, build
+    def __init__(
+        self, folder: SiteFolder, classes: Sequence[str], build: Callable[[Brought], LocalTraining]
+    ) -> None:
+        self.folder, self.classes, self._build = folder, tuple(classes), build
         self.error: Exception | None = None
 
     def files(self, split: str) -> list[dict[str, Any]]:
@@ -50,12 +54,22 @@ class Desk:
 
         Returns:
             For each case ``name``, ``image``, a path or the list of the paths of its channels, and ``label``,
-            a path or the index of the class.
+            a path or the index of the class among the federation's.
+
+        Raises:
+            DataError: for a class that the federation has not, and for images that a script cannot read.
         """
+        try:
+            check_files_alone(self.folder, "the training script")
+            if self.folder.task == "classification":
+                check_known_classes(self.folder, self.classes)
+        except DataError as error:
+            self.error = error
+            raise
         found = []
         for case in self.folder.cases[split]:
             images = [str(path) for path in case.files]
-            label = self.folder.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
+            label = self.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
             image: Any = images if len(images) > 1 else images[0]
             found.append({"name": case.name, Keys.IMAGE: image, Keys.LABEL: label})
         return found

@@ -133,7 +133,7 @@ class SiteTrainer(ClientAlgo):
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(self.name, self.config, data)
         self.trains = self.folder.trains and self.name not in self.config.holdout
         if self.loop is not None and self.trains:
-            self.loop.start(Desk(self.folder, lambda brought: self._build(brought, self.loop)))
+            self.loop.start(Desk(self.folder, self.config.classes, lambda own: self._build(own, self.loop)))
         else:
             self._build(Brought(), None)
 

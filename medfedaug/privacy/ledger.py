@@ -285,9 +285,9 @@ class PrivacyLedger:
             try:
                 if there and not self.path.stat().st_size:
                     raise ValueError("it is empty")
+                if not there:
+                    _create(self.path)
                 with closing(sqlite3.connect(self.path)) as connection, connection:
-                    if not there:
-                        _make(connection)
                     ((version,),) = connection.execute("PRAGMA user_version")
                     if version in _FROM:
                         connection.executescript(
@@ -312,6 +312,18 @@ def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
         r = entry.release
         found.setdefault((r.job, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
     return [(group[0], group[-1], len(group)) for group in found.values()]
+
+
+def _create(path: Path) -> None:
+    """A new ledger: whole, or a full disk would leave a file that nobody may take for an empty account."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(fresh)) as connection, connection:
+            _make(connection)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _make(connection: sqlite3.Connection) -> None:

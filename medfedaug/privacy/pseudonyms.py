@@ -82,9 +82,15 @@ class Pseudonyms:
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f"{path.name}.lock")):
                 if not path.exists():
-                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                    # Elsewhere first: a full disk would leave half a key, and no other would be made.
+                    fresh = path.with_name(f".{path.name}.new")
+                    fresh.unlink(missing_ok=True)
+                    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                     with os.fdopen(descriptor, "w") as file:
                         file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.replace(fresh, path)
                 key = bytes.fromhex(path.read_text().strip())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: the site's key of pseudonyms cannot be used ({error})") from error

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.checks import check_known_classes
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.resizing import resize_in_plane
-from medfedaug.errors import ConfigError, DataError, own
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.models.memory_format import channels_last
 from medfedaug.scores import mean_score
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
@@ -77,13 +78,7 @@ class ClassificationTask(Task):
         """Check that the site has no class that the federation does not know."""
         if site.task != "classification":
             raise DataError("has no images in a folder per class", site=site.name, path=site.path)
-        unknown = sorted(set(site.classes) - set(self.classes))
-        if unknown:
-            raise DataError(
-                f"the class '{own(unknown[0])}' is not among the federation's: {', '.join(self.classes)}",
-                site=site.name,
-                path=site.path,
-            )
+        check_known_classes(site, self.classes)
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """One item: uint8 (1, C, H, W), a quarter of the memory of floats; label (1,)."""

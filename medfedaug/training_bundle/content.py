@@ -43,7 +43,7 @@ PREDICTS = (
     "configs/inference.json says how"
 )
 
-# Weights, documentation and what runs write: nothing of it decides over a training.
+# Weights, documentation and what runs write: nothing of it decides over a training, but for code there.
 _NOT_HASHED = ("models", "docs", "eval")
 _TRAINING = tuple(f"configs/train.{suffix}" for suffix in ("json", "yaml", "yml"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -130,8 +130,9 @@ _allowed: dict[str, AllowedBundle] | None = None
 def content_hash(folder: Path) -> str:
     """The SHA-256 of all files of a Bundle, their names and their content.
 
-    Without ``models``, ``docs``, ``eval``, hidden files and Python's caches. It is in groups of digits, as it
-    is read, and as NVFlare does not take it for a secret in a job.
+    Without hidden files and Python's caches, and of ``models``, ``docs`` and ``eval`` with Python's code
+    alone, which a configuration can import from there as from anywhere in the Bundle. It is in groups of
+    digits, as it is read, and as NVFlare does not take it for a secret in a job.
 
     Raises:
         ConfigError: when a file cannot be read.
@@ -149,13 +150,13 @@ def content_hash(folder: Path) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
-        top = Path(root) == folder
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and name != "__pycache__" and not (top and name in _NOT_HASHED)
-        ]
-        yield from (Path(root) / name for name in files if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        code_alone = Path(root).relative_to(folder).parts[:1] in {(name,) for name in _NOT_HASHED}
+        yield from (
+            Path(root) / name
+            for name in files
+            if not name.startswith(".") and (name.endswith(".py") or not code_alone)
+        )
 
 
 def _raise(error: OSError) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks import check_classes
+from medfedaug.data.checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation import Preparation
 from medfedaug.errors import ConfigError, DataError, first_line, withheld
 from medfedaug.models.memory_format import channels_last
@@ -123,23 +123,9 @@ class BundleTask(Task):
             raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
         if self.dense:
             check_classes(site, self.classes, "the federation")
-        elif unknown := sorted(set(site.classes) - set(self.classes)):
-            raise DataError(
-                f"has the class '{unknown[0]}', and the federation {', '.join(self.classes)}",
-                site=site.name,
-                path=site.path,
-            )
-        if site.channel_places:
-            raise DataError(
-                "has other channels than the federation, or in another order, and a Bundle reads files as "
-                "they are",
-                site=site.name,
-                path=site.path,
-            )
-        if any(case.index is not None for cases in site.cases.values() for case in cases):
-            raise DataError(
-                "has its images in archives, and a Bundle reads files", site=site.name, path=site.path
-            )
+        else:
+            check_known_classes(site, self.classes)
+        check_files_alone(site, "a Bundle")
 
     # ------------------------------------------------------------------ samples
 

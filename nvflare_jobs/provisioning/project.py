@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from importlib import resources
 
+import yaml
 from nvflare.apis.utils.format_check import name_check
 
 from medfedaug.errors import ConfigError
@@ -63,15 +65,20 @@ def project_file(
         "8002": str(port),
         "admin@example.org": admin,
         "lead@example.org": lead,
-        "\nname: medfedaug": f"\nname: {name}",
+        "\nname: medfedaug": f"\nname: {_text(name)}",
         "Four hospitals that train": f"{len(sites)} sites that train",
         "# Four hospitals": f"# {len(sites)} sites",
     }
     text = (resources.files(__package__) / "project.yml").read_text(encoding="utf-8")
     text = re.sub("|".join(map(re.escape, said)), lambda found: said[found[0]], text)
     clients = "".join(
-        f"  - name: {site}\n    type: client\n    org: {re.sub(r'[^A-Za-z0-9]', '_', site)}\n"
+        f"  - name: {_text(site)}\n    type: client\n    org: {_text(re.sub(r'[^A-Za-z0-9]', '_', site))}\n"
         for site in sites
     )
     text = _SITES.sub(lambda _: clients, text)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
+
+
+def _text(name: str) -> str:
+    """A name as YAML has it: ``01`` is a number there, and ``no`` is false, unless they are quoted."""
+    return name if yaml.safe_load(name) == name else json.dumps(name)
