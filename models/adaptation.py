@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from medfedaug.functional import feature_moments, mix_statistics, normalise_features
+from medfedaug.functional import feature_moments, mix_statistics, normalise_features, working_precision
 
 __all__ = [
     "AdaptiveBatchNorm",
@@ -84,8 +84,11 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.global_mean, self.global_var = mean.to(self.running_mean), var.to(self.running_mean)
 
     def global_statistics(self) -> tuple[Tensor, Tensor]:
-        """The federation's mean and standard deviation, (C,) each; ``eps`` is inside the root."""
-        mean, var = self._global()
+        """The federation's mean and standard deviation, (C,) each, at least float32.
+
+        ``eps`` is inside the root.
+        """
+        mean, var = (working_precision(value) for value in self._global())
         return mean, (var + self.eps).sqrt()
 
     def _global(self) -> tuple[Tensor, Tensor]:
@@ -287,8 +290,11 @@ class InstanceAdapter(BesideStateDict):
     def forward(self, mean_difference: Tensor, std_difference: Tensor, z: Tensor | None = None) -> Tensor:
         """α, (B, 1), from two differences (B, C) and z (B, 1); without z, z = 0, its mean."""
         differences = torch.cat([mean_difference, std_difference], dim=1)
-        hidden = nn.functional.linear(differences, self.hidden_weight, self.hidden_bias).relu()
-        out = nn.functional.linear(hidden, self.out_weight, self.out_bias).to(differences)
+        # Of a network in half precision, the weights are rounded and the statistics are not.
+        weights = (self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias)
+        weight, bias, out_weight, out_bias = (value.to(differences) for value in weights)
+        hidden = nn.functional.linear(differences, weight, bias).relu()
+        out = nn.functional.linear(hidden, out_weight, out_bias).to(differences)
         delta, epsilon = out.split(1, dim=1)
         return (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
 

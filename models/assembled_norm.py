@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,8 @@ def assemble_norms(net: Network) -> Network:
             leaves = (one, torch.zeros_like(one), one.new_ones(2))
             # In the module's dictionary, and not among its parameters: a copied network has its own.
             module.__dict__["instance"] = InstanceBranch(*(leaf.requires_grad_() for leaf in leaves))
-            module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+            # Before all other hooks, which see XAN(h). A hook is given the module, in a copy the copy's.
+            module.register_forward_hook(_assemble, prepend=True)
     if not assembled_norms(net):
         raise ValueError(
             f"{type(net).__name__} has no batch norm that keeps statistics; choose another network or "
@@ -97,8 +97,8 @@ def with_branches(net: nn.Module, branches: Mapping[str, InstanceBranch]) -> Ite
             vars(norms[name])["instance"] = branch
 
 
-def _forward(module: _BatchNorm, x: Tensor) -> Tensor:
-    batch = type(module).forward(module, x)
+def _assemble(module: _BatchNorm, args: tuple[Any, ...], batch: Tensor) -> Tensor:
+    x = args[0]
     if x.dim() < 3:
         return batch
     branch: InstanceBranch = vars(module)["instance"]

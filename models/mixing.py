@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from medfedaug.functional import feature_statistics
+from medfedaug.functional import feature_statistics, working_precision
 from medfedaug.models.stage_layer import StageLayer
 
 __all__ = ["FeatureMixLayer", "MixStyleLayer", "MomentExchangeLayer"]
@@ -65,12 +65,13 @@ class MixStyleLayer(StageLayer):
         """
         if not self.training or self.alpha == 0 or float(torch.rand(())) >= self.prob:
             return x
-        share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1)).to(x)
+        work = working_precision(x)
+        share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1)).to(work)
         order = torch.randperm(len(x)).to(x.device)
-        mean, std = (value.detach().to(x.dtype) for value in feature_statistics(x, self.eps))
+        mean, std = (value.detach() for value in feature_statistics(work, self.eps))
         scale = torch.lerp(std[order], std, share) / std
         shift = torch.lerp(mean[order], mean, share) - mean * scale
-        return x * _spread(scale, x) + _spread(shift, x)
+        return (work * _spread(scale, x) + _spread(shift, x)).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, prob={self.prob}, alpha={self.alpha}, eps={self.eps}"
@@ -147,8 +148,10 @@ class MomentExchangeLayer(_PartnerLayer):
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
         """x with the moments of its partner."""
         dims = [1] if self.moments == "positional" else list(range(2, x.dim()))
-        (mean, std), (other_mean, other_std) = self._moments(x, dims), self._moments(partner, dims)
-        return (x - mean) / std * other_std + other_mean
+        work = working_precision(x)
+        mean, std = self._moments(work, dims)
+        other_mean, other_std = self._moments(working_precision(partner), dims)
+        return ((work - mean) / std * other_std + other_mean).to(x.dtype)
 
     def _moments(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(x, dim=dims, correction=0, keepdim=True)

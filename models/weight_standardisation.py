@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -107,7 +106,8 @@ def standardise_weights(net: Network, gain: float = RELU_GAIN, leave: Iterable[n
         if not isinstance(module, _ConvNd) or module in left:
             continue
         if module.weight.numel() > module.out_channels:
-            module.forward = MethodType(_Standardised(gain), module)
+            module.register_forward_pre_hook(_Standardise(gain))
+            module.register_forward_hook(_put_back, always_call=True)
             number += 1
     return number
 
@@ -116,23 +116,35 @@ def _same(features: Tensor) -> Tensor:
     return features
 
 
-class _Standardised:
-    """The forward pass of a convolution, bound to it as a method, so that a copied module has its own."""
+class _Standardise:
+    """Lets a convolution find the standardised weights as its own, until `_put_back`.
+
+    They are an attribute of the module, which is looked up before its parameters: the order of these stays.
+    Of a replica of `DataParallel`, the weights themselves are an attribute, which is put back.
+    """
 
     def __init__(self, gain: float) -> None:
         self.gain = gain
 
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        # In its place in the dictionary, so that the order of the entries stays; under `functional_call` it
-        # holds the weights that the call gives.
-        weight = module._parameters["weight"]
-        assert weight is not None
+    def __call__(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        assert isinstance(module.weight, Tensor)
+        weight, attributes = module.weight, vars(module)
+        attributes[_GIVEN] = attributes.get("weight")
         by_channel = standardised(by_output_channel(module, weight), self.gain)
-        module._parameters["weight"] = by_output_channel(module, by_channel)  # type: ignore[assignment]
-        try:
-            return type(module).forward(module, *args, **kwargs)
-        finally:
-            module._parameters["weight"] = weight
+        attributes["weight"] = by_output_channel(module, by_channel)
+
+
+_GIVEN = "weight_as_given"
+
+
+def _put_back(module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+    attributes = vars(module)
+    if _GIVEN in attributes:
+        given = attributes.pop(_GIVEN)
+        if given is None:
+            del attributes["weight"]
+        else:
+            attributes["weight"] = given
 
 
 def clip_by_weights(weight: Tensor, gradient: Tensor, ratio: float, eps: float = 1e-3) -> Tensor:

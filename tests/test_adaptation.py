@@ -268,6 +268,19 @@ def test_adapters_come_out_again_and_survive_copies():
     insert_instance_adapters(net)
 
 
+def test_a_network_in_half_precision_adapts():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    moved_adapters(insert_instance_adapters(net)).eval()
+    x = torch.rand(2, 1, 8, 8)
+    rounded = copy.deepcopy(net).half()
+    with torch.no_grad():
+        torch.testing.assert_close(rounded(x.half()).float(), net(x), rtol=0, atol=0.01)
+        for how in (FixedAlpha(0.5), InstanceAware()):
+            with interpolating(net, how), interpolating(rounded, how):
+                torch.testing.assert_close(rounded(x.half()).float(), net(x), rtol=0, atol=0.01)
+
+
 def test_what_cannot_be_adapted_says_why():
     with pytest.raises(ValueError, match=r"BasicUNet has no batch norm.*norm='batch'"):
         insert_instance_adapters(build_network("basicunet", norm="instance"))

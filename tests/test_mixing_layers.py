@@ -95,6 +95,21 @@ def test_moment_exchange_is_its_equation(moments, spatial_dims):
         torch.testing.assert_close(found, std2 * (own - mean) / std + mean2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [MixStyleLayer, MomentExchangeLayer])
+def test_in_half_precision_only_the_result_is_rounded(make, dtype):
+    """Deviations above 255 have variances beyond float16; a mean beside which the deviation is small."""
+    layer = make(3)
+    layer.prob, layer.partners = 1.0, torch.tensor([2, 0, 3, 1])
+    for x in (300 * features().to(dtype), (3 + features() / 100).to(dtype)):
+        torch.manual_seed(1)
+        found = layer(x)
+        torch.manual_seed(1)
+        exact = layer(x.double())
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=0.002)
+
+
 def test_partners_of_another_batch_are_refused():
     layer = MomentExchangeLayer(3)
     layer.partners = torch.arange(3)

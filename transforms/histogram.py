@@ -39,7 +39,8 @@ class StandardizeHistogram(Transform):
 
     Raises:
         ValueError: when the standard has another shape, is not finite or does not ascend; on a call, when the
-            image has another number of channels.
+            image has another number of channels or voxels that are not finite, or landmarks have another
+            shape.
 
     Deviations:
         The percentiles are those of common public implementations, 1, 10, 20, ..., 90 and 99. The first and
@@ -64,7 +65,7 @@ class StandardizeHistogram(Transform):
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(f"dtype is {dtype}, expected a floating point type")
 
-    def __call__(self, img: NdarrayOrTensor, landmarks: Tensor | None = None) -> NdarrayOrTensor:
+    def __call__(self, img: NdarrayOrTensor, landmarks: NdarrayOrTensor | None = None) -> NdarrayOrTensor:
         """Standardise `img`.
 
         Args:
@@ -83,7 +84,11 @@ class StandardizeHistogram(Transform):
             )
         dtype = self.dtype or (plain.dtype if plain.is_floating_point() else torch.float32)
         work = plain.to(torch.float64 if torch.float64 in (dtype, plain.dtype) else torch.float32)
-        own = F.histogram_landmarks(work) if landmarks is None else landmarks
+        own = F.histogram_landmarks(work) if landmarks is None else torch.as_tensor(landmarks)
+        if own.shape != self.standard.shape:
+            raise ValueError(
+                f"landmarks of shape {tuple(own.shape)} where {tuple(self.standard.shape)} are needed"
+            )
         out = F.map_landmarks(work, own, self.standard).to(dtype)
         return convert_to_dst_type(out, dst=image, dtype=dtype)[0]
 
@@ -94,7 +99,8 @@ class StandardizeHistogramd(MapTransform):
     Args:
         keys: keys of the images to standardise.
         standard: as for `StandardizeHistogram`.
-        landmarks_key: where the landmarks of the whole image may lie; those of the image otherwise.
+        landmarks_key: where the landmarks of the whole image may lie, (C, 11); those of the image otherwise.
+            They are taken for the images of all keys.
         dtype: as for `StandardizeHistogram`.
         allow_missing_keys: do not raise an error when a key is missing.
 

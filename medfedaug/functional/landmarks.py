@@ -34,15 +34,23 @@ def histogram_landmarks(image: Tensor) -> Tensor:
         image: (C, \*spatial).
 
     Returns:
-        (C, 11), float64, on the CPU.
+        (C, 11), float64, on the CPU; without a gradient.
+
+    Raises:
+        ValueError: when a landmark is not finite, as in an image with NaN.
 
     Example:
         >>> histogram_landmarks(torch.arange(102.0)[None])[0, [0, 5, 10]].tolist()
         [2.0, 51.0, 100.0]
     """
     inside = image[:, foreground_voxels(image)]
-    values = (inside if inside.numel() else image.flatten(1)).float().cpu().numpy()
-    return torch.from_numpy(np.percentile(values, PERCENTILES, axis=1).T.astype(np.float64))
+    values = (inside if inside.numel() else image.flatten(1)).detach().cpu()
+    if values.dtype != torch.float64:
+        values = values.float()
+    found = np.percentile(values.numpy(), PERCENTILES, axis=1).T.astype(np.float64)
+    if not np.isfinite(found).all():
+        raise ValueError("the image has voxels that are not finite, and so no landmarks")
+    return torch.from_numpy(found)
 
 
 def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
@@ -68,15 +76,14 @@ def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
         >>> [round(v, 1) for v in map_landmarks(image, marks, goal)[0].tolist()]
         [-0.4, 0.4, 0.9, 1.1]
     """
-    found = torch.zeros_like(image)
-    for out, values, own, goal in zip(
-        found, image, landmarks.to(image.device), standard.to(image.device), strict=True
-    ):
+    found = []
+    for values, own, goal in zip(image, landmarks.to(image.device), standard.to(image.device), strict=True):
         begin = (own[1:] > own[:-1]).nonzero().flatten()
         if not len(begin):
+            found.append(torch.zeros_like(values))
             continue
         left, low = own[begin].to(image), goal[begin].to(image)
         slope = ((goal[begin + 1] - goal[begin]) / (own[begin + 1] - own[begin])).to(image)
         line = (torch.searchsorted(left, values.contiguous(), right=True) - 1).clamp_min_(0)
-        out.copy_(low[line] + (values - left[line]) * slope[line])
-    return found
+        found.append(low[line] + (values - left[line]) * slope[line])
+    return torch.stack(found)

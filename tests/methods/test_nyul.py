@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels
 
+from medfedaug import functional as F
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
 from medfedaug.evaluate import evaluate_model
@@ -17,7 +18,7 @@ from medfedaug.federation.output import write_run
 from medfedaug.methods import build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.transforms import StandardizeHistogram
+from medfedaug.transforms import StandardizeHistogram, StandardizeHistogramd
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -155,6 +156,31 @@ def prepared(config, data_dir, policy):
     """What a site answers before training."""
     trainer = SiteTrainer(config, data_dir, "cpu", policy=policy)
     return Site("site_A", trainer).answer(FederationServer(config).prepare())
+
+
+def test_landmarks_that_are_none_are_refused():
+    transform = StandardizeHistogramd("image", [np.linspace(0, 1, 11)])
+    image = torch.rand(1, 20, 20)
+    expected = transform({"image": image})["image"]
+    own = F.histogram_landmarks(image).numpy()
+    assert torch.equal(transform({"image": image, "landmarks": own})["image"], expected)
+    with pytest.raises(ValueError, match=r"landmarks of shape \(1, 3\) where \(1, 11\) are needed"):
+        transform({"image": image, "landmarks": [[10.0, 20.0, 30.0]]})  # a point in the body
+    image[0, 3, 3] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        transform({"image": image})
+
+
+def test_landmarks_of_float64_are_not_rounded_and_their_map_has_a_gradient():
+    image = 1e6 + torch.rand(1, 1000, dtype=torch.float64) / 100  # less than float32 resolves
+    marks = F.histogram_landmarks(image)
+    np.testing.assert_allclose(marks, landmarks(image.numpy()), rtol=0, atol=1e-9)
+    scale = torch.linspace(0, 1, 11, dtype=torch.float64)[None]
+    image.requires_grad_()
+    (slope,) = torch.autograd.grad(F.map_landmarks(image, F.histogram_landmarks(image), scale).sum(), image)
+    lines = 0.1 / marks.diff(dim=1)[0]
+    own = (image.detach() >= marks.T).sum(dim=0).sub(1).clamp(0, 9)
+    torch.testing.assert_close(slope[0], lines[own], rtol=1e-6, atol=0)
 
 
 def test_what_leaves_a_site_passes_its_guard(tiny_config, phantom_dir):
