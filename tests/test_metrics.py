@@ -213,6 +213,13 @@ def test_auc_and_balanced_accuracy_are_means_over_the_classes_that_are_there():
     )
 
 
+def test_the_images_of_a_confident_network_have_ranks():
+    """Class 0 is ahead everywhere, by more where it is the truth."""
+    logits = torch.tensor([[30.0, 0.0], [25.0, 0.0], [20.0, 0.0], [18.0, 0.0]])
+    found = class_scores(logits, torch.tensor([0, 0, 1, 1]), ["a", "b"])
+    assert [found["classes"][name]["auc"] for name in "ab"] == [1.0, 1.0]
+
+
 def test_intervals_of_classes_are_over_patients():
     """Two thirds of all images are right; those of a patient are alike."""
     hits, owners = torch.tensor([1, 1, 1, 0, 0, 1, 1, 1, 0]), list("aaabbcccd")

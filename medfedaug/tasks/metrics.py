@@ -220,7 +220,8 @@ def class_scores(
         owners: whose each image is, (N); by default each is another patient's.
     """
     owners = range(len(targets)) if owners is None else owners
-    hits, probabilities = logits.argmax(dim=1) == targets, logits.float().softmax(dim=1)
+    # In float32, all probabilities of classes that are 17 ahead would be 1, and equal in rank.
+    hits, probabilities = logits.argmax(dim=1) == targets, logits.double().softmax(dim=1)
     found: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(classes):
         own = targets == index
