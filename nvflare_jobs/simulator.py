@@ -21,6 +21,7 @@ from medfedaug.federation.initial import InitialWeights
 from medfedaug.federation.output import EVENTS, JOB_FOLDER, RESULTS
 from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.events import WARNING
+from medfedaug.nvflare_jobs.provisioning.project import check_site_name
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
 from medfedaug.privacy import PrivacyPolicy
@@ -136,8 +137,11 @@ def run_job(
         The folder with the results.
 
     Raises:
+        ConfigError: for a site of a name that NVFlare does not take.
         RunFailed: when the job ended without results, with the reason if it is known.
     """
+    for site in sites:
+        check_site_name(site)
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"

@@ -16,6 +16,7 @@ from reference import same
 from tracked import from_tensorboard, told
 
 from medfedaug.config import Execution, RunConfig
+from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages import Reply, Request
@@ -378,3 +379,16 @@ def test_two_jobs_of_one_name_do_not_write_one_checkpoint(tiny_config, tmp_path)
         start(first)
     with pytest.raises(Ended):
         start(end)
+
+
+@pytest.mark.parametrize("name", ["site.1", "server"])
+def test_a_site_of_a_name_that_nvflare_does_not_take_is_refused_before_anything_starts(run, name, tmp_path):
+    """In one process they may be called so."""
+    data = tmp_path / "data"
+    make_phantom(data, sites=2, patients=4, shape=(16, 16, 4))
+    (data / "site_A").rename(data / name)
+    arguments = ("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1)
+    code, _, err = run(*arguments, "--no-pictures")
+    assert code == 2
+    assert f"'{name}' is not a name for a site" in " ".join(err.split())
+    assert not (tmp_path / "out/results.json").exists()

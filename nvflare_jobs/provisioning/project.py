@@ -12,11 +12,24 @@ from nvflare.apis.utils.format_check import name_check
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["project_file"]
+__all__ = ["check_site_name", "project_file"]
 
 # Of the names that both NVFlare and a federation take.
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SERVER = "server"
 _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
+
+
+def check_site_name(site: str) -> None:
+    """Check that NVFlare can have a site of this name: a dot in it would separate a site from a part of it.
+
+    Raises:
+        ConfigError: when it cannot.
+    """
+    if not _SITE.fullmatch(site):
+        raise ConfigError(f"{site!r} is not a name for a site: letters, digits, '_' and '-'")
+    if site == _SERVER:
+        raise ConfigError(f"{site!r} is not a name for a site: NVFlare's server has it")
 
 
 def project_file(
@@ -42,8 +55,7 @@ def project_file(
         ConfigError: for names that cannot be used.
     """
     for site in sites:
-        if not _SITE.fullmatch(site):
-            raise ConfigError(f"{site!r} is not a name for a site: letters, digits, '_' and '-'")
+        check_site_name(site)
         if list(sites).count(site) > 1 or site == server:
             raise ConfigError(f"two participants have the name {site}")
     if len(sites) < 2:
