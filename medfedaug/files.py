@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +27,7 @@ def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]
     """Write a file so that at every moment the old one or the new one is there, whole.
 
     Args:
-        path: the file; an existing one is replaced.
+        path: the file; an existing one is replaced, and may be read by those who might read it before.
         write: called with a file open for writing.
 
     Raises:
@@ -49,6 +50,8 @@ def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]
         descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         temporary = candidate
         with os.fdopen(descriptor, "wb") as file:
+            if path.exists():
+                os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode))
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -66,6 +66,13 @@ def test_a_writers_own_mistake_is_not_hidden_and_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
+def test_what_others_may_not_read_stays_so(tmp_path):
+    path = tmp_path / "settings.json"
+    path.touch(0o600)
+    write_json(path, {})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_others_may_read_what_is_written(tmp_path):
     write_atomic(tmp_path / "kept", lambda file: file.write(b"new"))
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o644

@@ -20,8 +20,10 @@ from medfedaug.data import images
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.memory import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
+from medfedaug.experiments import sweep
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
+from medfedaug.simulate import simulate
 
 
 class Stopped(Exception):
@@ -96,6 +98,22 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
     assert notes[0] in (tmp_path / "table.md").read_text()
     with pytest.raises(ConfigError, match="several jobs need --engine inprocess"):
         run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", jobs=2)
+
+
+def test_a_fault_that_is_none_of_ours_fails_its_run_alone(office, tmp_path, monkeypatch):
+    runs, events = planned(office, "fedavg fedprox", seeds=1, scale=0.001), []
+
+    def without_memory(data, folder, config, **options):
+        if "fedprox" in str(folder):
+            raise RuntimeError("out of memory\nmuch more of it")
+        return simulate(data, folder, config, **options)
+
+    monkeypatch.setattr(sweep, "simulate", without_memory)
+    failed = run_all(runs[::-1], OFFICE_PRESET, office, tmp_path, device="cpu", on_event=events.append)
+    assert failed == {runs[1].folder: "RuntimeError: out of memory"}
+    assert [event["event"] for event in events if "folder" in event] == ["failed", "run"]
+    log = Path(f"{tmp_path / runs[1].folder}.log").read_text()
+    assert "without_memory" in json.loads(log.splitlines()[-1])["trace"]
 
 
 @pytest.mark.slow  # what it needs that is imported: `test_package.py`

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
 from medfedaug.config import Execution, RunConfig, asked_settings, task_defaults
@@ -28,7 +29,7 @@ from medfedaug.data.benchmarks import (
 )
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import federation_settings
-from medfedaug.errors import ConfigError, DataError, MedFedAugError
+from medfedaug.errors import ConfigError, DataError, MedFedAugError, first_line
 from medfedaug.experiments.axes import Axis, parse_axis, shown
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
@@ -351,14 +352,13 @@ def run_all(
     tell = on_event or (lambda event: None)
     for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
         write_federation(out / folder, preset.benchmark, source, **run.data)
-    execution = Execution(threads=threads)
     make = partial(
         _run,
         benchmark=preset.benchmark,
         out=out,
         engine=engine,
         device=device,
-        execution=execution,
+        execution=Execution(threads=threads),
         init=init,
     )
     failed: dict[Path, str] = {}
@@ -423,6 +423,7 @@ def _run(
     if finished and (other := difference(folder / RESULTS, benchmark, run)):
         return f"{folder} holds a finished run with other {other}; choose another folder"
     folder.parent.mkdir(parents=True, exist_ok=True)
+    heard: list[Exception] = []
     with ExitStack() as stack:
         log = None if finished else stack.enter_context(open(f"{folder}.log", "a", encoding="utf-8"))
 
@@ -430,12 +431,20 @@ def _run(
             if log is not None:
                 print(json.dumps(event, default=str), file=log, flush=True)
             if on_event is not None:
-                on_event(event)
+                try:
+                    on_event(event)
+                except Exception as error:
+                    heard.append(error)
+                    raise
 
         try:
             data = out / run.data_folder(benchmark)
             simulate(data, folder, run.config, resume=True, on_event=tell, **options)
-        except MedFedAugError as error:
-            tell({"event": "failed_run", "reason": str(error)})
-            return str(error)
+        except Exception as error:  # of a plugin or of CUDA's memory, it is this run's alone
+            if error in heard:
+                raise
+            expected = isinstance(error, MedFedAugError)
+            reason = str(error) if expected else f"{type(error).__name__}: {first_line(error)}"
+            tell({"event": "failed_run", "reason": reason} | ({} if expected else {"trace": format_exc()}))
+            return reason
     return ""
