@@ -23,12 +23,13 @@ __all__ = [
 ]
 
 
-def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any], mode: int = 0o666) -> None:
     """Write a file so that at every moment the old one or the new one is there, whole.
 
     Args:
         path: the file; an existing one is replaced, and may be read by those who might read it before.
         write: called with a file open for writing.
+        mode: the rights of a file that is new, from which the umask takes some away.
 
     Raises:
         StorageError: naming the file, when the disk is full or the folder cannot be written; what was there
@@ -47,11 +48,11 @@ def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]
         # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, whose
         # files can be read by their owner alone, whatever the umask.
         candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         temporary = candidate
         with os.fdopen(descriptor, "wb") as file:
             if path.exists():
-                os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode))
+                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -35,6 +35,7 @@ __all__ = [
     "is_json_with",
     "keep_fingerprint",
     "kept_fingerprint",
+    "locked",
     "make_workspace",
     "only_process",
     "publish",
@@ -213,20 +214,38 @@ def only_process(out: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{out}: cannot be made ({error.strerror})") from error
     file = out / _LOCK
+    with locked(file, f"{out}: another process is making this run"):
+        try:
+            _wait_for_sites(out)
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+            if new:
+                with suppress(OSError):  # not empty
+                    out.rmdir()
+
+
+@contextmanager
+def locked(file: Path, taken: str, timeout: float = 0) -> Iterator[None]:
+    """Hold the lock of a file. The system lets go of it when a process dies, however that happens.
+
+    Args:
+        file: the lock's, in a folder that is there.
+        taken: what to say where another process has it.
+        timeout: seconds to wait for it.
+
+    Raises:
+        ConfigError: when another process still has it.
+    """
     lock = FileLock(file)
     try:
-        lock.acquire(timeout=0)  # the system lets go of it when a process dies, however that happens
+        lock.acquire(timeout=timeout)
     except Timeout as error:
-        raise ConfigError(f"{out}: another process is making this run") from error
+        raise ConfigError(taken) from error
     try:
-        _wait_for_sites(out)
         yield
     finally:
-        file.unlink(missing_ok=True)
         lock.release()
-        if new:
-            with suppress(OSError):  # not empty
-                out.rmdir()
 
 
 def _wait_for_sites(out: Path) -> None:
@@ -234,9 +253,6 @@ def _wait_for_sites(out: Path) -> None:
     file = sites_lock(out)
     if not file.exists():
         return
-    lock = FileLock(file)
-    try:
-        with lock.acquire(timeout=_WAIT_FOR_SITES):
-            file.unlink(missing_ok=True)
-    except Timeout as error:
-        raise ConfigError(f"{out}: sites of an earlier process are still at work on this run") from error
+    busy = f"{out}: sites of an earlier process are still at work on this run"
+    with locked(file, busy, timeout=_WAIT_FOR_SITES):
+        file.unlink(missing_ok=True)

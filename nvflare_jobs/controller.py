@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -31,7 +30,7 @@ from medfedaug.federation.record import Event
 from medfedaug.federation.server import FederationServer
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
-from medfedaug.run_folder import REPORT
+from medfedaug.run_folder import REPORT, locked
 from medfedaug.settings import SiteSettings
 from medfedaug.training_bundle import content as bundles
 
@@ -193,29 +192,19 @@ class FederationController(ProtocolController):
         if not settings.simulation:  # which writes its own
             self._draw(folder, fl_ctx)
 
-    @contextmanager
-    def _alone(self, checkpoint: Path, settings: SiteSettings) -> Iterator[None]:
-        """Keep other jobs away from the run's checkpoint; NVFlare runs several at a time.
+    def _alone(self, checkpoint: Path, settings: SiteSettings) -> AbstractContextManager[None]:
+        """A context that keeps other jobs away from the run's checkpoint; NVFlare runs several at a time.
 
-        Raises:
-            ConfigError: when another job is writing it.
+        On entry it raises `ConfigError` when another job is writing it.
         """
         if settings.simulation:  # whose folder is locked as a whole
-            yield
-            return
+            return nullcontext()
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(checkpoint.with_suffix(".lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise ConfigError(
-                f"another job of the name {self.run_name} is under way at this server, and both would write "
-                "one checkpoint: wait until it is over, or export this one under another name"
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
+        return locked(
+            checkpoint.with_suffix(".lock"),
+            f"another job of the name {self.run_name} is under way at this server, and both would write one "
+            "checkpoint: wait until it is over, or export this one under another name",
+        )
 
     def _draw(self, folder: Path, fl_ctx: FLContext) -> None:
         """Write page and model card. The results are there already: no fault of a drawing ends the job."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -292,13 +291,8 @@ def test_in_the_simulator_with_a_kits_settings_the_server_sees_no_name(
     assert PLANTED.search((work / LOG_FILE).read_text())  # with the sites' own logs in it
 
 
-def test_a_full_disk_leaves_no_half_a_key(tmp_path, monkeypatch):
-    def fdopen(descriptor, *arguments):
-        os.close(descriptor)
-        return open("/dev/full", *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fdopen", fdopen)
-        with pytest.raises(ConfigError, match="cannot be used"):
-            Pseudonyms.of_site(tmp_path)
+def test_a_full_disk_leaves_no_half_a_key(tmp_path, full_disk, monkeypatch):
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Pseudonyms.of_site(tmp_path)
+    monkeypatch.undo()
     assert Pseudonyms.of_site(tmp_path).of("a") == Pseudonyms.of_site(tmp_path).of("a")

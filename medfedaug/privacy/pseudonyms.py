@@ -15,7 +15,8 @@ from typing import Any
 from filelock import FileLock
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, MedFedAugError, replace_own
+from medfedaug.errors import ConfigError, MedFedAugError, StorageError, replace_own
+from medfedaug.files import write_atomic
 
 __all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
 
@@ -82,17 +83,11 @@ class Pseudonyms:
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f"{path.name}.lock")):
                 if not path.exists():
-                    # Elsewhere first: a full disk would leave half a key, and no other would be made.
-                    fresh = path.with_name(f".{path.name}.new")
-                    fresh.unlink(missing_ok=True)
-                    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                    with os.fdopen(descriptor, "w") as file:
-                        file.write(secrets.token_hex(_KEY_BYTES) + "\n")
-                        file.flush()
-                        os.fsync(file.fileno())
-                    os.replace(fresh, path)
+                    # Whole or not at all: where half a key is, no other would be made.
+                    new = f"{secrets.token_hex(_KEY_BYTES)}\n".encode()
+                    write_atomic(path, lambda file: file.write(new), mode=0o600)
                 key = bytes.fromhex(path.read_text().strip())
-        except (OSError, ValueError) as error:
+        except (OSError, StorageError, ValueError) as error:
             raise ConfigError(f"{path}: the site's key of pseudonyms cannot be used ({error})") from error
         if len(key) != _KEY_BYTES:
             raise ConfigError(f"{path}: not a key of {_KEY_BYTES} bytes")
