@@ -41,8 +41,9 @@ from medfedaug.data.benchmarks import find_root, open_benchmark, write_federatio
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import federation_settings, find_sites
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.sweep import parse_axis, plan
 from medfedaug.federation import run_in_process
 from medfedaug.files import write_json
 from medfedaug.methods import parse_methods

@@ -39,8 +39,9 @@ from medfedaug.config import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import federation_settings
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.sweep import parse_axis, plan
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.files import write_json
 from medfedaug.methods import parse_methods

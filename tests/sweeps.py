@@ -6,8 +6,9 @@ import csv
 import json
 from pathlib import Path
 
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.combinations import parse_methods_list, plan
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.sweep import parse_axis, parse_methods_list, plan
 
 OFFICE_PRESET = PRESETS["office_caltech_10"]
 

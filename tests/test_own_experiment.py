@@ -11,8 +11,8 @@ from conftest import TINY_NETWORK
 
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
+from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.experiment import Experiment, make_experiment, write_experiment
-from medfedaug.experiments.sweep import plan
 from medfedaug.fingerprint import fingerprint
 from medfedaug.plan import Plan
 from medfedaug.planner import make_plan

@@ -17,10 +17,13 @@ from benchmark_files import OFFICE, picture, write_fedbn
 from medfedaug.config import RunConfig
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import sweep
+from medfedaug.experiments import combinations
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.combinations import plan
+from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import published_rows
-from medfedaug.experiments.sweep import PlannedRun, parse_axis, plan, run_all
+from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.methods import build_methods
 from medfedaug.models import build_network
@@ -33,9 +36,11 @@ def planned(
     """The first run of a preset, over data that need not be there."""
     sites = [SimpleNamespace(name=site, trains=True) for site in "ABCD"]
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "open_benchmark", lambda *args, **options: sites)
-        patch.setattr(sweep, "federation_settings", lambda found: {"in_channels": 3, "classes": tuple("abc")})
-        patch.setattr(sweep, "Composition", lambda config: build_methods(config.methods))
+        patch.setattr(combinations, "open_benchmark", lambda *args, **options: sites)
+        patch.setattr(
+            combinations, "federation_settings", lambda found: {"in_channels": 3, "classes": tuple("abc")}
+        )
+        patch.setattr(combinations, "Composition", lambda config: build_methods(config.methods))
         return plan(PRESETS[name], root, [methods], seeds=1, axes=[parse_axis(text) for text in axes])[0]
 
 

@@ -123,7 +123,9 @@ import sys
 sys.modules["nvflare"] = None  # importing it raises
 from pathlib import Path
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.sweep import parse_axis, plan, run_all
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.combinations import plan
+from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 axes = [parse_axis(text) for text in {TINY!r}]
 preset = PRESETS["office_caltech_10"]

@@ -10,7 +10,8 @@ import pytest
 from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, read_csv
 
-from medfedaug.experiments.sweep import parse_axis, plan
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.tables import write_tables
 
 

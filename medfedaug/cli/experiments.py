@@ -134,8 +134,9 @@ def benchmark(
     if list_:
         _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
         return
+    from medfedaug.experiments.combinations import plan
     from medfedaug.experiments.experiment import make_experiment, write_experiment
-    from medfedaug.experiments.sweep import check_folder, plan, run_all
+    from medfedaug.experiments.sweep import check_folder, run_all
     from medfedaug.experiments.tables import write_tables
 
     shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
@@ -199,14 +200,13 @@ def benchmark(
 
 
 def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:
-    from medfedaug.data.benchmarks import BENCHMARKS
-    from medfedaug.experiments.sweep import find_data
+    from medfedaug.data.benchmarks import BENCHMARKS, is_there
 
     there: dict[str, str] = {}
     if data is not None:
         with err_console.status("looking"):
             for name in dict.fromkeys(preset.benchmark for preset in presets):
-                there[name] = "  data: there" if find_data(data, name) else "  data: NOT there"
+                there[name] = "  data: there" if is_there(name, data) else "  data: NOT there"
     for preset in presets:
         say(f"{preset.name}{there.get(preset.benchmark, '')}")
         told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)

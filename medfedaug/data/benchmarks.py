@@ -34,6 +34,7 @@ __all__ = [
     "find_benchmark",
     "find_root",
     "is_federation",
+    "is_there",
     "open_benchmark",
     "open_federation",
     "read_federation",
@@ -201,6 +202,14 @@ def find_root(root: str | Path, benchmark: str) -> Path:
     """The folder of a data set's files: ``root``, or the folder in it that has the data set's name."""
     root = Path(root)
     return root / benchmark if (root / benchmark).is_dir() else root
+
+
+def is_there(name: str, root: str | Path) -> bool:
+    """Whether a benchmark's files are there and can be used."""
+    try:
+        return bool(open_benchmark(name, find_root(root, name)))
+    except DataError:
+        return False
 
 
 def open_benchmark(

@@ -36,8 +36,8 @@ from medfedaug.data.benchmarks import (
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, axis_value, parse_axis
+from medfedaug.experiments.combinations import check_axes, parse_methods_list
 from medfedaug.experiments.presets import Preset, find_preset
-from medfedaug.experiments.sweep import check_axes, parse_methods_list
 from medfedaug.files import write_atomic
 from medfedaug.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 

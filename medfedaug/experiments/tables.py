@@ -210,8 +210,8 @@ def write_tables(
     """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
 
     Args:
-        runs: the runs, from `medfedaug.experiments.sweep.plan`. Finished ones whose data or settings are not
-            those of the plan are left out.
+        runs: the runs, from `medfedaug.experiments.combinations.plan`. Finished ones whose data or
+            settings are not those of the plan are left out.
         preset: their protocol.
         out: the sweep's folder.
         data: the folder with the data set's files, or a folder that contains it under the data set's name, if
