@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["check_choice", "check_keys", "is_number"]
+__all__ = ["check_choice", "check_keys", "is_number", "number_or_none"]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a finite number; ``true`` is none.
+    """Whether a value from JSON is a finite number; ``true`` is none, nor is one beyond a float's range.
 
     Example:
-        >>> [is_number(value) for value in (1, 0.5, True, "1", float("nan"))]
-        [True, True, False, False, False]
+        >>> [is_number(value) for value in (1, 0.5, True, "1", float("nan"), 10**400)]
+        [True, True, False, False, False, False]
     """
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Whole numbers in JSON have as many digits as their writer likes, which `math.isfinite` cannot take.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
+
+
+def number_or_none(value: Any) -> float | None:
+    """The number, or ``None`` for what is none: a text, NaN, nothing to score."""
+    return float(value) if is_number(value) else None
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

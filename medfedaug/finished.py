@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from medfedaug.federation.output import (
     exchange_file,
 )
 from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.files import parse_json
 from medfedaug.scores import GLOBAL, UNSEEN
 from medfedaug.settings import STATE_VARIABLE, SiteSettings
 from medfedaug.statistics import ChannelStatistics, load_statistics
@@ -276,7 +276,7 @@ def _some(keys: list[str]) -> str:
 def _load_record(path: str | Path) -> dict[str, Any]:
     """What a run's ``results.json`` records."""
     try:
-        record: dict[str, Any] = json.loads(Path(path).read_text())
+        record: dict[str, Any] = parse_json(Path(path).read_text())
         missing = {"config", "run", "rounds", "selected_round"} - set(record)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from medfedaug.federation.output import (
     STATISTICS,
     exchange_file,
 )
-from medfedaug.files import parse_versioned, write_versioned
+from medfedaug.files import parse_json, parse_versioned, write_versioned
 
 __all__ = [
     "CARDS",
@@ -99,8 +98,8 @@ def kept_fingerprint(state: Path) -> Fingerprint | None:
 def is_json_with(path: Path, *keys: str) -> bool:
     """Whether a file holds a JSON object with these keys."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and set(keys) <= set(content)
 

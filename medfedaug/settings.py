@@ -7,7 +7,6 @@ in environment variables, which come first.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from medfedaug.admission import JobRules
 from medfedaug.checks import check_keys
 from medfedaug.errors import ConfigError
+from medfedaug.files import parse_json
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.training_bundle.content import AllowedBundle
@@ -176,7 +176,7 @@ class SiteSettings:
         file = kit / SETTINGS_FILE
         values: Any = {}
         try:
-            values = json.loads(file.read_text())
+            values = parse_json(file.read_text())
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from medfedaug.errors import ConfigError, own
 from medfedaug.federation.secure.identity import Certificates
+from medfedaug.files import parse_json
 
 __all__ = ["kit_identity"]
 
@@ -20,7 +20,7 @@ def kit_identity(kit: Path) -> Certificates:
     startup = kit / "startup"
     file = startup / "fed_client.json"
     try:
-        servers = json.loads(file.read_text())["servers"]
+        servers = parse_json(file.read_text())["servers"]
         strangers = [
             str(server[name]) for server in servers for name in ("identity", "name") if name in server
         ]

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from medfedaug.admission import JOBS_FOLDER, JobBook
 from medfedaug.errors import ConfigError
-from medfedaug.files import write_atomic
+from medfedaug.files import parse_json, write_atomic
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.settings import SETTINGS_FILE, SiteSettings
@@ -346,7 +346,7 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

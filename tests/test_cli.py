@@ -185,6 +185,7 @@ def test_sites_that_do_not_make_a_federation(run, make_site, tmp_path):
         (["--set", "fedfa.prob=often"], ["fedfa.prob is 'often'", "a finite number"]),
         (["--set", "fedfa.prob=NaN"], ["fedfa.prob is nan", "a finite number"]),
         (["--set", "fedfa.prob=true"], ["fedfa.prob is True", "a finite number"]),
+        (["--set", f"fedfa.prob={10**400}"], ["fedfa.prob is 1000", "a finite number"]),
         (["--set", "fedfa.stages=1,2"], ["fedfa.stages is '1,2'", "a list", "or null"]),
         (["--set", "fedfa.variance=2"], ["fedfa.variance is 2", "a text"]),
         (["--methods", "finetune", "--set", "finetune.epochs=1.5"], ["epochs is 1.5", "a whole number"]),

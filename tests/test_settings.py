@@ -72,7 +72,16 @@ def test_a_mistake_is_one_line_that_names_the_file(kit, content, words):
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_no_json_is_named(kit):
-    (kit / SETTINGS_FILE).write_text("{")
-    with pytest.raises(ConfigError, match=r"medfedaug\.json: not readable as JSON"):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "Expecting"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"privacy": {"min_images": 20, "min_images": 2}}', "'min_images' occurs twice"),
+    ],
+    ids=["broken", "deep", "twice"],
+)
+def test_a_file_that_is_no_json_or_says_something_twice_is_named(kit, text, reason):
+    (kit / SETTINGS_FILE).write_text(text)
+    with pytest.raises(ConfigError, match=rf"medfedaug\.json: not readable as JSON \({reason}"):
         SiteSettings.load(kit, {})

@@ -6,8 +6,9 @@ from medfedaug.analysis.grouping import Tested, group_runs, pool_runs
 from medfedaug.analysis.metric_table import MetricRow, MetricTable, metric_table
 from medfedaug.analysis.patient_table import PatientRow, PatientTable, patient_table
 from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.analysis.reading import find_runs, load_run
 from medfedaug.analysis.report import write_report
-from medfedaug.analysis.runs import Run, find_runs, load_run
+from medfedaug.analysis.runs import Run
 from medfedaug.analysis.score_table import Row, Score, Table, summary_table
 from medfedaug.analysis.verdict import Verdict, judge
 from medfedaug.significance import (

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis.runs import RESULTS
 from medfedaug.analysis.text import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, warn
-from medfedaug.federation.output import EVALUATION
+from medfedaug.federation.output import EVALUATION, RESULTS
+from medfedaug.files import parse_json
 from medfedaug.scores import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 
 __all__ = [
@@ -210,7 +209,7 @@ def load_evaluation(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     file = file / EVALUATION if file.is_dir() else file
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot be read as the results of an evaluation ({error})", path=file) from error
     kinds = {"metric": str, "models": dict, "sites": dict}
@@ -245,8 +244,8 @@ def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[
 
 def _recorded_run(file: Path) -> str | None:
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(parse_json(file.read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # no run, or what its own reader finds fault with
 
 

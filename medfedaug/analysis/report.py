@@ -33,7 +33,8 @@ from medfedaug.analysis.page import (
 from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
-from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, find_runs, load_run
+from medfedaug.analysis.reading import find_runs, load_run
+from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.scores import find_metric
 

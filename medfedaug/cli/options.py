@@ -15,6 +15,7 @@ import typer
 
 from medfedaug.config import TASK_DEFAULTS
 from medfedaug.errors import ConfigError
+from medfedaug.files import parse_json
 from medfedaug.plan import PLAN_MEMORY
 
 __all__ = [
@@ -233,7 +234,7 @@ def _is_list(hint: Any) -> bool:
 
 def _json_object(text: str, option: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{option}: not JSON ({error})") from error
     if not isinstance(value, dict):

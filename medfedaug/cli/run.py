@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -33,6 +32,7 @@ from medfedaug.cli.options import (
 from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError
+from medfedaug.files import parse_json
 from medfedaug.plan import Plan, load_plan, planning_settings
 from medfedaug.scores import UNSEEN
 from medfedaug.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
@@ -308,7 +308,7 @@ def _settings(items: list[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and method and name):
             raise ConfigError(f"--set {item!r}: write METHOD.ARG=VALUE, for instance fedfa.prob=0.3")
         try:
-            settings.setdefault(method, {})[name] = json.loads(value)
+            settings.setdefault(method, {})[name] = parse_json(value)
         except ValueError:
             settings.setdefault(method, {})[name] = value
     return settings

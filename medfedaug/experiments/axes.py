@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from medfedaug.errors import ConfigError
+from medfedaug.files import parse_json
 
 __all__ = ["Axis", "axis_value", "parse_axis", "shown", "split_values"]
 
@@ -77,7 +78,7 @@ def axis_value(text: Any) -> Any:
     if re.fullmatch(r"\d+/\d+", text):
         return float(Fraction(text))
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -64,7 +64,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, list | tuple) and all(_fits(one, kind) for one in value)
     if annotation in (int, float):
         number = isinstance(value, Integral if annotation is int else Real) and not isinstance(value, bool)
-        return number and math.isfinite(value)
+        return number and abs(value) <= sys.float_info.max
     if annotation in (None, *_WORDS):
         return isinstance(value, annotation or NoneType)
     return True

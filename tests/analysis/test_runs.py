@@ -79,7 +79,13 @@ def test_a_malformed_file_is_told_in_one_line(write, data, problem):
 def test_a_missing_or_unreadable_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"nothing.results\.json.*not there"):
         load_run(tmp_path / "nothing")
-    (tmp_path / "results.json").write_text('{"config": ')
-    with pytest.raises(DataError, match=r"results\.json: is not JSON") as error:
-        load_run(tmp_path)
-    assert "\n" not in str(error.value)
+    for text in ('{"config": ', "[" * 100_000):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(DataError, match=r"results\.json: is not JSON") as error:
+            load_run(tmp_path)
+        assert "\n" not in str(error.value)
+
+
+def test_a_score_beyond_the_range_of_a_float_is_none(write):
+    run = load_run(write(_with(10**400, "test", "sites", "DU", "dice")))
+    assert run.sites["DU"] is None
