@@ -116,13 +116,13 @@ MEASURED = (
     ),
     Measured(
         "Office, 192 px, 120 rounds",
-        "images, two seeds",
+        "images, three seeds",
         {
-            "fedrdn": "+0.032 (+0.010 to +0.056)",
-            "fedfa": "+0.026 (0.000 to +0.051)",
-            "fedfa+": "+0.025 (+0.002 to +0.047)",
-            "fedbn": "+0.026 (+0.002 to +0.049)",
-            "fedrdn,fedfa+": "+0.027 (0.000 to +0.053)",
+            "fedrdn": "+0.029 (+0.009 to +0.048)",
+            "fedfa": "+0.025 (+0.004 to +0.046)",
+            "fedfa+": "+0.020 (+0.001 to +0.039)",
+            "fedbn": "+0.020 (0.000 to +0.041)",
+            "fedrdn,fedfa+": "+0.031 (+0.008 to +0.056)",
         },
     ),
     Measured(
