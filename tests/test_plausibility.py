@@ -68,6 +68,7 @@ def test_statistics_before_training_that_no_other_site_has_keep_their_site_out(f
 LIES = {
     "fedfa": ("fedfa", {"fedfa/enc1/std": 1e5}, {"fedfa": {"variance": "direct"}}),
     "fedfd": ("fedfd", {"fedfd/model.0.conv.unit0.adn.N.running_var": 1e9}, None),
+    "fedfd_a": ("fedfd_a", {"fedfd_a/model.0.conv.unit0.adn.N.adapter.out_weight": 1e6}, None),
     "fednova": ("fednova", {"fednova/length": 1e6}, None),
     "scaffold": ("scaffold", {"scaffold/model.0.conv.unit0.conv.weight": 1e6}, None),
 }

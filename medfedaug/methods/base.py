@@ -16,9 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import torch
 from monai.transforms import Transform
 from torch import Tensor, nn
 
@@ -375,9 +374,14 @@ class Method:
     """The number of epochs that a site trains the selected model by itself before the test."""
     replaces_norms: ClassVar[bool] = False
     """Whether the network's normalisation layers do not normalise as they do by themselves, or not at all."""
-    own_model: ClassVar[bool] = False
-    """Whether a site trains a model of its own beside the global one, which is the network with other entries
-    of its state dict."""
+    keeps_models: ClassVar[bool] = False
+    """Whether a site keeps models beside the one that it trains, which are the network with other entries of
+    its state dict: one of its own, or an earlier one."""
+    starts_elsewhere: ClassVar[bool] = False
+    """Whether `SitePart.personalise` replaces weights of the global model, so that a site's training does not
+    start from that."""
+    needs_global_start: ClassVar[bool] = False
+    """Whether it takes the weights from which a site's training starts for the global model."""
     outside_entries: ClassVar[bool] = False
     """Whether what is scored also depends on weights or statistics of the method that are trained or averaged
     and are no entries of the state dict: they go with the global model alone."""
@@ -439,10 +443,3 @@ def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict
     if not shared:
         raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")
     return shared
-
-
-def zeros(shapes: Shapes) -> Payload:
-    """Float64 accumulators of the given shapes, in which every length is known."""
-    return {
-        key: torch.zeros(cast(tuple[int, ...], shape), dtype=torch.float64) for key, shape in shapes.items()
-    }

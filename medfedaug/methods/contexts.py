@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ __all__ = [
     "SiteUpdate",
     "Step",
     "Targets",
+    "zeros",
 ]
 
 Payload = dict[str, Tensor]
@@ -228,3 +229,10 @@ class RoundMean:
     previous: Mapping[str, Tensor]
     mean: Mapping[str, Tensor]
     weights: Mapping[str, float]
+
+
+def zeros(shapes: Shapes) -> Payload:
+    """Float64 accumulators of the given shapes, in which every length is known."""
+    return {
+        key: torch.zeros(cast(tuple[int, ...], shape), dtype=torch.float64) for key, shape in shapes.items()
+    }

@@ -61,6 +61,7 @@ class DACSC(Method):
     """
 
     name = "dac_sc"
+    needs_norms = True
     outside_entries = True
 
     def __init__(

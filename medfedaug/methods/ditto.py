@@ -53,7 +53,8 @@ class Ditto(Method):
 
     name = "ditto"
     personalises = True
-    own_model = True
+    keeps_models = True
+    needs_global_start = True
 
     def __init__(self, weight: float = 1.0) -> None:
         if weight < 0:

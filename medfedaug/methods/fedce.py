@@ -60,7 +60,8 @@ class FedCE(Method):
     applies to it.
 
     Raises:
-        ConfigError: for another ``mode``, and where no parameter is averaged.
+        ConfigError: for another ``mode``, where no parameter is averaged, and beside a method whose weights
+            or statistics are no entries of the state dict, which the models without a site could not have.
 
     Deviations:
         The paper's text was not at hand: this follows the authors' code for NVFlare and the published
@@ -74,6 +75,8 @@ class FedCE(Method):
     """
 
     name = "fedce"
+    keeps_models = True
+    needs_global_start = True
 
     def __init__(self, mode: str = "plus") -> None:
         check_choice("fedce: mode", mode, ("plus", "times"))

@@ -18,8 +18,8 @@ from medfedaug.methods.base import (
     SitePart,
     Step,
     shared_parameters,
-    zeros,
 )
+from medfedaug.methods.contexts import zeros
 
 __all__ = ["FedDyn", "FedDynServer"]
 
@@ -43,6 +43,7 @@ class FedDyn(Method):
     """
 
     name = "feddyn"
+    needs_global_start = True
 
     def __init__(self, alpha: float = 0.01) -> None:
         if not alpha > 0:

@@ -129,11 +129,8 @@ class FedFDA(FedFD):
     def every_round(self, context: ServerContext) -> ServerExchange:
         server = super().every_round(context)
         assert isinstance(server, AverageServer)
-        server.shapes = {
-            **server.shapes,
-            **{key: tuple(value.shape) for key, value in _adapters(context.network).items()},
-        }
-        return server
+        adapters = {key: tuple(value.shape) for key, value in _adapters(context.network).items()}
+        return AverageServer({**server.shapes, **adapters}, server.variances)
 
 
 class FedFDASite(FedFDSite):

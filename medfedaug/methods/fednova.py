@@ -50,6 +50,7 @@ class FedNova(Method):
     """
 
     name = "fednova"
+    needs_global_start = True
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedNovaSite(context)

@@ -54,7 +54,8 @@ class GPerXAN(KeepsNorms):
 
     Raises:
         ConfigError: for a negative ``weight``, for another ``unseen``, for a network without batch norms that
-            keep statistics, and where the network's output is not that of its last layer.
+            keep statistics, where the network's output is not that of its last layer, and where another
+            method keeps that layer at the site while ``weight`` is above 0.
 
     Deviations:
         The abstract and the published code were at hand, not the paper's text. The code has no segmentation;
@@ -68,6 +69,7 @@ class GPerXAN(KeepsNorms):
     name = "gperxan"
     needs_norms = False
     replaces_norms = True
+    needs_global_start = True
     outside_entries = True
     runs_network_again = True
 
@@ -93,6 +95,7 @@ class GPerXAN(KeepsNorms):
         return GPerXANSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
+        _check_head(self, context)
         norms = super().every_round(context)
         assert norms is None or isinstance(norms, AverageServer)
         shapes = {key: tuple(value.shape) for key, value in _branches(context.network).items()}
@@ -183,6 +186,17 @@ class GPerXANSite(StandIns):
     def _drop_gradients(self) -> None:
         for tensor in self.tensors().values():
             tensor.grad = None
+
+
+def _check_head(method: GPerXAN, context: ServerContext) -> None:
+    """Refuse a last layer that other methods keep at the site: there is no global one to be guided by."""
+    entries = module_entries(context.network, find_head(context.network, method.head).modules())
+    kept = (entries - method.kept_at_site(context.network)) & context.kept
+    if method.weight and kept:
+        raise ConfigError(
+            f"gperxan: the last layer is to guide the sites, and its {', '.join(sorted(kept))} stay at each "
+            "site; set gperxan.weight=0, or leave out the method that keeps them"
+        )
 
 
 def _branches(network: nn.Module) -> dict[str, Tensor]:

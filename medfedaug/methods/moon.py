@@ -39,7 +39,8 @@ class MOON(Method):
 
     Raises:
         ConfigError: for a negative ``weight``, for a ``temperature`` that is not positive, or where no
-            parameter is averaged.
+            parameter is averaged, and beside a method whose weights or statistics are no entries of the state
+            dict, which the earlier models could not have of their own.
 
     Deviations:
         z is the input of the network's last layer. The paper puts a projection head of two layers before that
@@ -52,6 +53,8 @@ class MOON(Method):
 
     name = "moon"
     runs_network_again = True
+    keeps_models = True
+    needs_global_start = True
 
     def __init__(self, weight: float = 1.0, temperature: float = 0.5, head: str | None = None) -> None:
         if weight < 0 or temperature <= 0:

@@ -53,6 +53,7 @@ class PartialFedAdaptive(Method):
     name = "partialfed_adaptive"
     contains = ("partialfed",)
     personalises = True
+    starts_elsewhere = True
 
     def __init__(self, epochs: int = 1, learning_rate: float = 0.05, temperature: float = 1.0) -> None:
         if epochs < 0:

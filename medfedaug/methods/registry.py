@@ -130,12 +130,19 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
     norms = [method.name for method in methods if method.needs_norms]
     if replacing and norms:
         raise ConfigError(f"{replacing[0]} replaces the normalisation layers, and {norms[0]} is about them")
-    apart = [method.name for method in methods if method.own_model]
+    keeping = [method.name for method in methods if method.keeps_models]
     outside = [method.name for method in methods if method.outside_entries]
-    if apart and outside:
+    if keeping and outside:
         raise ConfigError(
-            f"{apart[0]} gives each site a model of its own, and what {outside[0]} adds to the network's "
-            "entries is the global model's: leave one of the two out"
+            f"{keeping[0]} keeps models beside the one that is trained, and what {outside[0]} adds to the "
+            "network's entries belongs to that one alone: leave one of the two out"
+        )
+    elsewhere = [method.name for method in methods if method.starts_elsewhere]
+    comparing = [method.name for method in methods if method.needs_global_start]
+    if elsewhere and comparing:
+        raise ConfigError(
+            f"{elsewhere[0]} starts a site's training from weights of its own, and {comparing[0]} takes "
+            "those for the global model: leave one of the two out"
         )
     pooling = [method.name for method in methods if method.pools_data]
     sharing = [

@@ -231,3 +231,12 @@ def test_gperxan_refuses_what_it_cannot_do():
             build_methods([{"name": "gperxan"}, {"name": other}])
     with pytest.raises(ConfigError, match="both replace the normalisation layers; choose one"):
         build_methods([{"name": "gperxan"}, {"name": "fedwon"}])
+
+
+@pytest.mark.parametrize("other", ["fedper", "single"])
+def test_a_last_layer_that_stays_at_the_site_guides_nobody(federate, other):
+    with pytest.raises(
+        ConfigError, match=r"its head\.2\.bias, head\.2\.weight stay at each site; set gperxan"
+    ):
+        federate(f"gperxan,{other}", plan=UNEVEN, **NETWORK)
+    federate(f"gperxan,{other}", plan=UNEVEN, settings={"gperxan": {"weight": 0.0}}, **NETWORK)
