@@ -175,6 +175,14 @@ def test_patches_are_centred_on_the_foreground_as_often_as_asked():
     assert all(s.start >= 0 for s in no_foreground)
 
 
+def test_patches_are_centred_in_a_class_of_more_voxels_than_float32_counts():
+    size = (256, 256, 258)  # a last place, 16908287, that float32 rounds to 16908288
+    centres = patch_centres(torch.ones(1, 1, *size, dtype=torch.uint8))
+    assert centres.shape == (1000, 5)
+    assert centres[0].tolist() == [0, 1, 0, 0, 0]
+    assert centres[-1].tolist() == [0, 1, *(n - 1 for n in size)]
+
+
 def test_what_does_not_fit_into_memory_is_kept_in_files(tmp_path):
     tensors = {"image": torch.rand(2, 1, 5, 6), "label": torch.arange(4)}
     size = sum(value.nbytes for value in tensors.values())

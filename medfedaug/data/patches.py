@@ -29,7 +29,9 @@ def patch_centres(labels: Tensor) -> Tensor:
     for item, label in enumerate(labels[:, 0]):
         for value in torch.unique(label[label > 0]).tolist():
             found = (label == value).nonzero()
-            chosen = found[torch.linspace(0, len(found) - 1, min(len(found), _CANDIDATES)).long()]
+            places = torch.linspace(0, len(found) - 1, min(len(found), _CANDIDATES)).long()
+            # Above 2^24, float32 may round the last place to one that is not there.
+            chosen = found[places.clamp(max=len(found) - 1)]
             head = torch.tensor([item, value]).expand(len(chosen), 2)
             rows.append(torch.cat([head, chosen], dim=1).int())
     return torch.cat(rows)
