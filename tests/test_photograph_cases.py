@@ -94,6 +94,10 @@ LABELS = {
         CLASSES,
     ),
     "palette of colours": (palette(CLASSES, COLOURS), CLASSES),
+    "palette of colours, of which greys are used": (
+        palette(CLASSES, [[255] * 3, [7] * 3, [90] * 3, [200, 9, 9]]),
+        CLASSES,
+    ),
     "palette of greys in another order": (palette(CLASSES, [[2] * 3, [0] * 3, [1] * 3]), (CLASSES + 2) % 3),
 }
 
@@ -103,6 +107,15 @@ def test_kinds_of_label_images(tmp_path, kind):
     image, expected = LABELS[kind]
     image.save(tmp_path / "label.png")
     np.testing.assert_array_equal(load_label_photograph(tmp_path / "label.png").numpy(), xy(expected))
+
+
+def test_a_mask_without_a_lesion_has_the_classes_of_the_others(make_pictures):
+    """In white and red: white alone does not become that of a mask of black and white."""
+    site = VolumeFolder.open(make_pictures("A"))
+    for case, lesion in zip(site.cases["training"], (0, 1), strict=False):
+        pixels = np.asarray(Image.open(case.label)) * np.uint8(lesion)
+        palette(pixels, [[255] * 3, [255, 0, 0]]).save(case.label)
+        np.testing.assert_array_equal(site.load_case(case)[1].numpy(), xy(pixels))
 
 
 def test_black_and_white_are_two_classes_and_no_other_numbers_are(make_pictures):

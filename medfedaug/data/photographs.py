@@ -85,8 +85,9 @@ def load_photograph(path: Path) -> torch.Tensor:
 def load_label_photograph(path: Path) -> torch.Tensor:
     """A label image, float32 (1, X, Y, 1): greys as they are stored, and of black and white 0 and 1.
 
-    Of a palette the indices count, since its colours only show them; of a palette of greys the greys, since
-    some programs write grey images that way, in any order. Colour is taken where its three channels agree.
+    Of a palette the indices count, since its colours only show them; of a palette of greys alone the greys,
+    since some programs write grey images that way, in any order. Colour is taken where its three channels
+    agree.
 
     Raises:
         Exception: as `load_photograph`, and `ValueError` for colours.
@@ -97,8 +98,8 @@ def load_label_photograph(path: Path) -> torch.Tensor:
         pixels = np.asarray(file if file.mode != "PA" else file.getchannel("P"))
         if file.mode in ("P", "PA"):
             colours = np.asarray(file.getpalette("RGB"), np.uint8).reshape(-1, 3)
-            used = np.unique(pixels)
-            grey = used.max() < len(colours) and bool((colours[used] == colours[used, :1]).all())
+            # Also the colours that no pixel has: an image without a lesion has the palette of the others.
+            grey = pixels.max() < len(colours) and bool((colours == colours[:, :1]).all())
             return _volume(colours[pixels, 0] if grey else pixels)
         if not file.mode.startswith("I"):
             _check_opaque(file)
