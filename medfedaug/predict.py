@@ -391,7 +391,7 @@ class _Job:
 
     def failed(self, found: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
-        found.failure(case, text)
+        found.failure(case, text, self.files(case))
         self.tell({"event": "failed", "case": case.name, "reason": text})
 
 

@@ -15,6 +15,7 @@ __all__ = ["PREDICTIONS", "Predictions"]
 
 PREDICTIONS = "predictions.json"
 _KIND, _VERSION = "predictions", 1
+_OF_ALL_CASES = ("notes", "compared_with_the_sites")  # said by a call that predicts, and true until the next
 _SECONDS = 5.0  # between two writings: a file of thousands of cases takes as long as a case
 
 
@@ -68,6 +69,7 @@ class Predictions:
             ConfigError: naming what was different.
         """
         self._earlier = earlier
+        self.told = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.told}
         for key, value in self.made.items():
             self.agree(key, value)
         if "statistics" in earlier:
@@ -93,7 +95,10 @@ class Predictions:
 
     def remove(self, files: Iterable[str]) -> None:
         """Delete files of an earlier call, and its record."""
-        for file in (*files, PREDICTIONS):
+        self._delete((*files, PREDICTIONS))
+
+    def _delete(self, files: Iterable[str]) -> None:
+        for file in files:
             (self.out / file).unlink(missing_ok=True)
 
     @staticmethod
@@ -111,8 +116,12 @@ class Predictions:
         self.failed.pop(name, None)
         self._write_soon()
 
-    def failure(self, case: Case, error: str) -> None:
-        """Add a case that could not be predicted."""
+    def failure(self, case: Case, error: str, files: Iterable[str]) -> None:
+        """Add a case that could not be predicted, and delete its files.
+
+        Those of an earlier call are of another image by now, and no later call would know them for its own.
+        """
+        self._delete(files)
         self.failed[case.name] = {"error": error}
         self.cases.pop(case.name, None)
         self.pending.pop(case.name, None)

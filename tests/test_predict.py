@@ -265,6 +265,25 @@ def test_a_bad_file_does_not_end_the_rest_and_a_second_call_goes_on(run, slices,
     assert len(predictions(out)["cases"]) == 5
     assert not predictions(out)["failed"]
 
+    # A finished case whose image is damaged later leaves nothing behind that is in the way when it is mended.
+    good = (images / "c.nii").read_bytes()
+    (images / "c.nii").write_bytes(good[:2000])
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert set(predictions(out)["failed"]) == {"c"}
+    assert not (out / "c.nii").exists()
+    (images / "c.nii").write_bytes(good)
+    code, _, err = run(*arguments)
+    assert code == 0, err
+    assert "4 of 5 cases are there already" in err
+    assert (out / "c.nii").exists()
+
+    # With nothing to do, what was said of all cases stays.
+    told = predictions(out)
+    assert told["notes"]
+    assert run(*arguments)[0] == 0
+    assert predictions(out) == told
+
     code, _, err = run(*arguments, "--probabilities")
     assert code == 2
     assert "holds predictions with other options: probabilities (False, and now True)" in err
