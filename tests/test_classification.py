@@ -212,6 +212,32 @@ def test_a_run_over_photographs(make_photos, tmp_path):
     assert set(results["rounds"][1]["bytes"]) == {"model", "fedfa", "fedfa_h"}
 
 
+@pytest.mark.parametrize("method", ["fedrdn", "norm"])
+def test_statistics_over_the_foreground_of_photographs(make_photos, tmp_path, method):
+    """Of the pixels that are brighter than the darkest one: here half of each image is black."""
+    for name in "AB":
+        for path in make_photos(name, per_class=6).glob("*/*.png"):
+            pixels = np.asarray(Image.open(path)) // 2 + 100
+            pixels[:, :20] = 0
+            Image.fromarray(pixels).save(path)
+    methods = parse_methods(method, {method: {"over": "foreground"}})
+    config = configure(find_sites(tmp_path / "photos"), methods=methods, network="lenet5", rounds=1)
+    trainer = SiteTrainer(config, tmp_path / "photos/A", "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    bright = [
+        trainer.folder.load_image(case)[:, :, 20:].flatten(1).double() / 255
+        for case in trainer.folder.cases["training"]
+    ]
+    found = trainer.statistics("foreground")
+    torch.testing.assert_close(
+        found.mean, torch.stack([b.mean(1) for b in bright]).mean(0), rtol=1e-5, atol=0
+    )
+    expected = torch.stack([b.std(1, correction=0) for b in bright]).mean(0)
+    torch.testing.assert_close(found.std, expected, rtol=1e-5, atol=0)
+    results = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu").results()
+    assert 0 <= results["test"]["mean"]["accuracy"] <= 1
+
+
 def test_what_leaves_a_site_are_plain_tensors(make_photos, tmp_path):
     """MONAI's meta data follow an image through transforms and network; NVFlare refuses them on arrival."""
     for name in "AB":

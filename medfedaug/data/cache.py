@@ -23,6 +23,9 @@ __all__ = ["CaseCache", "StoredCase"]
 
 Window = tuple[slice, ...]
 
+# Of what is kept of a case; raised where it changes within a version of the package.
+_FORM = 2
+
 
 class StoredCase:
     """The tensors of one prepared case, wherever they are.
@@ -120,7 +123,8 @@ class CaseCache:
             self._folder = Path(tempfile.mkdtemp(prefix="medfedaug-cache-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         # Another version may make something else of the same files.
-        return self._folder / hashlib.blake2b(repr((__version__, key)).encode(), digest_size=16).hexdigest()
+        made = repr((__version__, _FORM, key)).encode()
+        return self._folder / hashlib.blake2b(made, digest_size=16).hexdigest()
 
     def _find(self, key: tuple[object, ...]) -> StoredCase | None:
         if self._folder is None or not (folder := self._file(key)).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import nibabel
@@ -20,6 +21,7 @@ LANDMARKS = "landmarks"
 """The key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
 
 _NEAREST = "nearest-exact"
+_PREFIXES = {"image": "", "foreground": "foreground_"}
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,27 @@ class Preparation:
         return image_moments(inside if inside.numel() else image)
 
     def of_whole(self, image: Tensor) -> dict[str, Tensor]:
-        """What samples, which may be parts of it, must know of a prepared image, (C, *spatial)."""
-        return {LANDMARKS: histogram_landmarks(image)} if self.landmarks else {}
+        """What is kept of a whole prepared image, (C, *spatial), whose samples may be parts of it.
+
+        Returns:
+            The `moments` over either, which `kept_moments` finds again, and landmarks where they are needed.
+        """
+        found = {
+            prefix + key: value
+            for over, prefix in _PREFIXES.items()
+            for key, value in self.moments(image, over).items()
+        }
+        return {**found, LANDMARKS: histogram_landmarks(image)} if self.landmarks else found
+
+    @staticmethod
+    def kept_moments(read: Callable[[str], Tensor], over: str = "image") -> dict[str, Tensor]:
+        """The `moments` of an image, of what was kept of it (`of_whole`).
+
+        Args:
+            read: gives a tensor by its name.
+            over: see `moments`.
+        """
+        return {key: read(_PREFIXES[over] + key) for key in ("mean", "std")}
 
     def __repr__(self) -> str:
         """What decides over the result, for names of what is kept."""

@@ -158,10 +158,8 @@ class SiteSamples:
 
     def case_moments(self, over: str = "image") -> Iterator[dict[str, Tensor]]:
         """Mean and deviation of each training image, (C,) each, before the methods' transforms."""
-        prefix = "" if over == "image" else f"{over}_"
         for case in self.folder.cases["training"]:
-            stored = self._stored(case)
-            yield {key: stored.read(prefix + key) for key in ("mean", "std")}
+            yield self.task.preparation.kept_moments(self._stored(case).read, over)
 
     def case_landmarks(self) -> Iterator[Tensor]:
         """The landmarks of each training image, (C, 11), before the methods' transforms."""

@@ -109,8 +109,8 @@ class Task(ABC):
 
         Returns:
             ``image`` and ``label``, whose first axis counts the items of the case, of which there may be
-            none; what `window` needs to cut patches of them, under ``centres``; and ``mean`` and ``std``
-            of the whole image, (C,) float64, for the statistics.
+            none; what `window` needs to cut patches of them, under ``centres``; and what is kept of the
+            whole image for the statistics, `Preparation.of_whole`.
 
         Raises:
             DataError: naming site and file.

@@ -86,8 +86,7 @@ class ClassificationTask(Task):
         seen = resize_in_plane(stored / 255 if self.scale else stored, self.image_size)
         label = torch.tensor([self.classes.index(str(case.label))])
         image = resize_in_plane(stored, self.image_size)
-        of_whole = {**self.preparation.moments(seen), **self.preparation.of_whole(seen)}
-        return {Keys.IMAGE: image[None], Keys.LABEL: label, **of_whole}
+        return {Keys.IMAGE: image[None], Keys.LABEL: label, **self.preparation.of_whole(seen)}
 
     @property
     def key(self) -> str:

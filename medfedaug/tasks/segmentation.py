@@ -132,11 +132,6 @@ class SegmentationTask(Task):
         """The volume, (1, C, X, Y, Z), or its slices with foreground, (N, C, X, Y), and their label maps."""
         image, label, placement = self._load(site, case)
         seen = self.preparation.image(image, placement)
-        moments = {
-            f"{prefix}{key}": value
-            for prefix, over in (("", "image"), ("foreground_", "foreground"))
-            for key, value in self.preparation.moments(seen, over).items()
-        }
         if self.plan.spatial_dims == 3:
             images, labels = seen[None], self.preparation.label(label, placement)[None]
         else:
@@ -145,7 +140,7 @@ class SegmentationTask(Task):
             chosen = moved.flatten(0, 2).any(dim=0).nonzero().flatten()
             labels = resize_in_plane(moved[..., chosen], self.image_size, "nearest-exact").permute(3, 0, 1, 2)
             images = seen[..., chosen].permute(3, 0, 1, 2)
-        found = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous(), **moments}
+        found = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
         found.update(self.preparation.of_whole(seen))
         if self.plan.patch_size is not None:
             found["centres"] = patch_centres(labels)

@@ -161,21 +161,16 @@ class BundleTask(Task):
         both: tuple[str, ...] = (Keys.IMAGE, Keys.LABEL)
         kept = {key: torch.stack([item[key] for item in items]) for key in both}
         seen = items[0][Keys.IMAGE] if self.methods_first else self._seen(site, case)
-        moments = {**self._moments(seen, "image"), **self._moments(seen, "foreground", "foreground_")}
-        return {**kept, **moments, **self.preparation.of_whole(seen)}
+        return {**kept, **self.preparation.of_whole(seen)}
 
     def _seen(self, site: SiteFolder, case: Case) -> Tensor:
         """The image as it is evaluated."""
         found: Tensor = self._applied(self.evaluation, site, case, "validation")[0][Keys.IMAGE]
         return found
 
-    def _moments(self, image: Tensor, over: str, prefix: str = "") -> dict[str, Tensor]:
-        found = self.preparation.moments(image, over)
-        return {f"{prefix}{key}": value for key, value in found.items()}
-
     def moments(self, site: SiteFolder, case: Case, over: str = "image") -> dict[str, Tensor]:
         """Of the image as the validation transforms give it."""
-        return self._moments(self._seen(site, case), over)
+        return self.preparation.moments(self._seen(site, case), over)
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
         """The sample as it is cut, without what augments it; a list where a case gives several."""
