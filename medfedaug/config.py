@@ -177,10 +177,12 @@ class RunConfig:
     augmentation: str = setting(
         "none",
         "Augmentation of training images, before anything that a method does: none; flip, which mirrors left "
-        "and right with probability 1/2; flip_rotate, which also rotates by an angle between -30 and 30 "
-        "degrees (FedFA appendix E.2), volumes in the plane of x and y; intensity, which changes brightness "
-        "and contrast, blurs and adds noise; or full, which also mirrors along each axis, rotates and scales."
-        " Label maps are moved along. The last two need images scaled to [0, 1].",
+        "and right with probability 1/2 (of volumes the axis R or L of the plan's orientation, without one "
+        "the first axis as stored; slices across it stay as they are); flip_rotate, which also rotates by an "
+        "angle between -30 and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two "
+        "axes; intensity, which changes brightness and contrast, blurs and adds noise; or full, which also "
+        "mirrors along each axis, rotates and scales. Label maps are moved along. The last two need images "
+        "scaled to [0, 1].",
         choices=("none", "flip", "flip_rotate", "intensity", "full"),
     )
     surface_tolerance: float = setting(

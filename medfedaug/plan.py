@@ -114,6 +114,23 @@ class Plan:
         return self.orientation is not None or self.spacing is not None or self.crop != "none"
 
     @property
+    def left_to_right(self) -> int | None:
+        """The axis that the network sees from left to right, or back; of volumes as stored the first.
+
+        ``None`` where slices are cut across it: mirroring changes the order of slices then, and none of them.
+
+        Example:
+            >>> [Plan(dims, orientation).left_to_right for dims in (2, 3) for orientation in (None, "ASR")]
+            [0, None, 0, 2]
+        """
+        axis = (
+            0
+            if self.orientation is None
+            else next(i for i, c in enumerate(self.orientation) if c in _AXES[0])
+        )
+        return axis if axis < self.spatial_dims else None
+
+    @property
     def samples_per_item(self) -> int:
         """Training samples that a volume, or a slice of one, gives for an epoch."""
         return self.patches_per_volume if self.spatial_dims == 3 and self.patch_size else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sweeps import planned
 
 from medfedaug.config import RunConfig
 from medfedaug.federation import SiteTrainer
+from medfedaug.plan import Plan
 from medfedaug.tasks import make_task
 
 
@@ -57,6 +59,31 @@ def test_augmentation_takes_the_label_map_along():
     assert turned["label"].dtype == torch.uint8
     assert not torch.equal(turned["label"], sample["label"])
     assert (turned["image"].round() != turned["label"]).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("dims", "orientation", "axis"),
+    [(3, None, 0), (3, "RAS", 0), (3, "PLI", 1), (3, "ASR", 2), (2, "LAS", 0), (2, "AIL", None)],
+)
+def test_what_is_mirrored_is_the_axis_that_the_plan_turns_to_left_or_right(dims, orientation, axis):
+    """Sagittal slices are those of the mirrored volume, too: of these none is mirrored."""
+    plan = Plan(spatial_dims=dims, orientation=orientation)
+    image = torch.rand(1, *[4] * dims)
+    for name in ("flip", "flip_rotate"):
+        task = make_task(RunConfig(augmentation=name, plan=plan), normalised=True)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            augment = task.augmentation()
+        assert [f"augmentation {name} mirrors left and right" in str(w.message) for w in told] == (
+            [True] if axis is None else []
+        )
+        augment.max_angle = 0.0
+        augment.set_random_state(0)
+        drawn = [augment([{"image": image, "label": image}])[0]["image"] for _ in range(8)]
+        expected = [True, False] if axis is not None else [True]
+        assert {torch.equal(x, image) for x in drawn} == {*expected}
+        mirrored = image if axis is None else image.flip(axis + 1)
+        assert all(torch.equal(x, image) or torch.equal(x, mirrored) for x in drawn)
 
 
 @pytest.mark.parametrize(("task", "axis"), [("segmentation", 1), ("classification", 2)])

@@ -55,8 +55,8 @@ class FlipRotate(Randomizable):
 
     Args:
         max_angle: in radians; 0 for flips alone.
-        axis: the spatial axis from left to right: 0 for volumes, which are indexed (x, y, z), 1 for
-            photographs.
+        axis: the spatial axis from left to right: 0 for volumes that are indexed (x, y, z), 1 for
+            photographs; ``None`` mirrors nothing.
         modes: the keys, and how each is interpolated: ``"bilinear"`` or ``"nearest"``, which keeps the dtype.
 
     Example:
@@ -69,7 +69,7 @@ class FlipRotate(Randomizable):
     def __init__(
         self,
         max_angle: float,
-        axis: int = 0,
+        axis: int | None = 0,
         modes: Sequence[tuple[Hashable, str]] = (("image", "bilinear"),),
     ) -> None:
         self.max_angle, self.axis, self.modes = max_angle, axis, tuple(modes)
@@ -97,9 +97,11 @@ class FlipRotate(Randomizable):
         return out
 
     def _apply(self, images: Sequence[Tensor], chosen: Sequence[int], mode: str) -> Sequence[Tensor]:
-        flips = self.flips[chosen].tolist()
-        # One image after the other: it fits into a processor's cache, and a batch does not.
-        flipped = [x.flip(1 + self.axis) if flip else x for x, flip in zip(images, flips, strict=True)]
+        flipped = [*images]
+        if self.axis is not None:
+            flips = self.flips[chosen].tolist()
+            # One image after the other: it fits into a processor's cache, and a batch does not.
+            flipped = [x.flip(1 + self.axis) if flip else x for x, flip in zip(images, flips, strict=True)]
         if not self.max_angle:
             return flipped
         batch = torch.stack(flipped)

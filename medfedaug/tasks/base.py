@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.cache import StoredCase
 from medfedaug.data.preparation import Placement, Preparation
 from medfedaug.data.sites import checked_statistics
-from medfedaug.errors import DataError
+from medfedaug.errors import DataError, warn
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks.losses import Loss
 
@@ -79,8 +79,8 @@ class Task(ABC):
     """Those of the test, `metric` first."""
     dense: bool
     """Whether every pixel has a target of its own."""
-    left_to_right: ClassVar[int]
-    """The spatial axis that `augmentation` mirrors."""
+    left_to_right: int | None
+    """The spatial axis that `augmentation` mirrors; ``None`` where the network's images do not have it."""
     num_classes: int
     divisor: int = 1
     """Images are padded so that their sizes are multiples of it."""
@@ -237,12 +237,20 @@ class Task(ABC):
         return self.preparation.plan.spatial_dims
 
     def augmentation(self) -> Augmentation | None:
-        """Flips and rotations of training images, after `transforms`; ``None`` for none."""
+        """Flips and rotations of training images, after `transforms`; ``None`` for none.
+
+        Warns where images are to be mirrored and have no axis from left to right.
+        """
         if self.augments == "none":
             return None
         if self.augments in ("intensity", "full"):
             keys = (Keys.IMAGE, Keys.LABEL) if self.dense else (Keys.IMAGE,)
             return MonaiAugmentation(self.augments, self.spatial_dims, keys)
+        if self.left_to_right is None:
+            warn(
+                f"augmentation {self.augments} mirrors left and right, and with orientation "
+                f"{self.preparation.plan.orientation} slices are cut across that axis: none is mirrored"
+            )
         angle = PAPERS_ANGLE if self.augments == "flip_rotate" else 0.0
         labels = ((Keys.LABEL, "nearest"),) if self.dense else ()
         return FlipRotate(angle, axis=self.left_to_right, modes=((Keys.IMAGE, "bilinear"), *labels))

@@ -56,7 +56,6 @@ class SegmentationTask(Task):
     metric = "dice"
     metrics = ("dice", "hd95", "nsd")
     dense = True
-    left_to_right = 0  # volumes are indexed (x, y, z)
 
     def __init__(
         self,
@@ -74,6 +73,7 @@ class SegmentationTask(Task):
         self.image_size, self.surface_tolerance = image_size, surface_tolerance
         self.criterion = loss or build_loss("segmentation", num_classes)
         self.plan = plan or Plan()
+        self.left_to_right = self.plan.left_to_right
         self.preparation = Preparation(self.plan, image_size)
 
     @classmethod
@@ -140,7 +140,7 @@ class SegmentationTask(Task):
             chosen = moved.flatten(0, 2).any(dim=0).nonzero().flatten()
             labels = resize_in_plane(moved[..., chosen], self.image_size, "nearest-exact").permute(3, 0, 1, 2)
             images = seen[..., chosen].permute(3, 0, 1, 2)
-        found = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
+        found: dict[str, Tensor] = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
         found.update(self.preparation.of_whole(seen))
         if self.plan.patch_size is not None:
             found["centres"] = patch_centres(labels)
