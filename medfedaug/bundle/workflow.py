@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from medfedaug.data.label_maps import label_bits
 from medfedaug.tasks.segmentation import SegmentationTask
 
 __all__ = ["Pair", "inference_config"]
@@ -78,7 +79,7 @@ def inference_config(
         },
         dataloader={"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
         inferer=_inferer(task, batch_size),
-        postprocessing=_compose(_written(photographs)),
+        postprocessing=_compose(_written(photographs, label_bits(task.num_classes))),
         handlers=[
             {
                 "_target_": "CheckpointLoader",
@@ -219,7 +220,7 @@ def _inferer(task: SegmentationTask, batch_size: int) -> dict[str, Any]:
     return {"_target_": "SliceInferer", "spatial_dim": 2, **windows}
 
 
-def _written(photographs: bool) -> list[dict[str, Any]]:
+def _written(photographs: bool, bits: int) -> list[dict[str, Any]]:
     """The way back to the file's grid, the class of each voxel, and the file."""
     inverse = {
         "_target_": "Invertd",
@@ -246,7 +247,7 @@ def _written(photographs: bool) -> list[dict[str, Any]]:
         "output_postfix": "",
         "separate_folder": False,
         "resample": False,
-        "output_dtype": "$np.uint8",
+        "output_dtype": f"$np.uint{bits}",
         **(
             {"output_ext": ".png", "writer": "PILWriter"}
             if photographs

@@ -21,7 +21,7 @@ from medfedaug.data.photographs import is_photograph
 from medfedaug.data.readers import NIFTI_SUFFIXES, image_suffix, itk_information
 from medfedaug.errors import StorageError
 
-__all__ = ["label_map_suffix", "parts", "write_label_map", "write_probabilities"]
+__all__ = ["label_bits", "label_map_suffix", "parts", "write_label_map", "write_probabilities"]
 
 # What of a NIfTI header says where the voxels lie. The rest may name a patient, or a file.
 _GEOMETRY = (
@@ -49,12 +49,22 @@ def parts(name: str) -> list[str]:
     return [name, stem + dot + beside] if beside else [name]
 
 
+def label_bits(classes: int) -> int:
+    """Bits of a label: 8, or 16 where there are more than 256 classes.
+
+    Example:
+        >>> label_bits(256), label_bits(257)
+        (8, 16)
+    """
+    return 8 if classes <= 2**8 else 16
+
+
 def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments) -> None:
     """Write a label map with the geometry of its image; the file is complete or absent.
 
     NIfTI gets the bytes of the image's own header that say where voxels lie (sform, qform, their codes,
-    units); MHA and NRRD its origin, spacing and direction; a photograph an image of 8 bits grey; a DICOM
-    series a DICOM SEG that refers to its slices.
+    units); MHA and NRRD its origin, spacing and direction; a photograph a grey image; a DICOM series
+    a DICOM SEG that refers to its slices. Labels have `label_bits`.
 
     Args:
         target: the file, with the suffix of `label_map_suffix`.
@@ -66,7 +76,7 @@ def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments
         DataError: for a DICOM series that lacks what a SEG needs.
         StorageError: when the file cannot be written.
     """
-    voxels = label[0].numpy().astype(np.uint8 if len(segments.classes) <= 256 else np.uint16)
+    voxels = label[0].numpy().astype(f"uint{label_bits(len(segments.classes))}")
     if image.is_dir():
         _write(target, lambda path: write_segmentation(path, image, voxels, segments))
     elif is_photograph(image):

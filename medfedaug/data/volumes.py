@@ -12,6 +12,7 @@ from monai.transforms import ScaleIntensity
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
 from medfedaug.data.checks import check_copies, check_label_maps, compare_axes
+from medfedaug.data.label_maps import label_bits
 from medfedaug.data.listing import read_listing
 from medfedaug.data.memory import decoded
 from medfedaug.data.photographs import is_photograph
@@ -252,7 +253,7 @@ class VolumeFolder(SiteFolder):
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (C, H, W, D), float32, and label map (1, H, W, D), uint8.
+        """Image (C, H, W, D), float32, and label map (1, H, W, D), uint8, of more than 256 classes int32.
 
         Raises:
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
@@ -307,7 +308,7 @@ class VolumeFolder(SiteFolder):
                 if _label(case).suffix.lower() in _LOSSY
                 else "",
             )
-        return label.to(torch.uint8)
+        return label.to(torch.uint8 if label_bits(len(known)) == 8 else torch.int32)
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
