@@ -169,8 +169,7 @@ def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
             f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here",
             configure,
         )
-    missing = [path for path in allowed.our_classes(server) if path not in found]
-    if missing:
+    if missing := allowed.lacking(found, server):
         return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
     wide = allowed.foreign_prefixes(found)
     if wide:

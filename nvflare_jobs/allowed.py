@@ -15,7 +15,16 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["allow_list", "foreign_prefixes", "is_void", "needed_classes", "our_classes", "outdated", "wanted"]
+__all__ = [
+    "allow_list",
+    "foreign_prefixes",
+    "is_void",
+    "lacking",
+    "needed_classes",
+    "our_classes",
+    "outdated",
+    "wanted",
+]
 
 _SERVER = (
     "medfedaug.nvflare_jobs.controller.FederationController",
@@ -26,17 +35,19 @@ _SITE = (
     "medfedaug.nvflare_jobs.evaluation.EvaluationExecutor",
     "medfedaug.nvflare_jobs.tracking.RoundMetrics",
 )
-# Classes of NVFlare, which are in its own list too.
-_NVFLARE_SERVER = (
+# Classes of NVFlare, which are in its own list too: those that it puts into every job, and others.
+_EVERY_SERVER = (
     "nvflare.app_common.widgets.metrics_artifact_writer.MetricsArtifactWriter",
     "nvflare.app_common.widgets.validation_json_generator.ValidationJsonGenerator",
+)
+_EVERY_SITE = ("nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",)
+_SOME_SERVER = (
     "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
     "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver",
 )
-_NVFLARE_SITE = (
+_SOME_SITE = (
     # A site's kit adds it to every job, unless the site forbids sending its logs.
     "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
-    "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
 )
 
 
@@ -47,7 +58,8 @@ def our_classes(server: bool) -> tuple[str, ...]:
 
 def needed_classes(server: bool) -> tuple[str, ...]:
     """All classes that a job of this package names at the server, or at a site."""
-    return our_classes(server) + (_NVFLARE_SERVER if server else _NVFLARE_SITE)
+    theirs = (*_EVERY_SERVER, *_SOME_SERVER) if server else (*_EVERY_SITE, *_SOME_SITE)
+    return our_classes(server) + theirs
 
 
 def allow_list(resources: Mapping[str, Any]) -> list[str]:
@@ -68,6 +80,17 @@ def outdated(allowed: Sequence[str], server: bool) -> list[str]:
     return [entry for entry in allowed if entry.split(".")[0] == "medfedaug" and entry not in ours]
 
 
+def lacking(allowed: Sequence[str], server: bool) -> list[str]:
+    """The classes without which no job of this package runs, and that the list does not allow.
+
+    A list that was narrowed by hand may lack those that NVFlare puts into every job, too.
+    """
+    required = our_classes(server) + (_EVERY_SERVER if server else _EVERY_SITE)
+    # NVFlare allows what comes after an entry and a dot, whether or not the entry ends with one.
+    below = tuple(f"{entry.removesuffix('.')}." for entry in allowed)
+    return [path for path in required if path not in allowed and not path.startswith(below)]
+
+
 def wanted(allowed: Sequence[str], server: bool, only: bool) -> list[str]:
     """The list as it should be.
 
@@ -80,7 +103,7 @@ def wanted(allowed: Sequence[str], server: bool, only: bool) -> list[str]:
         return list(needed_classes(server))
     old = outdated(allowed, server)
     kept = [entry for entry in allowed if entry not in old]
-    return kept + [name for name in our_classes(server) if name not in kept]
+    return kept + lacking(kept, server)
 
 
 def is_void(resources: Mapping[str, Any]) -> str:

@@ -28,10 +28,11 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from medfedaug.config import RunConfig
+from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, SiteExecutor, simulator
-from medfedaug.nvflare_jobs.allowed import needed_classes, our_classes
+from medfedaug.nvflare_jobs.allowed import lacking, needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
 
@@ -74,6 +75,34 @@ def build(kit: Path, job: Path, side: str) -> FedJsonConfigurator:
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_our_own_job_is_built(kits, job, side, only):
     build(configure(kits, side, only), job, side)
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_list_narrowed_by_hand_gets_the_classes_that_every_job_names(kits, job, side):
+    kit, server = configure(kits, side), side == "server"
+    file = kit / "local/resources.json"
+    content = {**json.loads(file.read_text()), "class_allow_list": list(our_classes(server))}
+    file.write_text(json.dumps(content))
+    with pytest.raises(ComponentNotAuthorized, match="is not in allow_list"):
+        build(kit, job, side)
+    (check,) = [check for check in examine(kit) if check.name == "allow-list"]
+    assert check.ok is False
+    assert ", ".join(lacking(our_classes(server), server)) in check.found
+    configure(kits, side)
+    build(kit, job, side)
+    (check,) = [check for check in examine(kit) if check.name == "allow-list"]
+    assert check.ok is True
+
+
+@pytest.mark.parametrize("prefix", ["nvflare.app_common.widgets.", "nvflare.app_common.widgets"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_list_that_allows_a_whole_package_of_nvflare_lacks_none_of_its_classes(kits, job, side, prefix):
+    kit = configure(kits, side)
+    file = kit / "local/resources.json"
+    entries = [prefix, *our_classes(side == "server")]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "class_allow_list": entries}))
+    build(configure(kits, side), job, side)
+    assert json.loads(file.read_text())["class_allow_list"] == entries
 
 
 def test_what_nvflare_puts_into_every_job_at_a_site_is_allowed_there(kits, job, tmp_path):
