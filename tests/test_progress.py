@@ -118,6 +118,19 @@ def test_how_long_a_job_that_goes_on_has_said_nothing(tmp_path, state, age, told
     assert ("; nothing said for 10 min" in said.get()) is told
 
 
+def test_the_rounds_that_a_resumed_job_had_before_are_not_left(tmp_path):
+    watched, events = Watched(), tmp_path / "events.jsonl"
+    events.touch()
+    watched.take({"event": "resumed", "round": 80, "rounds": 100})
+    for number in range(81, 86):
+        watched.take({"event": "round_started", "round": number, "rounds": 100})
+        watched.take({"event": "round_finished", "round": number, "seconds": 60.0})
+    console = Console(width=100)
+    with console.capture() as said:
+        console.print(_shown(watched, events))
+    assert "round 85 of 100, running, about 15 min left" in said.get()
+
+
 def test_a_line_that_was_cut_off_hides_no_other(tmp_path):
     """By a power failure, or on a full disk: the job's process is started again, and writes on."""
     log = EventLog(tmp_path, "site A")

@@ -89,7 +89,8 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     left = ""
     if watched.seconds and watched.state == "running":
         mean = sum(watched.seconds.values()) / len(watched.seconds)
-        left = f", about {duration(mean * (watched.rounds - len(watched.seconds)))} left"
+        # Those that a resumed run had before took no time here.
+        left = f", about {duration(mean * (watched.rounds - max(watched.seconds)))} left"
     quiet = ""
     if watched.state == "running" and path.is_file():
         silence = time.time() - path.stat().st_mtime
