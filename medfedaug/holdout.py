@@ -15,7 +15,7 @@ from medfedaug.federation.definition import define
 from medfedaug.federation.output import RESULTS
 from medfedaug.files import write_json
 from medfedaug.run_folder import is_json_with
-from medfedaug.scores import UNSEEN, mean_score
+from medfedaug.scores import UNSEEN, over_sites
 from medfedaug.simulate import simulate
 
 __all__ = ["HOLDOUT", "leave_one_site_out"]
@@ -49,8 +49,8 @@ def leave_one_site_out(
         The content of ``holdout.json``: ``{"metric": name, "unseen": {site: score}, "seen": {site: mean over
         the sites that trained}, "mean": mean over the held-out sites, "metrics": {name: these three},
         "scored": whose model the scores are of, "config": {...}}``. The first three are of the metric that
-        chooses the round; a score is ``None``
-        where the model is not complete without the site (`medfedaug.methods.FedBN`).
+        chooses the round; a score is ``None`` where the model is not complete without the site
+        (`medfedaug.methods.FedBN`), and a mean where sites measure a length in different units.
 
     Raises:
         MedFedAugError: one line that says what is wrong and where.
@@ -94,6 +94,7 @@ def leave_one_site_out(
 
 def _scores(tests: Mapping[str, dict[str, Any]], metric: str) -> dict[str, Any]:
     """How the sites were served that were left out, and those that trained without them."""
-    unseen = {site: test["unseen"].get(site, {}).get(metric) for site, test in tests.items()}
+    found = {site: test["unseen"].get(site, {}) for site, test in tests.items()}
+    unseen = {site: scores.get(metric) for site, scores in found.items()}
     seen = {site: test["mean"][metric] for site, test in tests.items()}
-    return {"unseen": unseen, "seen": seen, "mean": mean_score(unseen.values())}
+    return {"unseen": unseen, "seen": seen, "mean": over_sites(found, [metric])["mean"][metric]}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
 
+from medfedaug import holdout
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import SiteTrainer
@@ -45,6 +46,27 @@ def test_each_site_is_left_out_once_and_the_table_holds_its_score(three_sites, t
     assert json.loads((out / HOLDOUT).read_text()) == table
     with pytest.raises(ConfigError, match="earlier run"):
         leave_one_site_out(three_sites, out, config, **OPTIONS)
+
+
+@pytest.mark.parametrize(("unit", "mean"), [("mm", 32.0), ("px", None)])
+def test_millimetres_and_pixels_have_no_common_mean(
+    three_sites, tiny_config, tmp_path, monkeypatch, unit, mean
+):
+    """Two sites with spacings and one of photographs, say."""
+    lengths = {"A": (4.0, "mm"), "B": (60.0, unit), "C": (None, "mm")}
+
+    def simulated(data, out, config, **options):
+        out.mkdir(parents=True)
+        (name,) = config.holdout
+        scores = dict.fromkeys(("dice", "nsd"), 0.5) | {"hd95": lengths[name][0], "unit": lengths[name][1]}
+        means = {"dice": 0.5, "nsd": 0.5, "hd95": None}
+        return {"test": {"sites": {}, "unseen": {name: scores}, "mean": means}}
+
+    monkeypatch.setattr(holdout, "simulate", simulated)
+    found = leave_one_site_out(three_sites, tmp_path / "out", tiny_config(rounds=1), **OPTIONS)["metrics"]
+    assert found["hd95"]["unseen"] == {"A": 4.0, "B": 60.0, "C": None}
+    assert found["hd95"]["mean"] == mean
+    assert found["dice"]["mean"] == 0.5
 
 
 def test_an_unseen_site_of_fedrdn_is_normalised_with_its_own_statistics(three_sites, tiny_config):
