@@ -79,6 +79,11 @@ class Worth:
         """
         found, name = self.difference, find_metric(metric).in_text
         about = f"{self.site}, {self.model} model"
+        if not found and self.score is not None and self.local is not None:
+            return (
+                f"{about}: both models have a score there, but the site sends no comparison: it takes two "
+                "patients, or cases where none is named, that both models have a score of."
+            )
         if not found:
             lacking = "local" if self.local is None else self.model
             return f"{about}: nothing to compare, since the {lacking} model has no score there."

@@ -45,6 +45,23 @@ def test_worth_follows_the_direction_of_the_metric(metric, verdicts):
         assert ("lower is better" in table.notes[0]) == (metric == "hd95")
 
 
+@pytest.mark.parametrize(
+    ("ours", "local", "words"),
+    [
+        (0.8, 0.6, "both models have a score there, but the site sends no comparison"),
+        (0.8, None, "the local model has no score there"),
+        (None, 0.6, "the global model has no score there"),
+    ],
+)
+def test_a_comparison_that_is_missing_has_its_own_reason(ours, local, words):
+    """One case is scored by both models, and is no comparison."""
+    found = evaluation("dice", 0.25, 0.75)
+    found["sites"]["A"] = {"local": {"dice": local}, "global": {"dice": ours, "against": {}}}
+    (row,) = worth_table(found).rows
+    assert row.verdict == "–"
+    assert words in row.sentence("dice")
+
+
 def test_the_direction_of_a_bundles_metric_is_in_the_file(own_metric):
     own_metric()
     told = described(["mean_gap", "dice"])
