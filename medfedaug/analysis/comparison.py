@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -29,8 +29,8 @@ __all__ = [
     "Comparison",
     "compare_groups",
     "difference_cells",
-    "file_notes",
     "input_notes",
+    "unlike_notes",
 ]
 
 MIN_SEEDS = 3  # two pairs leave only one degree of freedom, with a useless interval
@@ -59,6 +59,8 @@ class Comparison:
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
+        other_plans: the runs for which the sites' fingerprints decided otherwise than for FedAvg's run of the
+            same seed, fold and held-out site.
     """
 
     label: str
@@ -74,6 +76,7 @@ class Comparison:
     other_input: bool
     model: str
     other_files: tuple[str, ...]
+    other_plans: tuple[str, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -125,6 +128,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
                     other_input=members[0].input.differs(groups[baseline][0].input),
                     model=members[0].model if where == trained else UNSEEN_SITE,
                     other_files=_other_files(pairs),
+                    other_plans=_other_plans(pairs),
                 )
             )
     return found
@@ -146,17 +150,26 @@ def input_notes(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> t
     )
 
 
-def file_notes(found: Iterable[Comparison]) -> tuple[str, ...]:
-    """Notes on methods that did not have the same files as their FedAvg: of `Comparison.other_files`."""
-    notes: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
+def unlike_notes(found: Iterable[Comparison]) -> tuple[str, ...]:
+    """Notes on methods that did not have the same files, or the same plan, as their FedAvg."""
+    notes: dict[str, dict[str, None]] = {}
     for one in found:  # a method is compared at training sites and at unseen ones, and named once
-        if one.other_files:
-            notes.setdefault((one.baseline, one.other_files), {})[one.label] = None
-    return tuple(
-        f"{', '.join(labels)}: not the same files as {baseline} at {', '.join(sites)}; a difference may come "
-        "of the data and not of the method, and two cases of one name may be different ones."
-        for (baseline, sites), labels in notes.items()
-    )
+        for note in _unlike(one):
+            notes.setdefault(note, {})[one.label] = None
+    return tuple(f"{', '.join(labels)}: not the same {note}" for note, labels in notes.items())
+
+
+def _unlike(one: Comparison) -> Iterator[str]:
+    if one.other_files:
+        yield (
+            f"files as {one.baseline} at {', '.join(one.other_files)}; a difference may come of the data and "
+            "not of the method, and two cases of one name may be different ones."
+        )
+    if one.other_plans:
+        yield (
+            f"plan as {one.baseline} ({'; '.join(one.other_plans)}); a difference may come of the plan and "
+            "not of the method."
+        )
 
 
 def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
@@ -179,17 +192,17 @@ def _baseline(groups: Mapping[str, Sequence[Run]], label: str) -> str | None:
     preferred.
     """
     run = groups[label][0]
-    able = [
-        other
-        for other, members in groups.items()
-        if other != label and members[0].methods == (BASELINE,) and _comparable(members[0], run)
-    ]
-    return min(able, key=lambda other: groups[other][0].input.differs(run.input), default=None)
+    plain = [name for name, members in groups.items() if name != label and members[0].methods == (BASELINE,)]
+    for decided in (False, True):  # a plan that was given may be the one that fingerprints led to elsewhere
+        able = [other for other in plain if _comparable(groups[other][0], run, decided)]
+        if able:
+            return min(able, key=lambda other: groups[other][0].input.differs(run.input))
+    return None
 
 
-def _comparable(baseline: Run, run: Run) -> bool:
+def _comparable(baseline: Run, run: Run, decided: bool) -> bool:
     """Whether two runs differ only in their methods and possibly in seed, fold and held-out sites."""
-    one, two = experiment(baseline), experiment(run)
+    one, two = experiment(baseline, decided=decided), experiment(run, decided=decided)
     if not baseline.input.differs(run.input):  # two settings may mean the same input
         one.pop("intensity", None)
         two.pop("intensity", None)
@@ -200,6 +213,14 @@ def _other_files(pairs: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
     recorded = [(run.context.get("files", {}), other.context.get("files", {})) for run, other in pairs]
     return tuple(
         sorted({site for one, two in recorded for site in one.keys() & two.keys() if one[site] != two[site]})
+    )
+
+
+def _other_plans(pairs: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
+    return tuple(
+        run.name
+        for run, other in pairs
+        if any(run.config[key] != other.config[key] for key in (*run.planned, *other.planned))
     )
 
 

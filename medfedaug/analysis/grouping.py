@@ -231,9 +231,18 @@ def _parts(parts: Set[tuple[str | None, str]]) -> str:
     return "folds" if len(folds) > 1 else "held-out sites"
 
 
-def experiment(run: Run) -> dict[str, Any]:
-    """The settings, except for the methods, that make two runs different experiments."""
-    config = {key: value for key, value in run.config.items() if key not in (*_REPETITION, "methods")}
+def experiment(run: Run, *, decided: bool = False) -> dict[str, Any]:
+    """The settings, except for the methods, that make two runs different experiments.
+
+    Where the sites' fingerprints decide some, each fold and each site that is left out has others of them,
+    and it is one experiment all the same.
+
+    Args:
+        run: the run.
+        decided: whether to take what was decided in the place of what was asked for.
+    """
+    settings = run.config if decided else run.asked
+    config = {key: value for key, value in settings.items() if key not in (*_REPETITION, "methods")}
     options = {f"data.{k}": v for k, v in run.options.items() if k not in _REPETITION_OF_DATA}
     if run.in_turn:
         config["holdout"] = "each site in turn"

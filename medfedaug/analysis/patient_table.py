@@ -11,9 +11,9 @@ from medfedaug.analysis.comparison import (
     RESOLUTION,
     compare_groups,
     difference_cells,
-    file_notes,
     input_notes,
     marked,
+    unlike_notes,
 )
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.analysis.inputs import OTHER_INPUT
@@ -152,7 +152,7 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
             count = f"{found.num_patients} of the {found.where}' {cases}"
             few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(found.label)
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input]))
-    notes += file_notes(comparisons)
+    notes += unlike_notes(comparisons)
     if rows:
         seeds = max(row.seeds for row in rows)
         over = ["the common seeds"] if seeds > 1 else []

@@ -11,7 +11,7 @@ from typing import Any
 from medfedaug.analysis.inputs import recorded_input
 from medfedaug.analysis.runs import Run, Scores
 from medfedaug.checks import number_or_none
-from medfedaug.config import RunConfig, recorded_settings
+from medfedaug.config import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.output import RESULTS
 from medfedaug.files import parse_json
@@ -78,8 +78,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     first, (context, options) = scores[chosen_by, ""], _surroundings(check, content)
     run = Run(
         path=file,
-        # Settings of later releases have their defaults, so that older runs stay comparable.
-        config={**RunConfig().to_dict(), **config},
+        config=_complete(config),
         input=recorded_input(content),
         metric=chosen_by,
         rounds=rounds,
@@ -140,6 +139,11 @@ def _config(check: _Checker, content: dict[str, Any]) -> dict[str, Any]:
     return recorded_settings(content)
 
 
+def _complete(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings, with the defaults of those that later releases added, so that older runs stay comparable."""
+    return {**RunConfig().to_dict(), **settings}
+
+
 def _rounds(check: _Checker, content: dict[str, Any]) -> list[dict[str, Any]]:
     rounds: list[dict[str, Any]] = check.get(content, "rounds", list)
     for index, entry in enumerate(rounds):
@@ -179,8 +183,9 @@ def _surroundings(check: _Checker, content: dict[str, Any]) -> tuple[dict[str, A
     """Further entries of the file (`Run.context`), and the options of the data."""
     told = ("data", "engine", "seconds", "files", "bytes_up_before_training")
     context = {key: content[key] for key in told if key in content}
-    if isinstance(content.get("planned"), dict):
-        context["planned"] = content["planned"]
+    if planned := check.get(content, "planned", dict, default={}):
+        check.get(planned, "asked", dict, "planned")
+        context["planned"] = {**planned, "asked": _complete(asked_settings(content))}
     for key in ("bytes_up_before_training", "files", "input"):
         check.get(content, key, dict, default={})
     options = check.get(content, "data_options", dict, default={})

@@ -124,9 +124,8 @@ def _page(
         from medfedaug.analysis.report_images import image_sections
 
         image_sections(body, groups, data, device)
-    for run in [run for run in runs if "planned" in run.context][:1]:
-        planned = run.context["planned"]
-        add_plan(add(body, "section"), planned.get("reasons", ()), planned.get("fingerprints", {}))
+    if any("planned" in run.context for run in runs):
+        _plan(add(body, "section"), groups)
     for section in (_troubles, _runs, _configuration):
         section(add(body, "section"), groups)
     add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
@@ -280,6 +279,20 @@ def _draw_gamma(run: Run, width: float) -> Figure:
     return gamma_by_layer(run, width=width)
 
 
+def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
+    runs = [(label, run) for label, members in groups.items() for run in members if "planned" in run.context]
+    label, run = runs[0]
+    planned = run.context["planned"]
+    add_plan(section, planned.get("reasons", ()), planned.get("fingerprints", {}))
+    if any(other.planned != run.planned for _, other in runs):
+        add(
+            section,
+            "p",
+            f"This is the plan of {label}, {run.name}. Runs whose sites sent other fingerprints have other "
+            "plans: they are under Configuration, and the reasons for them in results.json.",
+        )
+
+
 def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     add(section, "h2", "Sites that failed, and refused updates")
     # One line for what happened in several rounds.
@@ -357,7 +370,7 @@ def _configuration(section: ET.Element, groups: dict[str, list[Run]]) -> None:
         label: {
             "methods": members[0].config["methods"],
             "input": str(members[0].input),
-            **experiment(members[0]),
+            **_settled(members),
         }
         for label, members in groups.items()
     }
@@ -369,6 +382,18 @@ def _configuration(section: ET.Element, groups: dict[str, list[Run]]) -> None:
         else:
             lines += [[f"{key} ({label})", value] for label, value in values.items()]
     table(section, ["setting", "value"], lines, words=True)
+
+
+def _settled(members: Sequence[Run]) -> dict[str, Any]:
+    """The settings of runs of one experiment, and what fingerprints decided in each of them."""
+    settings = experiment(members[0])
+    for key in dict.fromkeys(key for run in members for key in run.planned):
+        runs: dict[str, list[str]] = {}
+        for run in members:
+            runs.setdefault(_plain(run.config[key]), []).append(run.name)
+        told = [f"{value} ({'; '.join(names)})" for value, names in runs.items()]
+        settings[key] = ", ".join(told if len(runs) > 1 else runs)
+    return settings
 
 
 def _number(value: float | None) -> str:

@@ -74,7 +74,7 @@ class Run:
         in_turn: whether the run is one of several that each leave out another site; set by
             `medfedaug.analysis.grouping.group_runs`.
         context: further entries of the file: ``engine``, ``data``, ``seconds``, ``files`` (a hash of each
-            site's), and the bytes of the methods' exchange before training.
+            site's), ``planned``, and the bytes of the methods' exchange before training.
     """
 
     path: Path
@@ -100,6 +100,19 @@ class Run:
     scored: dict[str, str] = field(default_factory=dict)
     in_turn: bool = False
     context: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings that were asked for: ``config`` before the sites' fingerprints decided some."""
+        planned: dict[str, Any] = self.context.get("planned", {})
+        asked: dict[str, Any] = planned.get("asked", self.config)
+        return asked
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """The settings that the sites' fingerprints decided, as the run had them."""
+        # What was asked of the planner is over when it has answered.
+        return {k: v for k, v in self.config.items() if k != "planning" and v != self.asked.get(k)}
 
     @property
     def methods(self) -> tuple[str, ...]:

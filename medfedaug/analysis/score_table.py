@@ -13,9 +13,9 @@ from medfedaug.analysis.comparison import (
     UNSEEN,
     compare_groups,
     difference_cells,
-    file_notes,
     input_notes,
     marked,
+    unlike_notes,
 )
 from medfedaug.analysis.grouping import group_runs, whole_seeds
 from medfedaug.analysis.inputs import SCALED, Input
@@ -265,7 +265,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
             )
         )
     inputs = input_notes(groups, [row.label for row in rows if row.other_input])
-    said = (*inputs, *file_notes(compared.values()), *_notes(runs, rows, unseen), *notes, *lacking)
+    said = (*inputs, *unlike_notes(compared.values()), *_notes(runs, rows, unseen), *notes, *lacking)
     return Table(runs[0].metric, sites, unseen, tuple(rows), said)
 
 

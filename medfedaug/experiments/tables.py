@@ -266,12 +266,15 @@ def write_tables(
 def _as_planned(planned: PlannedRun, preset: Preset, run: Run) -> Run:
     """The run with the data and settings of its plan, which earlier releases did not record in full."""
     options = {**find_benchmark(preset.benchmark).options, **planned.data}
+    context = {**run.context, "data": preset.benchmark}
+    if "planned" in context:
+        context["planned"] = {**context["planned"], "asked": RunConfig.from_dict(run.asked).to_dict()}
     return replace(
         run,
         config=RunConfig.from_dict(run.config).to_dict(),
         options=options,
         in_turn=bool(planned.held_out),
-        context={**run.context, "data": preset.benchmark},
+        context=context,
     )
 
 
