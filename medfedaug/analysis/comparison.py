@@ -230,7 +230,7 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -
     Where a site has no score by one of the two, such as HD95 where nothing was found, both means are over the
     other sites: means over different sites are no pair.
     """
-    ours, theirs = ({s.seed: s for s in group if not s.untested} for group in (seeds, baseline))
+    ours, theirs = ({s.seed: s for s in group if s.whole and not s.untested} for group in (seeds, baseline))
     pairs = []
     for seed in sorted(ours.keys() & theirs.keys()):
         one, two = ours[seed], theirs[seed]

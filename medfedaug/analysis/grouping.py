@@ -14,7 +14,15 @@ from medfedaug.config import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.scores import find_metric
 
-__all__ = ["Tested", "experiment", "group_runs", "pool_runs", "units_differ", "whole_seeds"]
+__all__ = [
+    "Tested",
+    "experiment",
+    "group_runs",
+    "pool_runs",
+    "units_differ",
+    "unscored_notes",
+    "whole_seeds",
+]
 
 # Runs that differ only in these settings are repetitions of one experiment.
 _REPETITION = ("seed", *(entry.name for entry in fields(Execution)))
@@ -105,6 +113,7 @@ class Tested:
         unseen: score of each unseen site; a case that several runs test counts with the mean of its scores.
         mean: mean over ``sites``, unweighted.
         untested: sites of ``sites`` that could not be tested in some run, with the reason.
+        whole: whether it has all folds and held-out sites (`whole_seeds`); otherwise there is no ``mean``.
     """
 
     seed: int
@@ -113,6 +122,7 @@ class Tested:
     unseen: dict[str, float | None]
     mean: float | None
     untested: dict[str, str]
+    whole: bool = True
 
 
 def pool_runs(runs: Sequence[Run]) -> list[Tested]:
@@ -174,25 +184,25 @@ def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tes
         groups: the result of `group_runs`.
 
     Returns:
-        The pooled scores (`pool_runs`) by label, without a mean if some sites were never left out, and a note
-        on each incomplete seed.
+        The pooled scores (`pool_runs`) by label, and a note on each incomplete seed. Where no seed is whole,
+        or some sites were never left out, all seeds are there, without a mean.
     """
     pooled = {label: pool_runs(members) for label, members in groups.items()}
     turns = {run.held_out for members in groups.values() for run in members if run.in_turn}
     notes: list[str] = []
     for label, seeds in pooled.items():
-        most = max(len(seed.parts) for seed in seeds)
+        parts = {part for seed in seeds for part in seed.parts}
+        whole = [seed for seed in seeds if seed.parts == parts]
         for seed in seeds:
-            if len(seed.parts) < most:
-                what = _parts({part for seed in seeds for part in seed.parts})
-                lacking = f"{label}, seed {seed.seed}, has {len(seed.parts)} of {most} {what}"
-                notes.append(f"{lacking} and is left out.")
+            lacking = f"{label}, seed {seed.seed}"
+            if seed.parts != parts:
+                lacking += f", has {len(seed.parts)} of {len(parts)} {_parts(parts)}"
+                notes.append(f"{lacking} and {'is left out' if whole else 'no mean'}.")
             elif seed.untested:
                 names = ", ".join(sorted(seed.untested))
-                lacking = f"{label}, seed {seed.seed}: {names} could not be tested"
-                notes.append(f"{lacking}; it does not enter the mean.")
-        pooled[label] = [seed for seed in seeds if len(seed.parts) == most]
-    notes += _unscored(pooled)
+                notes.append(f"{lacking}: {names} could not be tested; it does not enter the mean.")
+        # Of seeds that lack other parts, none stands for the whole.
+        pooled[label] = whole or _without_mean(seeds)
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
         planned = groups[label][0].options.get("folds")
@@ -202,12 +212,20 @@ def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tes
             )
         if groups[label][0].in_turn and len(turn) < len(turns):
             notes.append(f"{label}: only {len(turn)} of {len(turns)} sites were left out; it has no mean.")
-            pooled[label] = [replace(seed, mean=None) for seed in seeds]
+            pooled[label] = _without_mean(seeds)
     return pooled, notes
 
 
-def _unscored(pooled: Mapping[str, Sequence[Tested]]) -> list[str]:
-    """Notes on means that lack a site which has a score in other rows or seeds."""
+def _without_mean(seeds: Sequence[Tested]) -> list[Tested]:
+    return [replace(seed, mean=None, whole=False) for seed in seeds]
+
+
+def unscored_notes(pooled: Mapping[str, Sequence[Tested]]) -> list[str]:
+    """Notes on means that lack a site which has a score in other rows or seeds.
+
+    Args:
+        pooled: of `whole_seeds`.
+    """
     scored = {
         s for seeds in pooled.values() for seed in seeds for s, v in seed.sites.items() if v is not None
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -28,7 +28,8 @@ class MetricRow:
         title: the name for readers, with the unit.
         mean: mean over the sites that the runs are about.
         classes: this mean for each class.
-        worst: the site with the worst score, averaged over the seeds; empty if no site has a score.
+        worst: the site with the worst score, averaged over the seeds; empty if no site has a score, or no
+            seed all folds and sites.
         worst_score: its score.
         spread: population standard deviation of the sites' scores, which are averaged over the seeds.
         gap: the highest of these scores minus the lowest.
@@ -145,11 +146,13 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
         ConfigError: as `summary_table`.
     """
     groups = group_runs(runs)
-    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
+    _, lacking = whole_seeds(groups)
     rows = [
-        _row(label, [run.scored_by(name) for run in members])
-        for name in metrics
-        for label, members in groups.items()
+        row
+        for name in dict.fromkeys(name for run in runs for name in run.metrics)
+        for row in _rows(
+            {label: [run.scored_by(name) for run in members] for label, members in groups.items()}
+        )
     ]
     notes = [
         "Mean, worst site and spread over the training sites, or those left out in turn: population standard "
@@ -160,55 +163,66 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
             "Missed: classes of a case that were not predicted at all, by seed. Their HD95 is infinite and "
             "enters no mean, so that a method which misses more may have the smaller one."
         )
-    return MetricTable(tuple(rows), tuple(notes))
+    return MetricTable(tuple(rows), (*notes, *lacking))
 
 
-def _row(label: str, members: Sequence[Run]) -> MetricRow:
+def _rows(groups: Mapping[str, Sequence[Run]]) -> list[MetricRow]:
+    """The rows of one metric: pooled together, since a site that is left out in one row belongs to all."""
+    pooled, _ = whole_seeds(groups)
+    metric = next(iter(groups.values()))[0].metric
+    by_class = {
+        name: whole_seeds(
+            {label: [run.scored_by(metric, name) for run in members] for label, members in groups.items()}
+        )[0]
+        for name in dict.fromkeys(
+            name for members in groups.values() for run in members for name in run.classes
+        )
+    }
+    return [
+        _row(label, members, pooled[label], {name: _mean(found[label]) for name, found in by_class.items()})
+        for label, members in groups.items()
+    ]
+
+
+def _row(
+    label: str, members: Sequence[Run], seeds: Sequence[Tested], classes: Mapping[str, Score]
+) -> MetricRow:
     metric, title = find_metric(members[0].metric), members[0].title
-    seeds = _pooled(label, members)
+    whole = all(seed.whole for seed in seeds)
     about = {site for run in members for site in run.tested}
     known = {
         site: fmean(values)
         for site in sorted(about)
         if (values := [score for seed in seeds if (score := seed.sites.get(site)) is not None])
     }
-    if units_differ(members, known.keys()):
+    if not whole or units_differ(members, known.keys()):
         known = {}
     apart = disparity(known.values())
     worst = metric.worst(known) if known else ""
-    classes = dict.fromkeys(name for run in members for name in run.classes)
-    found = {
-        name: _mean(_pooled(label, [run.scored_by(metric.name, name) for run in members])) for name in classes
-    }
     return MetricRow(
         label=label,
         metric=metric.name,
         title=title,
         mean=_mean(seeds),
-        classes={name: score for name, score in found.items() if score.values},
+        classes={name: score for name, score in classes.items() if score.values},
         worst=worst,
         worst_score=known.get(worst),
         spread=apart["std"] if apart else None,
         gap=apart["range"] if apart else None,
-        missed=_missed(members) if metric.has_unit else None,
+        missed=_missed(members, {seed.seed for seed in seeds}) if metric.has_unit and whole else None,
         model=members[0].model,
     )
-
-
-def _pooled(label: str, members: Sequence[Run]) -> list[Tested]:
-    pooled, _ = whole_seeds({label: members})
-    return pooled[label]
 
 
 def _mean(seeds: Sequence[Tested]) -> Score:
     return Score(tuple(seed.mean for seed in seeds if not seed.untested and seed.mean is not None))
 
 
-def _missed(members: Sequence[Run]) -> float | None:
-    """The number that the runs of a seed missed together, averaged over the seeds."""
+def _missed(members: Sequence[Run], seeds: Set[int]) -> float | None:
+    """The number that the runs of a seed missed together, averaged over these seeds."""
     counts: Mapping[int, int] = {
         seed: sum(run.missed.get(site, 0) for run in members if run.seed == seed for site in run.tested)
-        for seed in {run.seed for run in members}
+        for seed in seeds
     }
     return fmean(counts.values()) if any(run.missed for run in members) else None
 

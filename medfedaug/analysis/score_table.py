@@ -17,7 +17,7 @@ from medfedaug.analysis.comparison import (
     marked,
     unlike_notes,
 )
-from medfedaug.analysis.grouping import group_runs, whole_seeds
+from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.inputs import SCALED, Input
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text import TextTable
@@ -266,6 +266,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
         )
     inputs = input_notes(groups, [row.label for row in rows if row.other_input])
     said = (*inputs, *unlike_notes(compared.values()), *_notes(runs, rows, unseen), *notes, *lacking)
+    said += tuple(unscored_notes(pooled))
     return Table(runs[0].metric, sites, unseen, tuple(rows), said)
 
 

@@ -15,6 +15,7 @@ from medfedaug.analysis import (
     find_runs,
     learning_curves,
     load_run,
+    metric_table,
     patient_table,
     summary_table,
 )
@@ -58,6 +59,35 @@ def test_a_seed_that_lacks_folds_is_left_out_and_named(fold):
     assert table.rows[0].seeds == (0,)
     assert table.rows[0].mean.values == pytest.approx((0.55,))
     assert "seed 1, has 1 of 2 folds" in table.notes[-1]
+
+
+def test_seeds_that_lack_other_sites_have_no_mean(without):
+    """Seed 0 left out only the site with the best score, seed 1 only the one with the worst."""
+    runs = [
+        without(left_out, {other: {"a": 0.5}}, {left_out: {"b": score}}, methods=methods, seed=seed)
+        for methods in (("fedavg",), ("fedrdn",))
+        for seed, left_out, other, score in ((0, "CS", "DU", 0.9), (1, "DU", "CS", 0.2))
+    ]
+    table = summary_table(runs)
+    for row in table.rows:
+        assert (row.seeds, row.mean.mean) == ((0, 1), None)
+        assert (row.sites["CS"].values, row.sites["DU"].values) == ((0.9,), (0.2,))
+    assert table.rows[1].difference is None
+    assert "fedavg, seed 0, has 1 of 2 held-out sites and no mean." in table.notes
+    (fedavg, _) = metric_table(runs).rows
+    assert (fedavg.mean.mean, fedavg.worst, fedavg.spread) == (None, "", None)
+    # A seed that has both is a whole one, and stands alone.
+    both = without("DU", {"CS": {"a": 0.5}}, {"DU": {"b": 0.3}})
+    first = summary_table([*runs[:2], both]).rows[0]
+    assert (first.seeds, first.mean.values) == ((0,), (pytest.approx(0.6),))
+
+
+def test_folds_that_differ_by_seed_have_no_mean(fold):
+    folds = ((0, 0), (0, 1), (1, 1), (1, 2))
+    runs = [fold({"DU": {str(number): 0.5}}, number, seed=seed) for seed, number in folds]
+    table = summary_table(runs)
+    assert table.rows[0].mean.mean is None
+    assert "fedavg, seed 1, has 2 of 3 folds and no mean." in table.notes
 
 
 def test_patients_are_paired_over_folds_and_seeds(fold):

@@ -136,6 +136,39 @@ def test_runs_of_before_are_shown_beside_new_ones(run, write, with_metrics, tmp_
     assert not (tmp_path / "none.html").exists()
 
 
+def test_a_method_that_was_not_left_out_everywhere_has_no_mean(without):
+    """Its worst site and its spread would be those of the sites that happen to be there."""
+    scores = {"CS": 0.9, "DU": 0.8, "HT": 0.2}
+    runs = [
+        without(
+            site, {other: {"a": 0.7} for other in scores if other != site}, {site: {"b": score}}, methods=m
+        )
+        for m in (("fedavg",), ("fedrdn",))
+        for site, score in scores.items()
+        if (m, site) != (("fedrdn",), "HT")
+    ]
+    table = metric_table(runs)
+    assert [(row.label, row.worst) for row in table.rows] == [("fedavg", "HT"), ("fedrdn", "")]
+    fedrdn = table.rows[1]
+    assert (fedrdn.mean.mean, fedrdn.worst_score, fedrdn.spread, fedrdn.gap) == (None, None, None, None)
+    assert table.notes[-1] == "fedrdn: only 2 of 3 sites were left out; it has no mean."
+
+
+def test_what_a_seed_missed_that_lacks_folds_is_not_counted(with_metrics, write):
+    runs = []
+    for seed, fold, missed in ((0, 0, 4), (0, 1, 2), (1, 0, 0)):
+        data = json.loads((with_metrics(SEEDS[0], missed=missed, seed=seed) / "results.json").read_text())
+        data["data_options"] = {"folds": True, "fold": fold, "fold_seed": seed}
+        for entry in data["test"]["sites"].values():
+            entry["cases"] = {f"p{fold}": entry["dice"]}
+            entry["case_metrics"] = {"hd95": {f"p{fold}": entry["hd95"]}}
+        runs.append(load_run(write(data)))
+    table = metric_table(runs)
+    (row,) = (row for row in table.rows if row.metric == "hd95")
+    assert row.missed == 3 * (4 + 2)  # at three sites, in the folds of seed 0
+    assert "fedavg, seed 1, has 1 of 2 folds and is left out." in table.notes
+
+
 def test_millimetres_and_pixels_have_no_common_worst_site(with_metrics, write):
     data = json.loads((with_metrics(SEEDS[0]) / "results.json").read_text())
     data["test"]["sites"]["HT"]["unit"] = "px"
