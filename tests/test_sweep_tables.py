@@ -10,12 +10,21 @@ import pytest
 from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, read_csv
 
+from medfedaug.config import RunConfig
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.combinations import plan
+from medfedaug.experiments.planned import PlannedRun
+from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.tables import write_tables
 
 
-def pretend(run, out: Path, values: dict[str, float], unseen: dict[str, float] | None = None) -> None:
+def pretend(
+    run,
+    out: Path,
+    values: dict[str, float],
+    unseen: dict[str, float] | None = None,
+    benchmark: str = "office_caltech_10",
+) -> None:
     folder = out / run.folder
     folder.mkdir(parents=True)
     score = {
@@ -29,7 +38,7 @@ def pretend(run, out: Path, values: dict[str, float], unseen: dict[str, float] |
         ],
         "selected_round": 1,
         "test": {**score, "mean": {"accuracy": fmean(values.values())}},
-        "data": run.data_folder("office_caltech_10").name,
+        "data": run.data_folder(benchmark).name,
         "engine": "inprocess",
     }
     (folder / "results.json").write_text(json.dumps(content))
@@ -106,3 +115,31 @@ def test_sites_left_out_in_turn_make_one_row_beside_the_papers(office, tmp_path)
     published = read_csv(tmp_path / "published.csv")["fedavg"]
     assert (published["published_in"], float(published["mean_published"])) == ("FedFA+ Table 6", 0.604)
     assert "when it was left out of training" in (tmp_path / "table.md").read_text()
+
+
+def test_folds_of_a_seed_are_no_repetitions_where_local_models_are_tested(tmp_path, monkeypatch):
+    """The standard deviation is that of the seeds: two values, and not two times three."""
+    scores = {(0, 1): 0.5, (0, 2): 0.9, (0, 3): 0.7, (1, 1): 0.6, (1, 2): None, (1, 3): 1.0}
+    runs = [
+        PlannedRun(
+            "fedavg",
+            (),
+            RunConfig(methods=({"name": "fedavg"},), seed=seed),
+            {"folds": 3, "fold": fold, "fold_seed": seed},
+            fold=fold,
+            folds=3,
+        )
+        for seed, fold in scores
+    ]
+    of = {tmp_path / run.folder: scores[run.seed, run.fold] for run in runs}
+    for run in runs:
+        pretend(run, tmp_path, {"DU": 0.1 * run.fold}, benchmark="lgg_multisite")
+
+    def cross_site(run, data, device):
+        return {"scores": {"DU": {"HT": of[run]}}}
+
+    monkeypatch.setattr("medfedaug.experiments.tables.cross_site", cross_site)
+    made, _ = write_tables(runs, PRESETS["lgg_multisite"], tmp_path, across=True)
+    (row,) = made["cross_site"].rows
+    assert row.scores["HT"].values == pytest.approx((0.7, 0.8))
+    assert "The score of a seed is the mean over its folds." in (tmp_path / "cross_site.md").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis import (
@@ -335,7 +336,8 @@ def _combination(methods: str) -> frozenset[str]:
 
 
 def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    # By target and seed: the folds of a seed are no repetitions of each other.
+    found: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
     published: dict[tuple[str, str], Mapping[str, PrintedScore]] = {}
     for run, _ in loaded:
         result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
@@ -343,14 +345,16 @@ def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> Cros
         for source, scores in result["scores"].items():
             row = found.setdefault((label, source), {})
             for target, score in scores.items():
-                row.setdefault(target, []).extend([] if score is None else [score])
+                seeds = row.setdefault(target, {})
+                if score is not None:
+                    seeds.setdefault(run.seed, []).append(score)
         published |= {(label, theirs.trained_at): theirs.sites for theirs in _of_run(run, preset)}
     targets = tuple(dict.fromkeys(target for row in found.values() for target in row))
     rows = tuple(
         CrossSiteRow(
             label,
             source,
-            {target: Score(tuple(row.get(target, ()))) for target in targets},
+            {target: Score(tuple(map(fmean, row.get(target, {}).values()))) for target in targets},
             published.get((label, source), {}),
         )
         for (label, source), row in found.items()
@@ -359,5 +363,7 @@ def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> Cros
         "The model that one site trained in the round after the selected one, before averaging, tested at "
         "every site; the site itself is on the diagonal (FedRDN Table 3)."
     )
+    if any(run.folds for run, _ in loaded):
+        explained += " The score of a seed is the mean over its folds."
     notes = (explained, "Ours / published.") if any(row.published for row in rows) else (explained,)
     return CrossSiteTable(targets, rows, notes)
