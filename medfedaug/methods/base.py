@@ -41,6 +41,7 @@ from medfedaug.methods.contexts import (
     SiteUpdate,
     Step,
     Targets,
+    zeros,
 )
 from medfedaug.models.substitution import trained_entries
 from medfedaug.statistics import ChannelStatistics
@@ -70,6 +71,7 @@ __all__ = [
     "Step",
     "Targets",
     "shared_parameters",
+    "zeros",
 ]
 
 

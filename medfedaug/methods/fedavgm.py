@@ -15,8 +15,8 @@ from medfedaug.methods.base import (
     RoundMean,
     ServerContext,
     shared_parameters,
+    zeros,
 )
-from medfedaug.methods.contexts import zeros
 
 __all__ = ["FedAvgM", "FedAvgMServer"]
 

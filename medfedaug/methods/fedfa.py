@@ -22,8 +22,8 @@ from medfedaug.methods.base import (
     SiteContext,
     SiteExchange,
     SitePart,
+    zeros,
 )
-from medfedaug.methods.contexts import zeros
 from medfedaug.models import ffa_layers, insert_ffa
 
 __all__ = ["FedFA", "FedFAServer", "FedFASite"]

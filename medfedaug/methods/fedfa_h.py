@@ -23,8 +23,8 @@ from medfedaug.methods.base import (
     SiteExchange,
     SitePart,
     Step,
+    zeros,
 )
-from medfedaug.methods.contexts import zeros
 from medfedaug.models.stages import Stage, known_stages
 
 __all__ = ["FedFAh", "FedFAhServer", "FedFAhSite"]

@@ -16,9 +16,9 @@ from medfedaug.methods.base import (
     SiteContext,
     SitePart,
     Step,
+    zeros,
 )
 from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
-from medfedaug.methods.contexts import zeros
 
 __all__ = ["FedProto", "FedProtoServer", "FedProtoSite"]
 

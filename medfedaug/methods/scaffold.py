@@ -18,8 +18,8 @@ from medfedaug.methods.base import (
     SitePart,
     Step,
     shared_parameters,
+    zeros,
 )
-from medfedaug.methods.contexts import zeros
 
 __all__ = ["Scaffold", "ScaffoldServer", "ScaffoldSite"]
 

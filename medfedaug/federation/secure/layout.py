@@ -12,8 +12,7 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages import own_entries
-from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange
-from medfedaug.methods.contexts import zeros
+from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
 from medfedaug.streams import Words
 
 __all__ = ["FRACTION_BITS", "LARGEST_TERM", "SumLayout"]
