@@ -27,6 +27,7 @@ from typing import Any
 import nibabel
 import torch
 
+from medfedaug.averaging import capped_weights
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.methods.base import Payload
@@ -37,6 +38,7 @@ from medfedaug.plan import PLAN_MEMORY, Plan
 __all__ = ["Planned", "make_plan", "training_bytes"]
 
 _ANISOTROPIC = 3.0  # the coarsest spacing over the finest, from which on the coarse axis is treated apart
+_LARGEST_SHARE = 0.45  # of a site in medians over the sites: no one site is more than half
 _ALIKE = 0.01  # edges that differ by less are the same
 _FEW_SLICES = 8  # volumes with fewer are planned as slices
 _MOST_SAMPLES, _MOST_PATCHES = 16, 8
@@ -97,13 +99,14 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     memory = float(config.planning.get("memory", PLAN_MEMORY))
     reasons: list[tuple[str, str]] = []
     prints = [found for _, found in sorted(sites.items())]
-    cases = [float(found["cases"][0]) for found in prints]
+    claimed = {site: float(found["cases"][0]) for site, found in sorted(sites.items())}
+    # Of two sites nobody can tell which one exaggerates.
+    cases = list(capped_weights(claimed, _LARGEST_SHARE if len(sites) > 2 else None).values())
     size = _median([found["size"][1] for found in prints], cases)
     edges = _median([found["spacing"][1] for found in prints], cases)
     located = all(bool((found["spacing"] > 0).all()) for found in prints)
-    told = (
-        f"{len(sites)} sites with {sum(cases):.0f} training cases; the median volume has {_by(size)} voxels"
-    )
+    number = sum(claimed.values())
+    told = f"{len(sites)} sites with {number:.0f} training cases; the median volume has {_by(size)} voxels"
     reasons.append(
         ("fingerprint", told + (f" of {_by(edges)} mm" if located else "; some do not say of what size"))
     )

@@ -33,7 +33,7 @@ class Hospital:
     """
 
     def __init__(self, kit: Path, data: Path, **settings: Any) -> None:
-        self.kit, self.name = kit, kit.name
+        self.kit, self.name, self.data = kit, kit.name, data
         (kit / "local").mkdir(parents=True, exist_ok=True)
         (kit / "startup").mkdir(exist_ok=True)
         if not (kit / "startup/fed_client.json").exists():

@@ -10,14 +10,17 @@ import pytest
 import torch
 from conftest import TINY_NETWORK
 from hospitals import Deployment, Hospital
+from small_networks import needs_einops
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from medfedaug.admission import JobBook, JobRules, job_hash
 from medfedaug.doctor import examine
-from medfedaug.errors import RunFailed
-from medfedaug.federation import door
+from medfedaug.errors import JobRefused, RunFailed
+from medfedaug.federation import FederationServer, door
 from medfedaug.federation.messages import Request
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.privacy import PrivacyLedger
 from medfedaug.settings import SiteSettings
 
 FREE = {"min_batch_size": 1, "min_local_steps": 1, "min_cases": 1, "allow_limit": True}
@@ -299,6 +302,59 @@ def test_a_request_that_is_none_of_the_protocol_is_refused_with_a_reason(
     site.start(tiny_config(), "job-1")
     assert words in site.answer(Request(**changes)).error
     assert not site.answer(Request("prepare")).error
+
+
+def test_a_site_that_a_job_leaves_out_does_not_train_past_its_rules(hospital, tiny_config):
+    """Its training cases are not checked when the job is opened, since nothing is to leave of them."""
+    site, config = hospital(min_cases=10), tiny_config(holdout=("site_A",))
+    site.start(config, "job-1")
+    server = FederationServer(config)
+    request = Request("train", 1, weights=server.state, run=server.run)
+    reply = site.answer(request)
+    assert reply.error == "site site_A: it does not train in this job"
+    assert not reply.weights
+    assert not reply.payload
+
+
+def test_what_a_server_is_told_before_data_are_open_is_in_the_ledger(hospital, tiny_config):
+    site = hospital(min_cases=10)
+    site.start(tiny_config(), "job-1")
+    told = site.answer(Request("prepare")).error
+    assert "min_cases is 10" in told
+    entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
+    assert [(entry.release.kind, entry.release.shape) for entry in entries] == [("message", told)]
+
+
+def test_noise_is_not_promised_where_training_starts_from_weights_of_the_site(hospital, tiny_config):
+    site = hospital()
+    noise = {"min_images": 1, "noise_multiplier": 1.0, "max_epsilon": 500.0}
+    clip = {"feature_mean": [-3, 3], "feature_std": [0, 3]}
+    site.set(data=str(site.data), device="cpu", privacy={**noise, "clip": clip}, jobs={"min_cases": 1})
+    network = {**TINY_NETWORK, "norm": "instance"}
+    for methods, refused in (("fedfa", False), ("fedfa,partialfed_adaptive", True)):
+        config = tiny_config(methods, network_args=network)
+        site.start(config, f"job-{methods}")
+        told = site.answer(FederationServer(config).prepare()).error
+        assert ("noise would not cover its statistics" in told) is refused, told
+
+
+@needs_einops
+@pytest.mark.parametrize("most", [0.001, 1000.0])
+def test_a_network_that_computes_while_it_is_built_is_measured_too(tiny_config, most):
+    args = {"feature_size": 12, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
+    config = tiny_config(network="swinunetr", network_args=args, image_size=64)
+    built = []
+    hook = register_module_parameter_registration_hook(lambda module, name, value: built.append(value))
+    try:
+        if most < 1:
+            with pytest.raises(JobRefused, match=r"its model has .* MB, and the site's rule max_model_mb is"):
+                JobRules(max_model_mb=most).check("A", config)
+        else:
+            JobRules(max_model_mb=most).check("A", config)
+    finally:
+        hook.remove()
+    megabytes = sum(value.nbytes for value in built if value.device.type == "cpu") / 1e6
+    assert (megabytes < 0.1) is (most < 1)
 
 
 def test_threads_of_a_job_are_at_most_the_cores_of_the_site(hospital, tiny_config):

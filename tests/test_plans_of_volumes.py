@@ -363,6 +363,14 @@ def test_a_plan_follows_from_the_fingerprints_by_its_rules():
     assert (kept.changes["plan"].spacing, kept.changes["plan"].patch_size) == ((2, 2, 2), (32, 32, 32))
 
 
+def test_a_site_that_claims_millions_of_cases_decides_nothing():
+    honest = {name: ((64, 64, 64), (1.0 + i / 5,) * 3, 50) for i, name in enumerate("ABCD")}
+    finest = make_plan(prints_of(**honest, E=((64, 64, 64), (1e-3,) * 3, 2**31)), asked()).changes["plan"]
+    coarsest = make_plan(prints_of(**honest, E=((64, 64, 64), (900.0,) * 3, 2**31)), asked()).changes["plan"]
+    for made in (finest, coarsest):
+        assert all(1.0 <= edge <= 1.6 for edge in made.spacing)
+
+
 def test_the_bytes_of_a_step_are_counted():
     with torch.device("meta"):
         network = torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.ReLU())

@@ -193,6 +193,13 @@ def test_a_share_that_is_none_is_refused(tiny_config, share):
         tiny_config(max_share=share)
 
 
+@pytest.mark.parametrize("method", ["fednova", "fedce", "feddg_ga", "fedawa"])
+def test_a_share_is_not_promised_where_a_method_finds_the_weights(phantom_dir, tiny_config, method):
+    words = f"max_share limits a site's share of the mean, and {method} finds the sites' weights itself"
+    with pytest.raises(ConfigError, match=words):
+        run_in_process(tiny_config(method, max_share=0.4), phantom_dir, ["site_A", "site_B"], "cpu")
+
+
 def test_a_job_has_the_cap_and_the_method(run, tmp_path):
     import json
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from medfedaug.checks import check_keys
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, JobRefused
 from medfedaug.fields import check_fields, documented, setting
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["JobRules"]
 
@@ -114,7 +118,7 @@ min_batch_size is 4
                     _refuse(
                         site, f"its {name} name a file or an address, {text[:80]!r}", "is that jobs name none"
                     )
-        self.check_model(site, _megabytes(config))
+        self.check_model(site, _megabytes(config, self.max_model_mb))
 
     def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
         """Check the number of training cases with which a site would train.
@@ -216,21 +220,58 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(entry)
 
 
-def _megabytes(config: RunConfig) -> float:
-    """The size of a network, without its memory; 0 where it cannot be told before it is built."""
+def _megabytes(config: RunConfig, most: float) -> float:
+    """The size of a network, before its weights take memory; 0 where it cannot be built."""
     import torch  # the command line reads the rules without it
 
     from medfedaug.models import build_network
 
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            args = {"spatial_dims": config.plan.spatial_dims, **config.network_args}
-            network = build_network(
+    args = {"spatial_dims": config.plan.spatial_dims, **config.network_args}
+
+    def build() -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            return build_network(
                 config.network,
                 in_channels=config.in_channels,
                 out_channels=config.num_classes,
                 **{"image_size": config.plan.patch_size or config.image_size, **args},
             )
-    except Exception:  # whatever is wrong with the network is told when it is built in earnest
-        return 0.0
+
+    try:
+        with torch.device("meta"):
+            network = build()
+    except Exception:  # some networks compute while they are built
+        return _built_up_to(build, most)
+    return _size(network)
+
+
+def _built_up_to(build: Callable[[], torch.nn.Module], most: float) -> float:
+    """The size of a network in MB, whose building is ended once its parameters are larger than ``most``.
+
+    A parameter is registered before it is filled, and memory is taken when it is filled.
+    """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    found: dict[int, torch.nn.Parameter] = {}
+    thread = threading.get_ident()
+
+    def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter) -> None:
+        if threading.get_ident() == thread:
+            found[id(parameter)] = parameter
+            if megabytes() > most:
+                raise MemoryError
+
+    def megabytes() -> float:
+        return sum(parameter.nbytes for parameter in found.values()) / 1e6
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        return _size(build())
+    except Exception:  # what else is wrong with the network is told when it is built in earnest
+        return megabytes() if megabytes() > most else 0.0
+    finally:
+        hook.remove()
+
+
+def _size(network: torch.nn.Module) -> float:
     return sum(value.nbytes for value in network.state_dict().values()) / 1e6

@@ -26,10 +26,15 @@ from medfedaug.federation.messages import (
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release
 from medfedaug.privacy.policy import SUMMARY
 
-__all__ = ["Account"]
+__all__ = ["Account", "enter_message"]
 
 _TRAINING = (FINGERPRINT, PREPARE, TRAIN, LEND)
 """The tasks whose answers are about training cases."""
+
+
+def enter_message(ledger: PrivacyLedger, job: str, text: str) -> None:
+    """Enter a line that the server is told in place of an answer, which there may be before data are open."""
+    ledger.enter([Release(job, "task", "message", text, digest=_hash(text))])
 
 
 class Account:
@@ -92,10 +97,6 @@ class Account:
         models = _models(reply.metrics)
         self._check_scores(split, models)
         self._enter_scores(split, _names(reply.metrics), reply.metrics, models)
-
-    def message(self, text: str) -> None:
-        """Enter a line that the server is told in place of an answer."""
-        self.ledger.enter([Release(self.job, "task", "message", text, digest=_hash(text))])
 
     def _enter_validation(self, reply: Reply, key: str) -> None:
         if reply.metrics[key] is None:

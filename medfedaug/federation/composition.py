@@ -87,6 +87,8 @@ class Composition:
         self.kept_keys = frozenset(names[key] for key in kept)
         self.personalising = [method.name for method in self.methods if method.personalises]
         self.personal = bool(self.kept_keys or self.personalising)
+        self.unsent_weights = bool(self.kept_keys) or any(m.starts_elsewhere for m in self.methods)
+        """Whether a site's network may have weights that the site made and never sent."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
         state = network.state_dict()
         self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
@@ -94,6 +96,7 @@ class Composition:
         """The shared entries that a site sends: all except the frozen ones, which no site changes."""
         self._config = config
         self._check_covered()
+        self._check_shares()
         criterion = self.task().criterion
         soft = [method.name for method in self.methods if method.softens_labels]
         if soft and not criterion.takes_probabilities:
@@ -102,6 +105,19 @@ class Composition:
         """What the sites add up, if the server is to learn sums alone."""
         if config.secure_aggregation:
             self.sums = SumLayout(self.methods, self.server_context(), self.sent, config.max_share)
+
+    def _check_shares(self) -> None:
+        """Check that a site's share of the mean is that of its weight, where it is limited.
+
+        Raises:
+            ConfigError: naming the method that finds the sites' weights itself.
+        """
+        for method in self.methods if self._config.max_share is not None else ():
+            if method.own_weights:
+                raise ConfigError(
+                    f"max_share limits a site's share of the mean, and {method.name} finds the sites' "
+                    "weights itself: leave one of the two out"
+                )
 
     def _check_covered(self) -> None:
         """Check that a method whose noise is to cover a round does so.

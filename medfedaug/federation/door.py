@@ -12,7 +12,7 @@ from medfedaug.admission.book import APPROVED, REFUSED
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError
-from medfedaug.federation.account import Account
+from medfedaug.federation.account import Account, enter_message
 from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, Reply, Request, num_bytes
 from medfedaug.federation.secure.identity import Identity
@@ -186,11 +186,10 @@ class GuardedDoor(Door):
                 _log.error("%s [the server is told: %s]", error, told)
         else:
             told = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
-        if trainer in self._accounts:
-            try:
-                self._accounts[trainer].message(told)
-            except MedFedAugError as problem:  # which may be what the message is about
-                _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)
+        try:
+            enter_message(trainer.ledger, self.job, told)
+        except MedFedAugError as problem:  # which may be what the message is about
+            _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)
         return told
 
 

@@ -21,8 +21,11 @@ from medfedaug.streams import secret_normal
 
 __all__ = ["PrivateTraining"]
 
-# What a method does between images and optimiser: nothing bounds what one case changes there.
-_HOOKS = ("mix", "after_pass", "loss", "gradients", "before_step", "after_step")
+# What a method does with images, gradients and weights: nothing bounds what one case changes there.
+_HOOKS = (
+    *("personalise", "scoring", "start_round", "end_round"),
+    *("mix", "after_pass", "loss", "gradients", "before_step", "after_step"),
+)
 
 
 class PrivateTraining(LocalTraining):
@@ -90,7 +93,7 @@ class PrivateTraining(LocalTraining):
             layers = type(method).prepare_network is not Method.prepare_network
             if hooks or layers or method.epochs_before_test:
                 raise self._refused(
-                    f"nothing bounds what one case changes in the local step of {method.name}"
+                    f"nothing bounds what one case changes in the local training of {method.name}"
                 )
             if part.uses_unsent_statistics:  # one case moves the inputs, and so the gradients, of all others
                 raise self._refused(

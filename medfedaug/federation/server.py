@@ -105,7 +105,7 @@ class FederationServer:
         task = composition.task()
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
         self.shared, self.scored = composition.shared, composition.scored
-        context = composition.server_context(lambda: self.participation.weights(self.sites))
+        context = composition.server_context(lambda: self.participation.weights(dict(self.sites)))
         if composition.sums is not None:
             self.aggregation: Aggregation = SecureAggregation(composition, context)
         else:
@@ -411,7 +411,7 @@ class FederationServer:
                 "config": self.planning.asked.to_dict(),
                 "planning": self.planning.saved(),
                 "run": self.run,
-                "sites": self.sites,
+                "sites": dict(self.sites),
                 "unseen": self.unseen,
                 "round": self.round,
                 "model": self.state,

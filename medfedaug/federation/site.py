@@ -185,6 +185,8 @@ class Site:
                 raise MedFedAugError(f"site {self.name}: this job is not under secure aggregation")
             reply.masks = self._masks.answer(request)
         elif request.task == TRAIN:
+            if not trainer.trains:  # its training cases were not checked when the job was opened
+                raise MedFedAugError(f"site {self.name}: it does not train in this job")
             sealing = self._masks.sealing(request) if trainer.composition.sums is not None else None
             trainer.memory.forget(request.selected_round, request.round)
             trainer.start_round(request.round, data)

@@ -166,7 +166,7 @@ class SiteTrainer(ClientAlgo):
             self.policy,
             cases=len(self.folder.cases["training"]),
             ledger=self.ledger,
-            unsent_state=bool(composition.kept_keys)
+            unsent_state=composition.unsent_weights
             or any(part.uses_unsent_statistics for part in self.parts.values()),
             per_patient=self.folder.cases_of_patients("training"),
             identities=lambda: case_identities(self.folder, "training"),

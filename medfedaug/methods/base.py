@@ -389,6 +389,8 @@ class Method:
     and are no entries of the state dict: they go with the global model alone."""
     needs_norms: ClassVar[bool] = False
     """Whether the method is about the network's normalisation layers."""
+    own_weights: ClassVar[bool] = False
+    """Whether its `Aggregator` finds the sites' weights itself: a limit of their shares would not hold."""
     covers_round: ClassVar[bool] = False
     """Whether the noise of its `Aggregator` is to cover all that the sites receive. Nothing but parameters
     may then be averaged, and no method may exchange anything beside them."""

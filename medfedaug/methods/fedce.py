@@ -77,6 +77,7 @@ class FedCE(Method):
     name = "fedce"
     keeps_models = True
     needs_global_start = True
+    own_weights = True
 
     def __init__(self, mode: str = "plus") -> None:
         check_choice("fedce: mode", mode, ("plus", "times"))

@@ -73,6 +73,7 @@ class FedDGGA(Method):
     name = "feddg_ga"
     plans_rounds = True
     needs_global_start = True
+    own_weights = True
 
     def __init__(self, step: float = 0.2) -> None:
         if not 0 <= step <= 1:

@@ -51,6 +51,7 @@ class FedNova(Method):
 
     name = "fednova"
     needs_global_start = True
+    own_weights = True
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedNovaSite(context)
