@@ -283,6 +283,31 @@ def make_pictures(tmp_path):
     return make
 
 
+@pytest.fixture
+def make_regions(make_pictures):
+    """Write a site of photographs of three classes, a cup in a disc: `make_regions("A", 5)`.
+
+    Each disc is elsewhere. Some discs are at the edge of the photograph, and some have no cup.
+    """
+
+    def make(name: str, training: int, size: int = 32) -> Path:
+        folder = make_pictures(name, size=(size, size), cases=(training, 1, 1))
+        rng = np.random.default_rng(training)
+        for file in sorted(folder.glob("labels/*")):
+            label = np.zeros((size, size), np.uint8)
+            top, left = (rng.random(2) * (size - 8)).astype(int)
+            label[top : top + 9, left : left + 11] = 1
+            if rng.random() < 0.8:
+                label[top + 2 : top + 7, left + 4 : left + 10] = 2
+            Image.fromarray(label).save(file)
+        content = json.loads((folder / "dataset.json").read_text())
+        content["labels"] = {"0": "background", "1": "disc", "2": "cup"}
+        (folder / "dataset.json").write_text(json.dumps(content))
+        return folder
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def office(tmp_path_factory) -> Path:
     """Office-Caltech 10 with 14 small pictures a site, as FedBN publishes it."""

@@ -44,8 +44,9 @@ def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tenso
     z, masks = working_precision(z), working_precision(masks)
     if z.shape[2:] != masks.shape[2:]:
         z = interpolate(z, size=masks.shape[2:], mode="bilinear", align_corners=False)
-    boundary = masks - cast(Tensor, erode(masks, 3))
-    around = cast(Tensor, dilate(masks, 2 * outside + 1)) - masks
+    alone = masks.flatten(0, 1)[:, None]  # as channels, MONAI would erode and dilate them together
+    boundary = (alone - cast(Tensor, erode(alone, 3))).view_as(masks)
+    around = (cast(Tensor, dilate(alone, 2 * outside + 1)) - alone).view_as(masks)
     there = (boundary.sum(dim=(2, 3)) > 0) & (around.sum(dim=(2, 3)) > 0)
     return _pooled(z, boundary), _pooled(z, around), there
 

@@ -52,6 +52,42 @@ def test_the_loss_is_the_first_order_of_mixing_with_other_sites_means(federate):
     assert_steps(run, step)
 
 
+def test_label_maps_of_three_classes_are_mixed_with_other_sites_means(federate, make_regions):
+    share, folders = 0.2, [make_regions(name, n, 8) for name, n in zip("ABC", (3, 4, 5), strict=True)]
+    run = federate(
+        "fedmix",
+        plan=UNEVEN,
+        folder=folders[0].parent,
+        settings={"fedmix": {"mixing": share, "group": 2}},
+        network="reference_segmenting",
+        network_args={},
+        loss="cross_entropy",
+        optimizer="sgd",
+        momentum=0.0,
+        weight_decay=0.0,
+        batch_size=2,
+    )
+    sent = run.requests[1].once
+    means = [
+        (image.double(), label.double())
+        for site in "ABC"
+        for image, label in zip(sent[f"fedmix/images/{site}"], sent[f"fedmix/labels/{site}"], strict=True)
+    ]
+    assert all(len(label) == 3 for _, label in means)
+    assert any(float(label[2].max()) > 0 for _, label in means)
+
+    def step(network, x, y, draws):
+        image, label = means[int(draws[0])]
+        inputs, y = ((1 - share) * x).requires_grad_(), y[:, 0].long()
+        out = network(inputs)
+        own = cross_entropy(out, y)
+        (slope,) = torch.autograd.grad(own, inputs, create_graph=True)
+        other = cross_entropy(out, label.expand(len(y), *label.shape))
+        return (1 - share) * own + share * other + share * (slope * image).sum()
+
+    assert_steps(run, step)
+
+
 def fedmix_sites(counts, group=5, mixing=0.1, size=(2, 3)):
     torch.manual_seed(0)
     sites = {}

@@ -40,6 +40,35 @@ def test_images_and_losses_of_two_are_mixed(federate, alpha):
     assert_steps(run, step)
 
 
+def test_label_maps_of_three_classes_are_mixed(federate, make_regions):
+    folders = [make_regions(name, training, 8) for name, training in zip("ABC", (3, 4, 5), strict=True)]
+    run = federate(
+        "mixup",
+        plan=UNEVEN,
+        folder=folders[0].parent,
+        settings={"mixup": {"alpha": 1.0}},
+        network="reference_segmenting",
+        network_args={},
+        loss="cross_entropy",
+        optimizer="sgd",
+        momentum=0.0,
+        weight_decay=0.0,
+        batch_size=2,
+    )
+    assert {int(value) for batches in run.batches.values() for _, y in batches for value in y.unique()} == {
+        0,
+        1,
+        2,
+    }
+
+    def step(network, x, y, draws):
+        share, order, y = share_of(draws[0]), draws[1], y[:, 0].long()
+        out = network(share * x + (1 - share) * x[order])
+        return share * cross_entropy(out, y) + (1 - share) * cross_entropy(out, y[order])
+
+    assert_steps(run, step)
+
+
 def test_mixup_of_a_mixed_batch_weighs_all_four():
     part = MixUp(alpha=1.0).at_site(SiteContext("A", nn.Identity()))
     _, targets = part.mix(torch.rand(3, 1, 2, 2), [(0.25, torch.arange(3)), (0.75, torch.arange(3, 6))])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import nibabel
 import numpy as np
 import pytest
@@ -87,7 +89,7 @@ def test_images_get_the_landmarks_of_the_standard_histogram(federate):
 
 @pytest.fixture
 def volumes(make_site):
-    """Three sites of a few volumes, whose scanners have other contrast; slices differ within a volume."""
+    """Three sites of volumes of three classes, whose scanners have other contrast; slices differ too."""
     for number, name in enumerate(SITES):
         folder = make_site(name, cases=(2, 1, 1))
         for file in sorted(folder.glob("images/*")):
@@ -95,6 +97,14 @@ def volumes(make_site):
             values = np.asarray(image.dataobj) * np.array([1.0, 2.0, 0.5, 3.0])
             changed = (values / 100) ** (1 + number) * 50
             nibabel.save(nibabel.Nifti1Image(changed.astype(np.float32), image.affine), file)
+        for file in sorted(folder.glob("labels/*")):
+            image = nibabel.load(file)
+            label = np.asarray(image.dataobj).copy()
+            label[6:9, 4:9][label[6:9, 4:9] == 1] = 2
+            nibabel.save(nibabel.Nifti1Image(label, image.affine), file)
+        content = json.loads((folder / "dataset.json").read_text())
+        content["labels"] = {"0": "background", "1": "oedema", "2": "core"}
+        (folder / "dataset.json").write_text(json.dumps(content))
     return folder.parent
 
 
