@@ -34,6 +34,7 @@ def site_context(trainer: SiteTrainer, samples: SiteSamples) -> SiteContext:
         case_batches=lambda: map(samples.images, samples.by_case()),
         pass_own_images=trainer.pass_own_images,
         kept=composition.kept_keys,
+        frozen=composition.frozen,
         missing=trainer.folder.missing_channels,
         task=task,
         momentum=composition.definition.momentum,

@@ -89,6 +89,7 @@ class SiteContext:
             scored: the training images, or at a site without any the test images. For what hooks on the
             network see of them; targets play no part.
         kept: the state-dict entries that stay at the site.
+        frozen: the state-dict entries that training leaves as they are (`medfedaug.models.freezing`).
         missing: the channels that the site does not have, by its own list: 0 in all of its images.
         task: loss and form of the targets.
         momentum: of the main optimiser; 0 if it has none.
@@ -111,6 +112,7 @@ class SiteContext:
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     pass_own_images: Callable[[], None] = _nothing
     kept: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
     missing: tuple[int, ...] = ()
     task: Task | None = None
     momentum: float = 0.0

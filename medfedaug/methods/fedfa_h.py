@@ -25,13 +25,16 @@ from medfedaug.methods.base import (
     Step,
     zeros,
 )
+from medfedaug.models.freezing import hold_norms
 from medfedaug.models.stages import Stage, known_stages
+from medfedaug.models.substitution import call_with
 
 __all__ = ["FedFAh", "FedFAhServer", "FedFAhSite"]
 
 # Features of so many bytes are kept between the two looks at them that a histogram needs (its range, then its
 # counts); beyond, the network runs over the training set twice, in constant memory.
 _KEPT_BYTES = 2**26
+_RANGES = ("batch", "received", "stored")
 
 
 class FedFAh(Method):
@@ -42,10 +45,17 @@ class FedFAh(Method):
     (Eq. 11-13); the server averages the sites' histograms to π; in the next round the loss gains
     λ·(KL(π_b‖π) + KL(π‖π_b))/2, with the mini-batch's own histogram π_b (Eq. 14-15).
 
-    The range of Eq. 12, z_min and z_max of each channel, is that of all training images of the site at the
-    end of the round before, in evaluation mode: under the model that the site had just trained, or where it
-    took no part in that round (it has just joined, or missed rounds), under the global model that it
-    receives. The mini-batches of the round are binned in it.
+    The range of Eq. 12, z_min and z_max of each channel, in which a mini-batch is binned, is read in three
+    ways, of which ``range`` chooses one:
+
+    - ``"batch"``: the mini-batch's own smallest and largest value, through which the gradient passes;
+    - ``"received"``: over all training images, under the model that the site receives at the beginning of the
+      round, in training mode (batch statistics, and the perturbation of `FedFA` where it is there);
+    - ``"stored"``: over all training images, in evaluation mode, under the model that the site had trained at
+      the end of the round before, or under the received model where it took no part in that round.
+
+    The histogram that is sent has the range of all training images under the model just trained, in
+    evaluation mode, whatever ``range`` says.
 
     Exchange, every round: the histogram (C, L) up, the average (C, L) down. The range stays at the site.
 
@@ -55,6 +65,7 @@ class FedFAh(Method):
         tau: τ of Eq. 12.
         stage: number, counted from 1, or name of the stage whose output is aligned; the last by default.
         samples: ``"images"``: one sample per image, the mean over space; ``"pixels"``: one per pixel.
+        range: ``"batch"``, ``"received"`` or ``"stored"``, see above.
 
     Raises:
         ConfigError: for arguments out of range, or a network whose stages are not known.
@@ -65,12 +76,14 @@ class FedFAh(Method):
     (Office-Caltech 10 at 192 x 192, one seed).
 
     At a site that adds noise, the histogram is that of the network as received and in evaluation mode, under
-    the site's public range for ``feature_mean`` in every channel, and the mean over the training cases.
+    the site's public range for ``feature_mean`` in every channel, and the mean over the training cases. The
+    mini-batches are then binned in that range, whatever ``range`` says.
 
     Deviations:
-        The paper leaves open how features become samples, here by the mean over space, and when the range of
-        Eq. 12 is taken, here as said above; a site that missed a round passes over its training images once
-        more for it. The divergence is the mean over the channels. In the first round of a federation there
+        The paper leaves open how features become samples, here by the mean over space, and of what the range
+        of Eq. 12 is taken, which ``range`` decides; with ``"stored"`` a site that missed a round passes over
+        its training images once more for it, with ``"received"`` every site does in every round. The
+        divergence is the mean over the channels. In the first round of a federation there
         is no histogram, and no term. The passes over the training set are without augmentation.
     """
 
@@ -83,12 +96,16 @@ class FedFAh(Method):
         tau: float = 0.01,
         stage: int | str = -1,
         samples: str = "images",
+        range: str = "stored",
     ) -> None:
         if weight < 0 or bins < 2 or not tau > 0:
             raise ConfigError(f"fedfa_h: weight {weight} ≥ 0, bins {bins} ≥ 2 and tau {tau} > 0 are needed")
         if samples not in ("images", "pixels"):
             raise ConfigError(f"fedfa_h: samples are 'images' or 'pixels', not {samples!r}")
+        if range not in _RANGES:
+            raise ConfigError(f"fedfa_h: range is one of {', '.join(_RANGES)}, not {range!r}")
         self.weight, self.bins, self.tau, self.stage, self.samples = weight, bins, tau, stage, samples
+        self.range = range
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedFAhSite(self, context, self._stage(context.network))
@@ -136,18 +153,24 @@ class FedFAhSite(SitePart, SiteExchange):
 
     @torch.no_grad()
     def start_round(self) -> None:
-        """Take the range under the received model, where the site took no part in the round before."""
+        """Take the range under the received model, where ``range`` or a missed round asks for it."""
         before = self.context.round() - 1
-        if self.target is not None and self.range_of not in (before, None):
+        if self.target is None or self.range_of is None:
+            return
+        if self.method.range == "received":
+            self._take_range(self._training_samples())
+        elif self.method.range == "stored" and self.range_of != before:
             self._take_range(self._batches())
-            self.range_of = before
+        self.range_of = before
 
     def loss(self, step: Step) -> Tensor | None:
         """λ times the divergence of the mini-batch's histogram from the federation's."""
         features, self._features = self._features, None
         if self.target is None or features is None:
             return None
-        own = F.soft_histogram(features, self.method.bins, self.method.tau, self.low, self.high)
+        of_batch = self.method.range == "batch" and self.range_of is not None
+        low, high = (None, None) if of_batch else (self.low, self.high)
+        own = F.soft_histogram(features, self.method.bins, self.method.tau, low, high)
         return self.method.weight * F.symmetric_kl(own, self.target)
 
     @torch.no_grad()
@@ -178,6 +201,17 @@ class FedFAhSite(SitePart, SiteExchange):
         network.eval()
         for images in batches:
             network(images)
+            assert self._features is not None
+            yield self._features
+        self._features = None
+
+    def _training_samples(self) -> Iterator[Tensor]:
+        """Pass over the training images in training mode, without a change of running statistics."""
+        network = self.context.network
+        network.train()
+        hold_norms(network, self.context.frozen)
+        for images in self.context.training_images():
+            call_with(network, {name: buffer.clone() for name, buffer in network.named_buffers()}, images)
             assert self._features is not None
             yield self._features
         self._features = None

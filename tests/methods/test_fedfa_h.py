@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from monai.networks.nets import BasicUNet
-from reference import assert_same, copied, descend, entries, images_of, mean
+from reference import assert_same, copied, descend, entries, images_of, mean, pixels
 
 from medfedaug import functional as F
 from medfedaug.methods import (
@@ -44,8 +46,16 @@ def range_of(network, images):
     return z.amin(0), z.amax(0)
 
 
-def by_hand(run, plan):
-    """The global models and histograms, by round."""
+@torch.no_grad()
+def range_in_training(network, images, batch_size):
+    """The range in training mode, in batches in the order of the site's list."""
+    network = copied(network).train()
+    z = torch.cat([features(network, part) for part in images.split(batch_size)])
+    return z.amin(0), z.amax(0)
+
+
+def by_hand(run, plan, reading="stored"):
+    """The global models and histograms, by round, under a reading of the range."""
     model, target, ranges, found = run.network(), None, {}, []
     for round_, asked in enumerate(plan, start=1):
         local, histograms = [], []
@@ -53,8 +63,12 @@ def by_hand(run, plan):
             batches = run.batches[site, round_]
             images, _ = images_of(batches, run.server.sites[site])
             network = copied(model)
-            # The site's own model of the round before, or the global one where it took no part in it.
-            low, high = ranges.get((site, round_ - 1)) or range_of(network, images)
+            if reading == "received":
+                listed = pixels(run, site) / 255
+                batches.assert_images(listed)
+                low, high = range_in_training(network, listed, run.config.batch_size)
+            else:  # the site's own model of the round before, or the global one where it took no part in it
+                low, high = ranges.get((site, round_ - 1)) or range_of(network, images)
 
             # What the pass of the loss itself makes of the batch.
             seen = {}
@@ -63,7 +77,11 @@ def by_hand(run, plan):
             )
 
             def term(_net, _x, _y, low=low, high=high, target=target, seen=seen):
-                return 0.0 if target is None else WEIGHT * divergence(histogram(seen["z"], low, high), target)
+                if target is None:
+                    return 0.0
+                if reading == "batch":
+                    low, high = seen["z"].amin(0), seen["z"].amax(0)
+                return WEIGHT * divergence(histogram(seen["z"], low, high), target)
 
             descend(network, batches, 0.05, term)
             handle.remove()
@@ -83,19 +101,38 @@ NETWORK = {"network": "reference_convolutional", "learning_rate": 0.05}
 PLAN = [("A", "B"), ("A", "C"), ("A", "C"), ("A", "B", "C", "D")]
 
 
-def check(run, plan):
-    for round_, (model, target) in enumerate(by_hand(run, plan), start=1):
+def check(run, plan, reading="stored"):
+    for round_, (model, target) in enumerate(by_hand(run, plan, reading), start=1):
         assert_same(run.models[round_], model, atol=2e-5)
         received = run.server.payload if round_ == len(plan) else run.requests[round_ + 1].payload
         torch.testing.assert_close(received["fedfa_h/histogram"].double(), target, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one process", "restarted before each round"])
-def test_a_site_that_joins_late_or_misses_rounds_aligns_from_its_first_step_on(federate, tmp_path, restarts):
+@pytest.mark.parametrize("reading", ["batch", "received", "stored"])
+def test_a_site_that_joins_late_or_misses_rounds_aligns_from_its_first_step_on(
+    federate, tmp_path, reading, restarts
+):
     states = tmp_path / "states" if restarts else None
     sizes = {"A": 5, "B": 10, "C": 15, "D": 5}
-    run = federate("fedfa_h", plan=PLAN, sizes=sizes, settings=SETTINGS, rounds=4, states=states, **NETWORK)
-    check(run, PLAN)
+    settings = {"fedfa_h": {**SETTINGS["fedfa_h"], "range": reading}}
+    run = federate("fedfa_h", plan=PLAN, sizes=sizes, settings=settings, rounds=4, states=states, **NETWORK)
+    check(run, PLAN, reading)
+
+
+def test_the_three_readings_of_the_range_are_three_models(federate):
+    models = [
+        federate(
+            "fedfa_h",
+            plan=PLAN[:2],
+            settings={"fedfa_h": {**SETTINGS["fedfa_h"], "range": reading}},
+            rounds=2,
+            **NETWORK,
+        ).models[2]
+        for reading in ("batch", "received", "stored")
+    ]
+    for one, other in itertools.combinations(models, 2):
+        assert max(float((one[key] - other[key]).abs().max()) for key in one) > 1e-4
 
 
 def test_a_share_of_the_sites_in_each_round(federate):
