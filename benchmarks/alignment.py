@@ -4,8 +4,8 @@
     python benchmarks/alignment.py office --data DIR --work DIR --out docs/results/alignment
 
 FedFA with and without the term of FedFA-h (FedFA+ Eq. 15), in every combination of batch size, weight λ,
-temperature τ, aligned stage and kind of sample (`images`: one sample per image; `pixels`: one per pixel of
-the stage), with the same steps a round whatever the batch. Beside the validation and test score of the
+temperature τ, aligned stage, range of Eq. 12 and kind of sample (`images`: one sample per image; `pixels`: one
+per pixel of the stage), with the same steps a round whatever the batch. Beside the validation and test score of the
 selected round, each run has, over every tenth step from the second round on,
 
 - *ratio*: the norm of the weighted term's gradient over that of the task's loss, over all weights of the
@@ -13,7 +13,8 @@ selected round, each run has, over every tenth step from the second round on,
 - *cosine*: the median cosine between the two;
 - *term*: the term's median value, without λ;
 - *outside*: the mean share of the batch's samples that lie outside the range in which they are binned;
-- *moved*: how far the ends of the range move from one round to the next, as the median share of its extent.
+- *moved*: how far the ends of a range over the training images move from one look at it to the next, as the
+  median share of its extent.
 
 Runs that are in the output's JSON already are not repeated.
 """
@@ -72,9 +73,11 @@ def gradients(found: list[dict[str, float]], moved: list[float]) -> Iterator[Non
         term = loss(self, step)
         if term is not None and next(steps) % EVERY == 0:
             assert samples is not None
-            assert self.low is not None
-            assert self.high is not None
-            outside = float(((samples < self.low) | (samples > self.high)).double().mean())
+            outside = 0.0
+            if self.method.range != "batch":
+                assert self.low is not None
+                assert self.high is not None
+                outside = float(((samples < self.low) | (samples > self.high)).double().mean())
             weights = [p for p in step.network.parameters() if p.requires_grad]
             options = {"retain_graph": True, "allow_unused": True}
             parts = [torch.autograd.grad(of, weights, **options) for of in (term, step.task_loss)]
@@ -141,26 +144,39 @@ def office(options: argparse.Namespace, seed: int) -> tuple[RunConfig, Path, lis
 DATA = {"phantom": phantom, "office": office}
 
 
-KEYS = ("data", "samples", "batch", "weight", "tau", "stage")
+KEYS = ("data", "samples", "batch", "weight", "tau", "stage", "range")
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """A row for each combination, the means over its seeds."""
     measures = ("ratio", "ratio_90", "cosine", "term", "outside", "moved")
-    head = ["data", "samples", "batch", "λ", "τ", "stage", "seeds", "validation", "test", "against FedFA"]
+    head = [
+        "data",
+        "samples",
+        "batch",
+        "λ",
+        "τ",
+        "stage",
+        "range",
+        "seeds",
+        "validation",
+        "test",
+        "against FedFA",
+    ]
     head += ["gradient ratio", "its 0.9 quantile", "cosine", "divergence", "outside", "moved"]
     lines = ["| " + " | ".join(head) + " |", "|---|---" + "|---:" * (len(head) - 2) + "|"]
     plain = {(r["data"], r["batch"], r["seed"]): r["test"] for r in runs if not r["weight"]}
     for key in sorted({tuple(r[name] for name in KEYS) for r in runs}):
         found = [r for r in runs if tuple(r[name] for name in KEYS) == key]
-        data, samples, batch, weight, tau, stage = key
+        data, samples, batch, weight, tau, stage, ranged = key
         gains = [
             r["test"] - plain[data, batch, r["seed"]] for r in found if (data, batch, r["seed"]) in plain
         ]
         means = [f"{fmean(r[name] for r in found):.3f}" for name in ("validation", "test")]
-        cells = [data, samples, str(batch), f"{weight:g}", f"{tau:g}", str(stage), str(len(found)), *means]
+        cells = [data, samples, str(batch), f"{weight:g}", f"{tau:g}", str(stage), ranged]
+        cells += [str(len(found)), *means]
         if not weight:  # FedFA
-            cells[1] = cells[4] = cells[5] = ""
+            cells[1] = cells[4] = cells[5] = cells[6] = ""
             cells += [""] * (1 + len(measures))
         else:
             cells.append(f"{fmean(gains):+.3f}" if gains else "")
@@ -181,6 +197,7 @@ def main() -> None:
     parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.001, 0.01, 0.1, 1.0])
     parser.add_argument("--taus", type=float, nargs="+", default=[0.01])
     parser.add_argument("--stages", type=int, nargs="+", default=[-1], help="-1: the last of the encoder")
+    parser.add_argument("--ranges", nargs="+", default=["stored"], choices=["batch", "received", "stored"])
     parser.add_argument("--samples", nargs="+", default=["images", "pixels"], choices=["images", "pixels"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10, help="a round")
@@ -200,19 +217,20 @@ def main() -> None:
     settings = {"rounds": options.rounds, "steps": options.steps}
     for seed in options.seeds:
         config, data, names = DATA[options.of](options, seed)
-        cells = product(options.batches, options.weights, options.samples, options.taus, options.stages)
-        first = (options.samples[0], options.taus[0], options.stages[0])
+        of_terms = (options.samples, options.taus, options.stages, options.ranges)
+        cells = product(options.batches, options.weights, *of_terms)
+        first = tuple(values[0] for values in of_terms)
         for batch, weight, *of_term in cells:
             if not weight and tuple(of_term) != first:
-                continue  # FedFA has no samples, no τ and no aligned stage
-            samples, tau, stage = of_term
+                continue  # FedFA has no samples, no τ, no aligned stage and no range
+            samples, tau, stage, ranged = of_term
             wanted = {"data": options.of, "seed": seed, "batch": batch, "weight": weight}
-            wanted |= {"samples": samples, "tau": tau, "stage": stage}
+            wanted |= {"samples": samples, "tau": tau, "stage": stage, "range": ranged}
             if any({**wanted, **settings}.items() <= run.items() for run in record["runs"]):
                 continue
             methods = parse_methods("fedfa")
             if weight:
-                term = {"weight": weight, "samples": samples, "tau": tau, "stage": stage}
+                term = {name: wanted[name] for name in ("weight", "samples", "tau", "stage", "range")}
                 methods = parse_methods("fedfa,fedfa_h", {"fedfa_h": term})
             asked = replace(
                 config,
