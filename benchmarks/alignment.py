@@ -4,9 +4,9 @@
     python benchmarks/alignment.py office --data DIR --work DIR --out docs/results/alignment
 
 FedFA with and without the term of FedFA-h (FedFA+ Eq. 15), in every combination of batch size, weight λ,
-temperature τ, aligned stage, range of Eq. 12 and kind of sample (`images`: one sample per image; `pixels`: one
-per pixel of the stage), with the same steps a round whatever the batch. Beside the validation and test score of the
-selected round, each run has, over every tenth step from the second round on,
+temperature τ, aligned stage, range of Eq. 12 and kind of sample (`images`: one sample per image; `pixels`:
+one per pixel of the stage), with the same steps a round whatever the batch. Beside the validation and test
+score of the selected round, each run has, over every tenth step from the second round on,
 
 - *ratio*: the norm of the weighted term's gradient over that of the task's loss, over all weights of the
   network: the median and the 0.9 quantile;

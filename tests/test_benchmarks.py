@@ -112,7 +112,7 @@ def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
     chosen = ["--batches", 4, "--weights", 0, 0.1, "--samples", "pixels"]
     where = ["--work", tmp_path / "work", "--out", tmp_path / "out"]
     printed = script("alignment.py", "phantom", *where, *small, *chosen)
-    assert "| phantom | pixels | 4 | 0.1 | 0.01 | -1 | 1 |" in printed
+    assert "| phantom | pixels | 4 | 0.1 | 0.01 | -1 | stored | 1 |" in printed
     plain, aligned = json.loads((tmp_path / "out/numbers.json").read_text())["runs"]
     assert "ratio" not in plain
     assert aligned["ratio_90"] >= aligned["ratio"] > 0
