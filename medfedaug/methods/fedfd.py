@@ -71,7 +71,8 @@ class FedFD(Method):
         starts from a pretrained network. The features of a segmentation network are maps: their distance is
         averaged over the voxels. For a batch norm of features without extent (after a fully connected
         layer) the batch's statistics are the local ones. ``eps`` is part of every σ. Variances are averaged
-        and not deviations, as FedAvg does with the same buffers.
+        and not deviations, as FedAvg does with the same buffers. With a range of u beyond [0, 1] (Table 9)
+        Eq. 2 can give a deviation below 0; it is held at the root of the layer's ``eps``.
     """
 
     name = "fedfd"

@@ -103,7 +103,9 @@ class FRAug(Method):
         and step. g and m learn from the embeddings of the step before the classifier moved, with its new
         head: another pass through the network would only move them by that step. Beside FedSAM, whose second
         pass is at weights nearby, prototypes, g and m take the embeddings of the first. The public code draws
-        z uniformly. An unseen site has no batch norms, and is reported without a score.
+        z uniformly. The algorithm averages models and generators with 1/K for each of the K sites; here both
+        have the run's weights, by default the sites' numbers of samples (``weighting="uniform"`` is 1/K). An
+        unseen site has no batch norms, and is reported without a score.
     """
 
     name = "fraug"

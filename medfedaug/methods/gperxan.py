@@ -62,8 +62,9 @@ class GPerXAN(KeepsNorms):
         here the last layer's loss is the task's, also of maps. Batch norms of features without spatial
         dimensions, of which there are none in the paper's networks, get no instance norm. Where the last
         layer has batch norms of its own, which the paper's has not, they normalise with the batch in
-        :math:`h_g` too, whose weights alone are fixed. The paper starts
-        from weights that were trained with such layers on ImageNet.
+        :math:`h_g` too, whose weights alone are fixed. Both scores of a layer are averaged; the published
+        code keeps that of the batch norm (``score_batchnorm``) at the site and averages the other. The paper
+        starts from weights that were trained with such layers on ImageNet.
     """
 
     name = "gperxan"
