@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from medfedaug.measured import MEASURED
+from medfedaug.measured import recorded_gains
 from medfedaug.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,21 +110,43 @@ def test_numbers_of_the_readme_are_those_of_the_results():
         assert [number for number in numbers if number not in content] == []
 
 
-def test_what_the_command_says_was_measured_is_the_table_of_the_results():
+def test_what_the_command_says_was_measured_is_the_two_tables_of_the_results():
+    """One table has all verdicts and no open row, the other one all open rows and no verdict."""
     lines = text(DOCS / "results/index.md").splitlines()
     rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
-    (_, *names), (_, *over), *gains = [[cell.strip().replace("\u2212", "-") for cell in row] for row in rows]
-    for number, one in enumerate(MEASURED):
-        assert f"[{one.data}](" in names[number]
-        assert one.over == over[number]
-        assert one.gains == {row[0].strip("`"): row[number + 1] for row in gains if row[number + 1]}
-    assert len(names) == len(MEASURED)
-    assert {name for row in gains for name in row[0].strip("`").split(",")} <= {*registry.method_names()}
+    rows = [[cell.strip().replace("\u2212", "-") for cell in row] for row in rows]
+    (first, second) = (index for index, row in enumerate(rows) if row[0] == "method")
+    verdicts, ((_, *names), (_, *over), *gains) = rows[first + 1 : second], rows[second:]
+    judged = [one for one in recorded_gains() if one.verdict != "open"]
+    assert sorted([row[0].strip("`"), row[2], row[3], row[5]] for row in verdicts) == sorted(
+        [one.methods, one.over, one.text, one.verdict] for one in judged
+    )
+    opened = {(one.experiment, one.methods): one for one in recorded_gains() if one.verdict == "open"}
+    shown = {
+        (name.partition("](")[0][1:], row[0].strip("`")): (row[number + 1], over[number])
+        for row in gains
+        for number, name in enumerate(names)
+        if row[number + 1]
+    }
+    assert shown == {key: (one.text, one.over) for key, one in opened.items()}
+    named = {name for row in [*gains, *verdicts] for name in row[0].strip("`").split(",")}
+    assert named <= {*registry.method_names()}
+
+
+def test_a_verdict_needs_five_trainings_and_both_intervals():
+    verdicts = {one.verdict for one in recorded_gains()}
+    assert verdicts == {"open", "better", "worse", "no difference shown"}
+    for one in recorded_gains():
+        if one.verdict != "open":
+            assert one.num_trainings >= 5
+            assert one.num_cases >= 20
+            assert (one.verdict == "better") == (one.interval[0] > 0 and one.trainings[0] > 0)
+            assert (one.verdict == "worse") == (one.interval[1] < 0 and one.trainings[1] < 0)
 
 
 def test_the_picture_of_the_results_shows_the_numbers_of_the_table():
     drawn = runpy.run_path(str(DOCS / "pictures/gains.py"))
     with Image.open(DOCS / "pictures/gains.png") as picture:
         assert picture.text[drawn["NUMBERS"]] == drawn["numbers"]()
-    shown = [one for _, names in drawn["COLUMNS"] for one in MEASURED if one.data.startswith(names)]
-    assert len(shown) == len(MEASURED)
+    columns = tuple(name for names in drawn["COLUMNS"] for name in names)
+    assert all(name.startswith(columns) for name in drawn["experiments"](opened=True))

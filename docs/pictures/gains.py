@@ -9,38 +9,45 @@ them with the table.
 from __future__ import annotations
 
 import json
-import re
 import sys
 
 import matplotlib.pyplot as plt
 
-from medfedaug.measured import MEASURED, Measured
+from medfedaug.measured import RecordedGain, recorded_gains
 
-AHEAD, BEHIND, NEITHER = "#0072b2", "#d55e00", "0.45"  # that colour-blind readers tell apart too
-COLUMNS = (
-    ("medical images: Dice", ("retina", "LGG")),
-    ("phantom: Dice; natural images: accuracy", ("phantom", "Office", "CIFAR", "PACS")),
-)
+COLOURS = {"better": "#0072b2", "worse": "#d55e00"}  # that colour-blind readers tell apart too
+OTHER = "0.45"
+COLUMNS = (("retina", "LGG"), ("phantom", "Office", "CIFAR", "PACS"))  # medical images, and the others
 NUMBERS = "Description"
 
 
 def numbers() -> str:
     """What the picture shows."""
-    return json.dumps({one.data: [one.over, dict(one.gains)] for one in MEASURED})
+    return json.dumps([[one.experiment, one.methods, one.text, one.verdict] for one in recorded_gains()])
 
 
-def draw(panel: plt.Axes, one: Measured) -> None:
-    """An experiment: a row for each method, the largest gain on top."""
-    read = {name: [float(n) for n in re.findall(r"[-+]?\d+\.\d+", gain)] for name, gain in one.gains.items()}
-    rows = sorted(read.items(), key=lambda row: row[1][0])
-    for height, (_, (gain, low, high)) in enumerate(rows):
-        colour = AHEAD if low > 0 else BEHIND if high < 0 else NEITHER
-        panel.plot([low, high], [height, height], color=colour, linewidth=2, solid_capstyle="butt")
-        panel.plot(gain, height, "o", color=colour, markersize=5)
+def experiments(opened: bool) -> dict[str, list[RecordedGain]]:
+    """The experiments with verdicts, or those without any: they are open."""
+    found: dict[str, list[RecordedGain]] = {}
+    for one in recorded_gains():
+        if (one.verdict == "open") == opened:
+            found.setdefault(f"{one.experiment} (intervals over {one.over})", []).append(one)
+    return found
+
+
+def draw(panel: plt.Axes, title: str, gains: list[RecordedGain]) -> None:
+    """An experiment: a row for each combination, the largest gain on top; open rows are hollow and dashed."""
+    rows = sorted(gains, key=lambda one: one.gain)
+    for height, one in enumerate(rows):
+        colour, opened = COLOURS.get(one.verdict, OTHER), one.verdict == "open"
+        style = {"linestyle": (0, (2, 1.5)), "linewidth": 1.2} if opened else {"linewidth": 2.2}
+        panel.plot(one.interval, [height, height], color=colour, solid_capstyle="butt", **style)
+        inside = "white" if opened else colour
+        panel.plot(one.gain, height, "o", color=colour, markersize=5, markerfacecolor=inside)
     panel.axvline(0, color="0.2", linewidth=1, zorder=1)
-    panel.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8, family="monospace")
+    panel.set_yticks(range(len(rows)), [one.methods for one in rows], fontsize=8, family="monospace")
     panel.set_ylim(-0.7, len(rows) - 0.3)
-    panel.set_title(f"{one.data} (intervals over {one.over})", fontsize=9, loc="left")
+    panel.set_title(title, fontsize=9, loc="left")
     panel.grid(axis="x", color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["right", "top", "left"]].set_visible(False)
@@ -48,17 +55,26 @@ def draw(panel: plt.Axes, one: Measured) -> None:
     panel.tick_params(axis="x", labelsize=7)
 
 
+def column(side: plt.Figure, found: dict[str, list[RecordedGain]]) -> None:
+    """Experiments below each other on one scale."""
+    heights = [len(gains) + 1.5 for gains in found.values()]
+    panels = side.subplots(len(found), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, (name, gains) in zip(panels, found.items(), strict=True):
+        draw(panel, name, gains)
+
+
 def main(out: str) -> None:
     """Draw it."""
-    figure = plt.figure(figsize=(11, 8.2), layout="constrained")
-    for side, (title, names) in zip(figure.subfigures(1, 2, wspace=0.03), COLUMNS, strict=True):
-        found = [one for one in MEASURED if one.data.startswith(names)]
-        heights = [len(one.gains) + 1.5 for one in found]
-        panels = side.subplots(len(found), sharex=True, height_ratios=heights)
-        for panel, one in zip(panels, found, strict=True):
-            draw(panel, one)
-        side.suptitle(title, fontsize=11, fontweight="bold")
-        side.supxlabel("gain over FedAvg, with its 95% interval", fontsize=9)
+    figure = plt.figure(figsize=(11, 11.5), layout="constrained")
+    verdicts, opened = experiments(opened=False), experiments(opened=True)
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1, 2.1], hspace=0.02)
+    top.suptitle("verdicts: better (blue), worse (orange), no difference shown (grey)", fontweight="bold")
+    column(top, verdicts)
+    bottom.suptitle("open: fewer trainings than a verdict needs, whatever the interval", fontweight="bold")
+    sides = bottom.subfigures(1, 2, wspace=0.03)
+    for side, names in zip(sides, COLUMNS, strict=True):
+        column(side, {name: gains for name, gains in opened.items() if name.startswith(names)})
+    figure.supxlabel("gain over FedAvg with its 95% interval: Dice, of natural images accuracy", fontsize=9)
     figure.savefig(out, dpi=110, metadata={NUMBERS: numbers()})
 
 

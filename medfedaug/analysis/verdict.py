@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from medfedaug.scores import METRICS, Metric
 from medfedaug.significance import PairedTest, PatientTest
 
-__all__ = ["ENOUGH_PATIENTS", "ENOUGH_SEEDS", "Verdict", "judge", "rule"]
+__all__ = ["ENOUGH_PATIENTS", "ENOUGH_SEEDS", "Verdict", "judge", "rule", "side_of_zero"]
 
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
@@ -70,12 +70,20 @@ def judge(
         lacking.append(f"{num_patients} of {ENOUGH_PATIENTS} {metric.cases}")
     if lacking or seeds is None or patients is None:
         return Verdict("open", tuple(lacking))
-    above, below = ("better", "worse") if metric.higher_is_better else ("worse", "better")
-    if seeds.low > 0 and patients.low > 0:
-        return Verdict(above)
-    if seeds.high < 0 and patients.high < 0:
-        return Verdict(below)
-    return Verdict("no difference shown")
+    intervals = (seeds.low, seeds.high), (patients.low, patients.high)
+    return Verdict(side_of_zero(*intervals, higher_is_better=metric.higher_is_better))
+
+
+def side_of_zero(*intervals: tuple[float, float], higher_is_better: bool = True) -> str:
+    """``"better"`` or ``"worse"`` where all intervals (low, high) are on one side of 0.
+
+    >>> side_of_zero((0.01, 0.03), (0.002, 0.05)), side_of_zero((0.01, 0.03), (-0.002, 0.05))
+    ('better', 'no difference shown')
+    """
+    above, below = ("better", "worse") if higher_is_better else ("worse", "better")
+    if all(low > 0 for low, _ in intervals):
+        return above
+    return below if all(high < 0 for _, high in intervals) else "no difference shown"
 
 
 def rule(baseline: str, cases: str) -> str:

@@ -34,7 +34,7 @@ def methods(
         name = spelt(name)
         _print_one(describe_method(name), f"--set {name}.{{name}}={{default}}")
         if gains := gains_of(name):
-            _line("\nMeasured here, as the difference from fedavg with its 95% interval (docs/results):")
+            _line("\nMeasured here, as the difference from fedavg 95% interval, verdict (docs/results):")
             for gain in gains:
                 _line(f"  {gain}")
 
