@@ -51,10 +51,12 @@ class Comparison:
         where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
         num_seeds: the number of common seeds with all folds and sites.
         difference: the mean over these seeds of the difference of the means; ``None`` without a common one.
-        seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three.
+        seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three, and
+            where all differences are equal: a variation of 0 is no measure of chance.
         run_seeds: the number of seeds over which the patients' scores are averaged.
         num_patients: the number of common patients; a case whose patient no site names counts as one.
-        patients: the comparison of the patients' mean scores; ``None`` for fewer than six.
+        patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
+            differences are 0.
         metric: the score, and what is counted (`medfedaug.analysis.runs.compared_metric`).
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.
@@ -91,6 +93,8 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
     patient's that over the patient's cases. A patient is one pair, however many seeds and cases there are.
     One who is named alike at two sites counts as two.
 
+    Methods of which neither learned anything (`medfedaug.analysis.nothing_learned`) are not compared.
+
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.
     """
@@ -103,6 +107,8 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
             continue
         theirs = {run.repetition: run for run in groups[baseline]}
         pairs = [(run, theirs[run.repetition]) for run in members if run.repetition in theirs]
+        if pairs and all(run.nothing_learned for pair in pairs for run in pair):
+            continue
         trained = "sites left out" if members[0].in_turn else "training sites"
         for where in (trained, UNSEEN):
             means = _by_seed(pooled[label], pooled[baseline], where == trained)
@@ -116,13 +122,15 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
                     where=where,
                     num_seeds=len(means),
                     difference=fmean(ours - theirs for ours, theirs in means) if means else None,
-                    seeds=paired_t_test(*zip(*means, strict=True)) if len(means) >= MIN_SEEDS else None,
+                    seeds=paired_t_test(*zip(*means, strict=True))
+                    if len(means) >= MIN_SEEDS and _vary(means)
+                    else None,
                     run_seeds=len({run.seed for run, _ in pairs}),
                     num_patients=len(scores),
                     patients=compare_patients(
                         *zip(*scores, strict=True), higher_is_better=metric.higher_is_better
                     )
-                    if len(scores) >= MIN_PATIENTS
+                    if len(scores) >= MIN_PATIENTS and any(one != other for one, other in scores)
                     else None,
                     metric=metric,
                     other_input=members[0].input.differs(groups[baseline][0].input),
@@ -242,6 +250,12 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -
         if means is not None:
             pairs.append(means)
     return pairs
+
+
+def _vary(pairs: Sequence[tuple[float, float]]) -> bool:
+    """Whether not all pairs differ by the same."""
+    differences = [one - other for one, other in pairs]
+    return max(differences) - min(differences) > 1e-12
 
 
 def _means(one: Mapping[str, float | None], two: Mapping[str, float | None]) -> tuple[float, float] | None:

@@ -58,9 +58,14 @@ class Worth:
         return self.difference.get(unit), unit
 
     @property
+    def nothing_learned(self) -> bool:
+        """Whether neither model found anything: both have a score of 0, where a higher one is better."""
+        return self.higher_is_better and self.score == 0 and self.local == 0
+
+    @property
     def verdict(self) -> str:
         """``better``, ``worse``, ``no difference shown``, ``open: ...``, or ``–`` without a comparison."""
-        if not self.difference:
+        if not self.difference or self.nothing_learned:
             return "–"
         found, unit = self.pairs
         count = found or 0
@@ -79,6 +84,8 @@ class Worth:
         """
         found, name = self.difference, find_metric(metric).in_text
         about = f"{self.site}, {self.model} model"
+        if self.nothing_learned:
+            return f"{about}: nothing was learned: both models have a {name} of 0 there."
         if not found and self.score is not None and self.local is not None:
             return (
                 f"{about}: both models have a score there, but the site sends no comparison: it takes two "

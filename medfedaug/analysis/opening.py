@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from medfedaug.analysis.nothing_learned import REMEDIES
 from medfedaug.analysis.runs import BASELINE
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.scores import find_metric
@@ -55,6 +56,8 @@ def answer(scores: Table) -> str:
         >>> answer(Table("dice", ("A",), (), rows))
         'fedavg has a mean Dice of 0.600 on the test cases.'
     """
+    if scores.nothing_learned:
+        return f"Nothing was learned: {scores.nothing_learned}. {REMEDIES}"
     metric = find_metric(scores.metric)
     known = [(row, row.mean.mean) for row in scores.rows if row.mean.mean is not None]
     if not known:

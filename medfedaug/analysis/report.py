@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -115,10 +115,8 @@ def _page(
     scored = add(body, "section")
     add(scored, "h2", f"{_title(groups)} on the test cases")
     text_table(scored, scores)
-    for tables in (_patients, _metrics):
-        tables(add(body, "section"), groups, reduced)
-    for section in (_curves, _traffic, _gamma):
-        section(add(body, "section"), groups)
+    _sections(body, (partial(_patients, reduced=reduced), partial(_metrics, reduced=reduced)), groups)
+    _sections(body, (_curves, _traffic, _gamma), groups)
     if data is not None:
         # Imported here, since it imports all of training, which a page without images does not need.
         from medfedaug.analysis.report_images import image_sections
@@ -126,11 +124,23 @@ def _page(
         image_sections(body, groups, data, device)
     if any("planned" in run.context for run in runs):
         _plan(add(body, "section"), groups)
-    for section in (_troubles, _runs, _configuration):
-        section(add(body, "section"), groups)
+    _sections(body, (_troubles, _runs, _configuration), groups)
     add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
     return html
+
+
+def _sections(
+    body: ET.Element,
+    fill: Iterable[Callable[[ET.Element, dict[str, list[Run]]], None]],
+    groups: dict[str, list[Run]],
+) -> None:
+    """Append the sections that have something to show."""
+    for one in fill:
+        section = ET.Element("section")
+        one(section, groups)
+        if len(section):
+            body.append(section)
 
 
 def _lead(runs: Sequence[Run]) -> str:
@@ -165,6 +175,8 @@ def _names(sites: Sequence[str]) -> str:
 def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:
     pairs = replace(patient_table([run for members in groups.values() for run in members]), reduced=reduced)
     what = pairs.cases
+    if not pairs.rows and (len(groups) < 2 or all(run.nothing_learned for m in groups.values() for run in m)):
+        return
     add(section, "h2", f"Paired by {what.removesuffix('s')}")
     if pairs.rows:
         for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
@@ -206,10 +218,9 @@ def _evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> 
 
 def _curves(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = [run for members in groups.values() for run in members]
-    add(section, "h2", f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round")
     if not any(value is not None for run in runs for value in run.validation()):
-        add(section, "p", "No round has a validation score.")
         return
+    add(section, "h2", f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round")
     caption = "A dot marks the round whose model was tested."
     scored = {label: members[0].scored.get("validation", NOT_RECORDED) for label, members in groups.items()}
     caption += f" Model: {', '.join(f'{label} {model}' for label, model in scored.items())}."
@@ -220,7 +231,6 @@ def _curves(section: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = [run for members in groups.values() for run in members]
-    add(section, "h2", "Bytes")
     lines = []
     for label, members in groups.items():
         run = members[0]
@@ -235,8 +245,8 @@ def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
         for part, (up, down) in parts.items():
             lines.append([label, part, *map(_size, (up / turns, down / turns, up + down))])
     if not lines:
-        add(section, "p", "The runs did not record what was sent.")
         return
+    add(section, "h2", "Bytes")
     header = ["method", "part", "up, per site and round", "down, per site and round", "all sites, whole run"]
     table(section, header, lines)
     add(
@@ -258,11 +268,10 @@ def _asked(entry: Mapping[str, Any]) -> int:
 
 
 def _gamma(section: ET.Element, groups: dict[str, list[Run]]) -> None:
-    add(section, "h2", "γ by layer")
     shown = {label: members[0] for label, members in groups.items() if members[0].gamma()}
     if not shown:
-        add(section, "p", "No method of these runs exchanges feature statistics, hence there is no γ.")
         return
+    add(section, "h2", "γ by layer")
     add(
         section,
         "p",
@@ -294,7 +303,6 @@ def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
-    add(section, "h2", "Sites that failed, and refused updates")
     # One line for what happened in several rounds.
     rounds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for label, members in groups.items():
@@ -312,8 +320,8 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
             for site, reason in run.unscored.items():
                 rounds[label, run.name, site, "no score", reason] = []
     if not rounds:
-        add(section, "p", "None.")
         return
+    add(section, "h2", "Sites that failed, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
     table(section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True)
     if len(lines) > _MOST_TROUBLES:

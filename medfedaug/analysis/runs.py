@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis.inputs import SCALED, Input
+from medfedaug.analysis.nothing_learned import RECALL, nothing_learned
 from medfedaug.checks import number_or_none
 from medfedaug.scores import UNSEEN, Metric, find_metric, mean_score
 
@@ -188,6 +189,16 @@ class Run:
         """The metric for a reader, with its unit."""
         metric, units = find_metric(self.metric), set(self.units.values())
         return f"{metric.title} in {units.pop()}" if metric.has_unit and len(units) == 1 else metric.title
+
+    @property
+    def nothing_learned(self) -> str:
+        """The reason why its scores show that the model learned nothing; empty where they do not."""
+        first = next(iter(self.metrics), "")
+        overall = self.test.get((first, ""))
+        if overall is None:
+            return ""
+        recalls = {c: self.test[RECALL, c].sites for c in self.classes if (RECALL, c) in self.test}
+        return nothing_learned(first, {**overall.sites, **overall.unseen}, recalls)
 
     def scored_by(self, metric: str, label: str = "") -> Run:
         """The run by another metric, or by one class; without scores if its file has none."""

@@ -19,6 +19,7 @@ from medfedaug.analysis.comparison import (
 )
 from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.inputs import SCALED, Input
+from medfedaug.analysis.nothing_learned import REMEDIES
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
@@ -121,6 +122,7 @@ class Table(TextTable):
         rows: one per method, FedAvg first.
         notes: notes that a reader needs to understand the numbers.
         reduced: see `medfedaug.analysis.text.TextTable`.
+        nothing_learned: the reason why no method learned anything; empty where one did.
     """
 
     metric: str
@@ -129,6 +131,7 @@ class Table(TextTable):
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     reduced: str = ""
+    nothing_learned: str = ""
 
     @property
     def optional(self) -> frozenset[str]:
@@ -265,16 +268,21 @@ def summary_table(runs: Sequence[Run]) -> Table:
             )
         )
     inputs = input_notes(groups, [row.label for row in rows if row.other_input])
-    said = (*inputs, *unlike_notes(compared.values()), *_notes(runs, rows, unseen), *notes, *lacking)
+    learned = {label: {run.nothing_learned for run in members} for label, members in groups.items()}
+    nothing = {label: found.pop() for label, found in learned.items() if len(found) == 1 and "" not in found}
+    none = next(iter(nothing.values())) if nothing.keys() == groups.keys() else ""
+    said = (*inputs, *unlike_notes(compared.values()), *_notes(runs, rows, unseen, none), *notes, *lacking)
     said += tuple(unscored_notes(pooled))
-    return Table(runs[0].metric, sites, unseen, tuple(rows), said)
+    if not none:
+        said += tuple(f"{label} learned nothing: {reason}." for label, reason in nothing.items())
+    return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none)
 
 
 def _known(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(value for value in values if value is not None)
 
 
-def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> tuple[str, ...]:
+def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], nothing: str) -> tuple[str, ...]:
     metric, name = find_metric(runs[0].metric), runs[0].title
     name += "" if metric.higher_is_better else " (lower is better)"
     notes = [f"{name} on the test cases; the mean is over the training sites, unweighted."]
@@ -314,6 +322,8 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str]) -> t
         )
     if any(row.verdict for row in rows):
         notes.append(rule(BASELINE, compared_metric(runs).cases))
+    elif nothing:
+        notes.append(f"Nothing was learned: {nothing}. Hence nothing is compared. {REMEDIES}")
     elif len(rows) > 1:
         notes.append(
             f"No {BASELINE} under the same settings: nothing is compared. Differences may be chance."

@@ -53,9 +53,9 @@ def judge(
     corrected for the number of methods.
 
     Args:
-        seeds: the comparison over seeds; ``None`` if there are too few.
+        seeds: the comparison over seeds; ``None`` if there are too few, or all differences are equal.
         num_seeds: the number of common seeds.
-        patients: the comparison by patient; ``None`` if there are too few.
+        patients: the comparison by patient; ``None`` if there are too few, or all differences are equal.
         num_patients: the number of common patients; a case whose patient is not known counts as one.
         metric: the metric, which has a direction.
 
@@ -64,10 +64,14 @@ def judge(
         'open: 1 of 5 seeds, 8 of 20 patients'
     """
     lacking = []
-    if num_seeds < ENOUGH_SEEDS or seeds is None:
-        lacking.append(f"{num_seeds} of {ENOUGH_SEEDS} seeds")
-    if num_patients < ENOUGH_PATIENTS or patients is None:
-        lacking.append(f"{num_patients} of {ENOUGH_PATIENTS} {metric.cases}")
+    for test, number, enough, what in (
+        (seeds, num_seeds, ENOUGH_SEEDS, "seeds"),
+        (patients, num_patients, ENOUGH_PATIENTS, metric.cases),
+    ):
+        if number < enough:
+            lacking.append(f"{number} of {enough} {what}")
+        elif test is None:
+            lacking.append(f"no variation between {what}")
     if lacking or seeds is None or patients is None:
         return Verdict("open", tuple(lacking))
     intervals = (seeds.low, seeds.high), (patients.low, patients.high)

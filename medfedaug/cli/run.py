@@ -99,6 +99,7 @@ def simulate(
     """Train a federation on this machine, and test it at every site."""
     with err_console.status("starting"):
         from medfedaug.analysis.inputs import recorded_input
+        from medfedaug.analysis.nothing_learned import REMEDIES, nothing_learned_in
         from medfedaug.data.sites import find_sites
         from medfedaug.holdout import leave_one_site_out
         from medfedaug.simulate import configure
@@ -146,6 +147,8 @@ def simulate(
             "yellow",
             err=True,
         )
+    if reason := nothing_learned_in(results["test"]):
+        say(f"nothing was learned: {reason}. {REMEDIES}", "yellow", err=True)
     say(f"input: {recorded_input(results)}")
     say(f"{out}/results.json, {out}/report.html")
 

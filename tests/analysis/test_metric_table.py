@@ -199,7 +199,8 @@ def test_millimetres_and_pixels_have_no_common_difference_by_patient(with_metric
         data = json.loads((with_metrics(SEEDS[0], methods=methods) / "results.json").read_text())
         for entry in data["test"]["sites"].values():
             for name in ("dice", "hd95"):
-                entry["case_metrics"][name] = {f"p{case}": entry[name] for case in range(4)}
+                more = 0.01 * (methods == ["fedrdn"])
+                entry["case_metrics"][name] = {f"p{case}": entry[name] + more for case in range(4)}
             entry["cases"] = entry["case_metrics"].pop("dice")
         for unit, found in runs.items():
             data["test"]["sites"]["HT"]["unit"] = unit

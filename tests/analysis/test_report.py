@@ -77,8 +77,8 @@ def test_report_of_a_run_without_validation_scores(write, tmp_path):
         site["val_dice"] = None
     data["rounds"][0].pop("bytes")
     text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
-    assert "No round has a validation score." in text
-    assert "did not record what was sent" in text
+    assert "on the validation cases, by round" not in text
+    assert "Bytes" not in text
 
 
 def test_bytes_of_a_site_are_of_the_rounds_that_it_was_asked_in(write, tmp_path):
@@ -115,7 +115,7 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
     assert load_run(write(data)).cases["DU"] == 4  # though it names none
     assert "fedfa, seed 0: HT could not be tested" in text
     nothing = Page(write_report([write()], tmp_path / "n.html").read_text()).text
-    assert "refused updatesNone." in nothing
+    assert "refused updates" not in nothing
 
 
 def test_report_states_the_comparison_by_patient_and_what_it_could_see(fold, tmp_path):
@@ -134,7 +134,7 @@ def test_report_states_the_comparison_by_patient_and_what_it_could_see(fold, tmp
     assert patient_table(runs).csv() in text
     assert summary_table(runs).latex() in text
     alone = Page(write_report([runs[0].path.parent], tmp_path / "a.html").read_text()).text
-    assert "Nothing to compare" in alone
+    assert "Paired by" not in alone
 
 
 def test_tables_are_saved_in_three_forms(seeds, tmp_path):
@@ -162,8 +162,8 @@ def test_every_table_says_whose_model_was_scored(write, without, tmp_path):
     own["scored"] = dict.fromkeys(("validation", "test"), "personal (own layers)") | {"unseen": "unseen"}
     old = content(methods=("fedfa",))
     del old["scored"]
-    cases = {f"p{k}": 0.1 * k for k in range(8)}
-    for data in (plain, own):
+    for data, more in ((plain, 0.0), (own, 0.01)):
+        cases = {f"p{k}": 0.1 * k + more for k in range(8)}
         data["test"]["sites"] = {"DU": {"dice": 0.35, "cases": cases}}
         data["test"]["unseen"] = {"EZ": {"dice": 0.35, "cases": cases}}
     folders = [write(data) for data in (plain, own, old)]

@@ -1,0 +1,92 @@
+"""Runs whose models found nothing: headline, terminal, tables and page say so, and compare nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from medfedaug.analysis import load_run, patient_table, summary_table, write_report
+from medfedaug.analysis.nothing_learned import nothing_learned_in
+from medfedaug.analysis.opening import answer
+
+
+def runs_of(fold, score, methods=("fedavg", "fedrdn")):
+    """Five seeds of 24 patients at two sites, whose scores ``score(seed, patient)`` gives by method."""
+    return [
+        fold(
+            {site: {f"{site}{p}": score(method, seed, p) for p in range(12)} for site in ("DU", "HT")},
+            0,
+            seed=seed,
+            methods=(method,),
+        )
+        for seed in range(5)
+        for method in methods
+    ]
+
+
+def test_nothing_is_compared_where_every_dice_is_0(fold, tmp_path):
+    runs = runs_of(fold, lambda *_: 0.0)
+    table = summary_table(runs)
+    assert answer(table).startswith("Nothing was learned: every test Dice is 0. Likely remedies: ")
+    assert not patient_table(runs).rows
+    assert all(row.test is None and row.verdict is None and row.difference is None for row in table.rows)
+    assert "Nothing was learned: every test Dice is 0. Hence nothing is compared." in " ".join(table.notes)
+    page = write_report([run.path.parent for run in runs], tmp_path / "report.html").read_text()
+    assert "Nothing was learned: every test Dice is 0." in page
+    for word in ("could see", "95% interval", "Paired by", "better", "p = "):
+        assert word not in page
+
+
+def test_a_method_that_learned_is_compared_with_one_that_did_not(fold):
+    runs = runs_of(fold, lambda method, seed, p: (method == "fedrdn") * (0.5 + 0.01 * p + 0.002 * seed))
+    table = summary_table(runs)
+    assert table.nothing_learned == ""
+    assert str(table.rows[1].verdict) == "better"
+    assert "fedavg learned nothing: every test Dice is 0." in table.notes
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.04])
+def test_differences_that_do_not_vary_between_seeds_have_no_test(fold, offset):
+    """A variation of 0 would make any difference more than chance, and none of them exactly nothing."""
+    runs = runs_of(fold, lambda method, seed, p: 0.3 + 0.01 * p + offset * (method == "fedrdn"))
+    table = summary_table(runs)
+    assert table.rows[1].test is None
+    lacking = ["no variation between seeds"] + ["no variation between patients"] * (not offset)
+    assert str(table.rows[1].verdict) == f"open: {', '.join(lacking)}"
+
+
+@pytest.mark.parametrize(
+    ("recalls", "nothing"),
+    [
+        ({"A": (1.0, 0.0, 0.0), "B": (1.0, 0.0, None)}, True),
+        ({"A": (1.0, 0.0, 0.0), "B": (0.0, 1.0, 0.0)}, True),  # each site's own model, one class each
+        ({"A": (1.0, 0.0, 0.0), "B": (1.0, None, None)}, True),  # of B's one class nothing can be said
+        ({"A": (1.0, 0.0, 0.1), "B": (1.0, 0.0, 0.0)}, False),
+        ({"A": (1.0, 1.0, 0.0), "B": (1.0, 0.0, 0.0)}, False),
+        ({"A": (1.0, None, None), "B": (None, 1.0, None)}, False),
+    ],
+)
+def test_one_class_for_all_images(recalls, nothing):
+    sites = {
+        site: {"accuracy": 0.4, "classes": {c: {"accuracy": r} for c, r in zip("xyz", found, strict=True)}}
+        for site, found in recalls.items()
+    }
+    assert bool(nothing_learned_in({"sites": sites, "mean": {"accuracy": 0.4}})) is nothing
+
+
+def test_a_run_that_learned_nothing_says_so_in_the_terminal_and_on_its_page(run, phantom_dir, tmp_path):
+    """It starts from a network that calls everything background, with a learning rate that moves nothing."""
+    last = {"final_conv.weight": torch.zeros(2, 4, 1, 1), "final_conv.bias": torch.tensor([5.0, -5.0])}
+    torch.save(last, tmp_path / "background.pt")
+    small = ["--network-args", '{"features": [4, 4, 4, 4, 4, 4]}', "--rounds", "1", "--engine", "inprocess"]
+    still = ["--lr", "1e-12", "--limit", "2", "--no-pictures", "--init", str(tmp_path / "background.pt")]
+    where = ["--data", str(phantom_dir), "--out", str(tmp_path / "r")]
+    code, _, err = run("simulate", *where, "--methods", "fedavg", *small, *still)
+    assert code == 0, err
+    content = json.loads((tmp_path / "r/results.json").read_text())
+    assert content["test"]["mean"]["dice"] == 0
+    assert "nothing was learned: every test Dice is 0" in " ".join(err.split())
+    assert "Nothing was learned: every test Dice is 0" in (tmp_path / "r/report.html").read_text()
+    assert answer(summary_table([load_run(tmp_path / "r")])).startswith("Nothing was learned")
