@@ -17,6 +17,7 @@ __all__ = [
     "MedFedAugError",
     "MedFedAugWarning",
     "PrivacyRefused",
+    "ReaderError",
     "RunFailed",
     "StorageError",
     "UpdateRefused",
@@ -182,6 +183,10 @@ class JobRefused(MedFedAugError):
     def __init__(self, site: str, reason: str) -> None:
         self.site = site
         super().__init__(f"site {site}: job refused: {reason}")
+
+
+class ReaderError(ValueError):
+    """A file or folder cannot be read; its one line is shown whole, in a `DataError` that names the file."""
 
 
 class RunFailed(MedFedAugError):

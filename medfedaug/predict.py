@@ -14,9 +14,11 @@ from monai.transforms import Compose
 from medfedaug.analysis.preview import draw_classified, draw_label_map, write_picture
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dicom_segmentation import Segments, check_highdicom
-from medfedaug.data.given import check_given, open_given
+from medfedaug.data.dicom_series import open_series
+from medfedaug.data.given import Given, check_given, open_given
 from medfedaug.data.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
 from medfedaug.data.memory import keep_decoded
+from medfedaug.data.readers import is_dicom
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.data.voxel_files import files_of
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
@@ -48,6 +50,7 @@ def predict_images(
     *,
     site: str | None = None,
     statistics: str | Path | None = None,
+    series: str | None = None,
     device: str = "auto",
     probabilities: bool = False,
     previews: bool = True,
@@ -67,6 +70,8 @@ def predict_images(
             the methods have any. By default nobody knows the images, and where a method normalises with the
             statistics of a site, they are those of the images given.
         statistics: a file of `medfedaug.statistics.save_statistics` with one pair, in place of both.
+        series: which DICOM series of a study are meant, where a folder holds several: an identity, or a
+            regular expression (`medfedaug.data.dicom_series.select`).
         device: where to compute.
         probabilities: whether those of the classes are written besides.
         previews: whether a picture of each case is written.
@@ -82,11 +87,13 @@ def predict_images(
     """
     images, out = Path(images), Path(out)
     origin = Origin.of(run, site, statistics)
-    folder = open_given(images, run.config, origin.site, leave_out=out)
+    given = open_given(images, run.config, origin.site, leave_out=out, series=series)
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
     _check_device(device)
-    job = _Job(run, folder, out, origin, device, probabilities, previews, on_event or (lambda event: None))
+    job = _Job(
+        run, given, out, origin, device, probabilities, previews, series, on_event or (lambda event: None)
+    )
     job.check_apart()
     with only_process(out):
         return job.carry_out(overwrite)
@@ -104,13 +111,18 @@ class _Job:
     """One call: cases, where they go, and what is done with them."""
 
     run: FinishedRun
-    folder: SiteFolder
+    given: Given
     out: Path
     origin: Origin
     device: str
     probabilities: bool
     previews: bool
+    series: str | None
     tell: Event
+
+    @property
+    def folder(self) -> SiteFolder:
+        return self.given.folder
 
     @property
     def dense(self) -> bool:
@@ -128,6 +140,8 @@ class _Job:
                     "away"
                 )
         found = Predictions(self.out, self.made(), self.told())
+        if self.given.left_out:
+            self.tell({"event": "left_out", "left_out": found.told["left_out"]})
         states = {name: _state(case) for name, case in cases.items()}
         if overwrite:
             found.remove(known)
@@ -191,6 +205,7 @@ class _Job:
             "site": self.origin.site or None,
             "probabilities": self.probabilities,
             "previews": self.previews,
+            **({"series": self.series} if self.series is not None else {}),
         }
         return {"model": model, "options": options}
 
@@ -203,7 +218,16 @@ class _Job:
             "methods": [method["name"] for method in config.methods],
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
+            "left_out": [
+                {"path": os.path.relpath(path, self.root), "reason": reason}
+                for path, reason in self.given.left_out
+            ],
         }
+
+    @property
+    def root(self) -> Path:
+        """The folder that paths are given in."""
+        return self.folder.path if self.folder.path.is_dir() else self.folder.path.parent
 
     def files(self, case: Case) -> list[str]:
         """What is written of a case, relative to the folder; the label map first, where there is one."""
@@ -228,12 +252,14 @@ class _Job:
         good: dict[str, Case] = {}
         for name, case in cases.items():
             try:
+                if name in self.given.unclear:
+                    raise DataError(self.given.unclear[name], path=case.image)
                 check_given(self.folder, case, self.run.config, photographs)
             except DataError as error:
                 self.failed(found, case, error)
             else:
                 good[name] = case
-        if self.dense and any(case.image.is_dir() for case in good.values()):
+        if self.dense and any(is_dicom(case.image) for case in good.values()):
             check_highdicom()
         return good
 
@@ -345,9 +371,12 @@ class _Job:
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
             self.failed(found, case, error)
             return
-        root = self.folder.path if self.folder.path.is_dir() else self.folder.path.parent
-        files = [os.path.relpath(file, root) for file in case.files]
+        files = [os.path.relpath(file, self.root) for file in case.files]
+        remarks = [text for file in case.files if is_dicom(file) for text in open_series(file).remarks]
+        entry |= {"remarks": remarks} if remarks else {}
         found.finished(case.name, {"files": files, **entry, "written": self.files(case), "state": state})
+        for text in remarks:
+            self.tell({"event": "remark", "case": case.name, "text": text})
         for text in told:
             self.tell({"event": "unlike", "case": case.name, "text": text})
         self.tell({"event": "predicted", "case": case.name})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 import SimpleITK as sitk
 from monai.transforms import LoadImage
@@ -270,18 +271,20 @@ def test_bytes_after_the_voxels_are_no_fault(tmp_path, voxels):
 
 def test_a_series_is_opened_once_until_a_slice_is_replaced(tmp_path, voxels, monkeypatch):
     series = write_dicom(tmp_path / "series", itk_image(voxels))
-    opened, read = [], readers.itk_information
-    monkeypatch.setattr(readers, "itk_information", lambda path: opened.append(path) or read(path))
+    opened, read = [], pydicom.dcmread
+    monkeypatch.setattr(pydicom, "dcmread", lambda path, **how: opened.append(path) or read(path, **how))
     first = read_header(series)
-    before = len(opened)
-    assert before
+    assert sorted(opened) == sorted(series.iterdir())
     assert read_header(series) is first
-    assert len(opened) == before
+    load_volume(series)
+    assert len(opened) == len(set(opened))
     other = write_dicom(tmp_path / "other", itk_image(voxels[:, :-1]))
     slice_ = min(series.iterdir())
     slice_.write_bytes((other / slice_.name).read_bytes())
     with pytest.raises(ValueError, match="its slices differ in size"):
         read_header(series)
+    assert opened.count(slice_) == 2
+    assert len(opened) == len(set(opened)) + 1
 
 
 def test_a_label_map_that_lies_the_other_way_is_refused(make_site):

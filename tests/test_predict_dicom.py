@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pydicom
 import pytest
 from finished_runs import FEW, balanced, simulated
 from test_formats import AFFINE, itk_image, turn, write, write_dicom
 
 from medfedaug.data import dicom_segmentation
-from medfedaug.data.readers import load_volume, read_header, series_files
+from medfedaug.data.dicom_series import open_series
+from medfedaug.data.readers import load_volume, read_header
 
-pydicom = pytest.importorskip("pydicom", reason="pip install 'medfedaug[dicom]'")
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
 
 SHAPE = (40, 36, 7)
@@ -52,7 +53,7 @@ def voxels(phantom_dir):
 
 def on_the_series(file, folder) -> np.ndarray:
     """Each segment on the grid of the series, (K, X, Y, Z): a frame belongs where its position is."""
-    files = series_files(folder)
+    files = open_series(folder).files
     affine, shape = read_header(folder).affine, read_header(folder).shape
     found = hd.seg.segread(file)
     assert {item.PatientID for item in [found]} == {"P7"}

@@ -24,8 +24,9 @@ def predict(
     images: Annotated[
         Path,
         typer.Option(
-            help="An image; a folder of images, or of folders with a DICOM series each; the folder of one "
-            "DICOM series; or a folder with a dataset.json, whose test cases are taken. No labels are needed."
+            help="An image; a folder of images or DICOM series, at any depth and with files of any name; one "
+            "DICOM file, for the series that it is of, or a DICOMDIR; or a folder with a dataset.json, whose "
+            "test cases are taken. No labels are needed."
         ),
     ],
     out: Annotated[
@@ -52,6 +53,15 @@ def predict(
             "`medfedaug statistics`, or the statistics.json of an earlier prediction.",
         ),
     ] = None,
+    series: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX|UID",
+            help="Which DICOM series are meant, where a study has several: a SeriesInstanceUID, or a regular "
+            "expression that is searched for in number, description, echo or phase, modality and UID of a "
+            "series. The others are left out.",
+        ),
+    ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probabilities of the classes, too.")
     ] = False,
@@ -68,7 +78,8 @@ def predict(
     """Predict new images with a finished model: label maps, or classes, of images without labels.
 
     Called again, it goes on where it stopped, also with more images. An image that cannot be
-    predicted does not stop the others: it is named at the end, and the exit code is 1.
+    predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
+    and DICOM series that are left out are named with the reason, also in predictions.json.
     """
     from medfedaug.finished import FinishedRun
     from medfedaug.predict import predict_images
@@ -81,6 +92,7 @@ def predict(
             out,
             site=site,
             statistics=statistics,
+            series=series,
             device=device,
             probabilities=probabilities,
             previews=previews,

@@ -25,6 +25,7 @@ from medfedaug.telling import Teller
 
 __all__ = ["CaseProgress", "RoundProgress", "SweepProgress", "resumable"]
 
+_MOST_LEFT_OUT = 20
 QUIET = 20.0
 """Seconds without a line after which one says that the run goes on, where there is no terminal."""
 
@@ -209,6 +210,13 @@ class CaseProgress:
             self.bar.update(self.task, description=event["case"])
         elif kind == "note":
             self._line(event["text"])
+        elif kind == "left_out":
+            for found in event["left_out"][:_MOST_LEFT_OUT]:
+                self._line(f"left out: {found['path']}: {found['reason']}")
+            if (more := len(event["left_out"]) - _MOST_LEFT_OUT) > 0:
+                self._line(f"left out: {more} more, named in predictions.json")
+        elif kind == "remark":
+            self._line(f"{event['case']}: {event['text']}", "yellow")
         elif kind == "unlike":
             self._line(f"{event['case']}: unlike the federation's images: {event['text']}", "yellow")
         elif kind in ("predicted", "failed"):

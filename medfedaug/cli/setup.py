@@ -43,12 +43,24 @@ def init(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    series: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX|UID",
+            help="Which DICOM series is the image, where a case has several: a SeriesInstanceUID, or a "
+            "regular expression that is searched for in number, description, echo or phase, and UID.",
+        ),
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Keep a dataset.json that is there as dataset.before.json.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
 ) -> None:
-    """Write the dataset.json of a folder with images and label maps, split by patient."""
+    """Write the dataset.json of a folder with images and label maps, split by patient.
+
+    An image is a file, or a folder of any depth with one file or one DICOM series. What is left out is named
+    with the reason.
+    """
     from medfedaug.data.layouts import LISTING, has_layout, propose, write_proposal
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
@@ -63,6 +75,7 @@ def init(
                     patient=patient,
                     labels=names,
                     seed=seed,
+                    series=series,
                     on_label=lambda done, of, site=site: status.update(
                         f"{site.name}: label map {done} of {of}"
                     ),  # type: ignore[misc]

@@ -15,7 +15,7 @@ import torch
 
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.voxel_files import file_states
-from medfedaug.errors import DataError, first_line, own, withheld
+from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -345,8 +345,9 @@ def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:
     """The error for a file that a reader could not read."""
+    said = str(error) if isinstance(error, ReaderError) else first_line(error)
     return DataError(
-        f"cannot be read as an image ({withheld(first_line(error))})",
+        f"cannot be read as an image ({withheld(said)})",
         site=site,
         path=path,
         hint="Replace the file or take the case out of the list.",

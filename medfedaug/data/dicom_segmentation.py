@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from medfedaug._version import __version__
-from medfedaug.data.readers import read_header, series_files
+from medfedaug.data.dicom_series import DicomSeries, open_series
 from medfedaug.errors import ConfigError, DataError, first_line
 
 __all__ = ["Segments", "check_highdicom", "write_segmentation"]
@@ -23,7 +23,8 @@ __all__ = ["Segments", "check_highdicom", "write_segmentation"]
 _NAME = "medfedaug"
 _OWN_CODES = "99MEDFEDAUG"
 """Of the classes, which have names of their own and no code of SNOMED CT that could be known."""
-_NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "ImageOrientationPatient", "PixelSpacing")
+_NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
+_PLACED = ("ImageOrientationPatient", "PixelSpacing")
 _SERIES = 9000
 
 
@@ -58,7 +59,8 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
 
     Args:
         path: the file.
-        series: the folder with the series; the segmentation refers to its slices, patient and study.
+        series: the folder with the series, or one of its files; the segmentation refers to its slices,
+            patient and study.
         voxels: (X, Y, Z), integer: the label map, written as binary segments without the background; or
             (X, Y, Z, K), floating point: probabilities, written as fractional ones.
         segments: the classes, and who predicted them.
@@ -70,14 +72,16 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     import pydicom
     from pydicom.sr.codedict import codes
 
-    slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in series_files(series)]
-    _check(series, slices, voxels.shape)
-    step = read_header(series).edges[2]
-    for slice_ in slices:  # many files leave open how thick a slice is: then it is as thick as the step
-        slice_.SliceThickness = slice_.get("SliceThickness") or step
+    volume = open_series(series)
+    slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
+    _check(series, volume, slices, voxels.shape)
+    step = volume.gap
+    if volume.first.frames == 1:
+        for slice_ in slices:  # many files leave open how thick a slice is: then it is as thick as the step
+            slice_.SliceThickness = slice_.get("SliceThickness") or step
     measures = hd.PixelMeasuresSequence(
-        pixel_spacing=[float(edge) for edge in slices[0].PixelSpacing],
-        slice_thickness=float(slices[0].SliceThickness),
+        pixel_spacing=list(volume.slices[0].spacing or ()),
+        slice_thickness=float(slices[0].get("SliceThickness") or step),
         spacing_between_slices=step,
     )
     algorithm = hd.AlgorithmIdentificationSequence(
@@ -100,6 +104,8 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     fractional = voxels.ndim > 3
     # highdicom takes slices, rows, columns; a column is a step along x.
     frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
+    if volume.first.frames > 1:  # and of one file its frames, as they are stored
+        frames = frames[np.argsort([piece.frame for piece in volume.slices])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of names without carets
         try:
@@ -129,17 +135,18 @@ def _code(number: int) -> str:
     return f"CLASS{number}"
 
 
-def _check(series: Path, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
-    first = slices[0]
-    if int(first.get("NumberOfFrames", 1)) > 1:
-        raise _unfit(series, "all its slices are in one file", "Split it into one file per slice.")
-    missing = [name for name in _NEEDED if name not in first]
+def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
+    frames = volume.first.frames
+    if frames > 1 and frames * len(slices) != len(volume.slices):
+        raise _unfit(series, "its file holds other frames, too", "Export the series into a file of its own.")
+    if frames > 1 and len(slices) > 1:
+        raise _unfit(series, "its frames are in several files", "Export the series into one file.")
+    needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
+    missing = [name for name in needed if name not in slices[0]]
     if missing:
         raise _unfit(series, f"its files have no {', '.join(missing)}")
-    if shape[:3] != (first.Columns, first.Rows, len(slices)):
-        raise _unfit(
-            series, f"{first.Columns} x {first.Rows} x {len(slices)} voxels, and {shape[:3]} were read"
-        )
+    if shape[:3] != volume.shape:
+        raise _unfit(series, f"{' x '.join(map(str, volume.shape))} voxels, and {shape[:3]} were read")
 
 
 def _unfit(series: Path, reason: str, hint: str = "") -> DataError:

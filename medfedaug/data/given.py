@@ -4,45 +4,80 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfedaug.config import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import is_federation
+from medfedaug.data.dicom_series import (
+    DicomSeries,
+    LeftOut,
+    is_dicom_file,
+    is_dicomdir,
+    place_of_series,
+    scan,
+    select,
+)
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.listing import read_test_images
 from medfedaug.data.photographs import PHOTOGRAPH_SUFFIXES, is_photograph
-from medfedaug.data.readers import dicom_series, image_suffix
+from medfedaug.data.readers import image_suffix
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import DataError
+from medfedaug.errors import ConfigError, DataError
 
-__all__ = ["check_given", "open_given"]
+__all__ = ["Given", "check_given", "open_given"]
 
-_LISTING = "dataset.json"
+_LISTING, _PREDICTED = "dataset.json", "predictions.json"
 _FORMATS = "NIfTI (.nii, .nii.gz), MHA (.mha, .mhd), NRRD (.nrrd, .nhdr), PNG, JPEG, TIFF, BMP"
+_LABELS = ("label", "labels", "labelstr", "labelsts", "mask", "masks", "segmentation", "segmentations")
+_VOXELS = (".raw", ".zraw", ".raw.gz")  # beside a header of MHD or NRRD
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is to be predicted.
+
+    Args:
+        folder: the cases, all of the split ``"test"``.
+        unclear: of cases that may be one image or another, the reason, by their names.
+        left_out: files, folders and series that are no cases, with the reason.
+    """
+
+    folder: SiteFolder
+    unclear: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def open_given(
-    images: str | Path, config: RunConfig, name: str = "", leave_out: Path | None = None
-) -> SiteFolder:
+    images: str | Path,
+    config: RunConfig,
+    name: str = "",
+    leave_out: Path | None = None,
+    series: str | None = None,
+) -> Given:
     """The cases of a file or a folder, all of the split ``"test"`` and without labels.
 
-    A folder with a ``dataset.json`` has its test cases. Otherwise each image file in it is a case, and so is
-    each folder below it that holds a DICOM series; or the folder holds one itself. Photographs to classify
-    may also lie in folders below it.
+    A folder with a ``dataset.json`` has its test cases. Otherwise each image file in it or below it is a
+    case, and so is each DICOM series, whatever its files are called; of several series of one study in one
+    folder one is taken, see `medfedaug.data.dicom_series.select`. A DICOM file stands for the series that it
+    is of.
 
     Args:
         images: the file or folder.
         config: of the run whose model predicts them.
         name: the name of the site that they are of; empty for none.
         leave_out: a folder below that is not looked into.
+        series: which DICOM series are meant: an identity, or a regular expression.
 
     Returns:
-        The cases, of which nothing but their names was looked at; see `check_given`.
+        The cases, of which nothing but their names was looked at, or the headers of DICOM; see `check_given`.
 
     Raises:
         DataError: naming file or folder, where there is no case.
+        ConfigError: for ``series`` where nothing is looked for.
     """
     images = Path(images)
     if not os.path.lexists(images):
@@ -50,18 +85,31 @@ def open_given(
     kind: type[VolumeFolder] | type[ImageFolder]
     kind = VolumeFolder if config.task == "segmentation" else ImageFolder
     names: tuple[str, ...] = ()
+    unclear: dict[str, str] = {}
+    left_out: tuple[LeftOut, ...] = ()
     if images.is_dir() and os.path.lexists(images / _LISTING):
+        if series is not None:
+            raise ConfigError(f"--series: {images / _LISTING} names the images; leave it out")
         listed = read_test_images(images, name, config.classes)
         names, cases = listed.channel_names, [*listed.cases["test"]]
         if not cases:
             hint = 'Name them under "test"; labels are not needed.'
             raise DataError("lists no test case", site=name, path=images / _LISTING, hint=hint)
+    elif images.is_dir() or is_dicomdir(images):
+        root = images if images.is_dir() else images.parent
+        found = _found(root, config.task, name, leave_out, series)
+        cases, unclear, left_out = found.cases, found.unclear, tuple(found.left_out)
     else:
-        cases = _found(images, config.task, name, leave_out)
+        if not image_suffix(images.name) and not is_dicom_file(images):
+            hint = f"Known are {_FORMATS}, and DICOM."
+            raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
+        if series is not None:
+            raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
+        cases = _named([images])
     folder = kind(name, images, config.classes, {"training": (), "validation": (), "test": tuple(cases)})
     if names:
         folder = type(folder)(folder.name, images, folder.classes, folder.cases, channel_names=names)
-    return folder.with_channels(config.channel_names)
+    return Given(folder.with_channels(config.channel_names), unclear, left_out)
 
 
 def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: bool | None) -> None:
@@ -101,51 +149,116 @@ def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: 
         )
 
 
-def _found(images: Path, task: str, site: str, leave_out: Path | None) -> list[Case]:
-    if not images.is_dir():
-        if not image_suffix(images.name):
-            hint = f"Known are {_FORMATS}, and folders that hold a DICOM series."
-            raise DataError("is no image, by its name", site=site, path=images, hint=hint)
-        return _named([images])
+@dataclass
+class _Found:
+    cases: list[Case] = field(default_factory=list)
+    unclear: dict[str, str] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def _found(images: Path, task: str, site: str, leave_out: Path | None, series: str | None) -> _Found:
     if is_federation(images):
         raise DataError("is a benchmark's folder", site=site, path=images, hint="Give one site's folder.")
-    apart = leave_out.resolve() if leave_out is not None else None
-    visible = sorted(path for path in images.iterdir() if not path.name.startswith("."))
-    files = [path for path in visible if path.is_file()]
-    folders = [path for path in visible if path.is_dir() and path.resolve() != apart]
-    if any((path / _LISTING).exists() for path in folders):
+    inside = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
+    if any((path / _LISTING).exists() for path in inside):
         raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
-    cases = [path for path in files if image_suffix(path.name)]
+    seen = scan(images, skip=_skipped(leave_out), take=lambda file: _is_image(file, task))
+    dense = task == "segmentation"
+    found = _Found(left_out=[*seen.left_out])
+    chosen = select(seen.series if dense else (), series)
+    found.left_out += chosen.left_out
+    if not dense:
+        reason = "a DICOM series, and the model classifies photographs"
+        found.left_out += [LeftOut(one.folders[0], f"{one.text}: {reason}") for one in seen.series]
+    files = []
+    for file in seen.others:
+        if not image_suffix(file.name):
+            continue
+        if is_photograph(file) and seen.series and file.parent != images:
+            found.left_out.append(LeftOut(file, "a picture beside DICOM series"))
+        else:
+            files.append(file)
+    for one in chosen.chosen:
+        place = place_of_series(one, seen.series)
+        case = Case(_name_of_series(one, chosen.chosen, place, images), place or one.files[0], "")
+        found.cases.append(case)
+        if place is None:
+            found.unclear[case.name] = (
+                f"its files lie in {len(one.folders)} folders, in which there are other series; put them "
+                "into one folder"
+            )
+    found.cases += _named(files, images, {case.name for case in found.cases})
+    for path, reason in chosen.unclear:
+        case = Case(_below(path, images) or path.resolve().name, path, "")
+        number = sum(
+            other.name == case.name or other.name.startswith(f"{case.name} (") for other in found.cases
+        )
+        case = Case(f"{case.name} ({number + 1})", path, "") if number else case
+        found.cases.append(case)
+        found.unclear[case.name] = reason
+    if not found.cases:
+        raise DataError(_nothing(found.left_out, images), site=site, path=images, hint=_HINT)
+    return found
+
+
+_HINT = f"Known are {_FORMATS}, and DICOM series; what is called otherwise is listed in {_LISTING}."
+
+
+def _nothing(left_out: Sequence[LeftOut], images: Path) -> str:
+    told = [f"{_below(path, images) or path.name}: {reason}" for path, reason in left_out[:_SHOWN]]
+    more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+    return f"holds no image ({'; '.join(told)}{more})" if told else "holds no image"
+
+
+def _is_image(file: Path, task: str) -> bool:
+    """Whether a file is an image of a format other than DICOM, or the voxels of one, by its name."""
+    name = file.name.lower()
     if task == "classification":
-        below = (sorted(folder.iterdir()) for folder in folders)
-        cases += [path for found in below for path in found if path.suffix.lower() in PHOTOGRAPH_SUFFIXES]
-    else:
-        cases += _series(images, files, folders)
-    if not cases:
-        hint = f"Known are {_FORMATS}, and DICOM series; files that lie deeper are listed in {_LISTING}."
-        raise DataError("holds no image", site=site, path=images, hint=hint)
-    return _named(cases, images)
+        return file.suffix.lower() in PHOTOGRAPH_SUFFIXES
+    return bool(image_suffix(name)) or name.endswith(_VOXELS)
 
 
-def _series(images: Path, files: Sequence[Path], folders: Sequence[Path]) -> Iterator[Path]:
-    """The folder itself, or folders in it, that hold DICOM files."""
-    if any(path.suffix.lower() == ".dcm" or not path.suffix for path in files) and dicom_series(images):
-        yield images
-    for folder in folders:
-        if dicom_series(folder):
-            yield folder
+def _skipped(leave_out: Path | None) -> Callable[[Path], str | None]:
+    apart = leave_out.resolve() if leave_out is not None else None
+
+    def skip(folder: Path) -> str | None:
+        if folder.resolve() == apart:
+            return ""
+        if (folder / _PREDICTED).exists():
+            return "an earlier prediction"
+        return "label maps, by its name" if folder.name.lower() in _LABELS else None
+
+    return skip
 
 
-def _named(paths: Sequence[Path], root: Path | None = None) -> list[Case]:
+def _name_of_series(
+    series: DicomSeries, chosen: Sequence[DicomSeries], place: Path | None, root: Path
+) -> str:
+    """A series' folder, where it is the only case there; else its identity in the folder."""
+    folder = series.folders[0] if place is None or not place.is_dir() else place
+    alone = sum(other.folders == series.folders for other in chosen) == 1
+    if alone and (folder != root or place == root):
+        return _below(folder, root) or folder.resolve().name
+    parts = [other for other in chosen if other.folders == series.folders and other.uid == series.uid]
+    number = f"_{parts.index(series) + 1}" if len(parts) > 1 else ""
+    return str(Path(_below(folder, root), (series.uid or "series") + number))
+
+
+def _below(path: Path, root: Path) -> str:
+    """A path as it is called below a folder; empty for the folder itself."""
+    name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+    return "" if name == "." else name
+
+
+def _named(paths: Sequence[Path], root: Path | None = None, taken: Collection[str] = ()) -> list[Case]:
     """Cases named after their files without suffixes, or with them where two would have one name."""
 
     def full(path: Path) -> str:
-        inside = root is not None and path != root and path.is_relative_to(root)
-        return str(path.relative_to(root)) if inside and root is not None else path.resolve().name
+        return _below(path, root) if root is not None else path.resolve().name
 
     def short(path: Path) -> str:
         name = full(path)
-        return name if path.is_dir() else name[: len(name) - len(image_suffix(name))]
+        return name[: len(name) - len(image_suffix(name))]
 
-    often = Counter(map(short, paths))
+    often = Counter([*map(short, paths), *taken])
     return [Case(short(path) if often[short(path)] == 1 else full(path), path, "") for path in paths]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medfedaug.data.dicom_segmentation import Segments, write_segmentation
 from medfedaug.data.photographs import is_photograph
-from medfedaug.data.readers import NIFTI_SUFFIXES, image_suffix, itk_information
+from medfedaug.data.readers import NIFTI_SUFFIXES, image_suffix, is_dicom, itk_information
 from medfedaug.errors import StorageError
 
 __all__ = ["label_bits", "label_map_suffix", "parts", "write_label_map", "write_probabilities"]
@@ -37,7 +37,7 @@ _LONGEST_HEADER = 2**16  # bytes of an NRRD file's
 
 def label_map_suffix(image: Path) -> str:
     """The suffix of the label map of an image: its own, ``.png`` for photographs, ``.dcm`` for DICOM."""
-    if image.is_dir():
+    if is_dicom(image):
         return ".dcm"
     return ".png" if is_photograph(image) else image_suffix(image.name)
 
@@ -77,7 +77,7 @@ def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments
         StorageError: when the file cannot be written.
     """
     voxels = label[0].numpy().astype(f"uint{label_bits(len(segments.classes))}")
-    if image.is_dir():
+    if is_dicom(image):
         _write(target, lambda path: write_segmentation(path, image, voxels, segments))
     elif is_photograph(image):
         _write(target, lambda path: Image.fromarray(np.ascontiguousarray(voxels[..., 0].T)).save(path))
@@ -105,7 +105,7 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
         StorageError: the same.
     """
     voxels = np.moveaxis(shares.numpy(), 0, -1)
-    if image.is_dir():
+    if is_dicom(image):
         _write(target, lambda path: write_segmentation(path, image, voxels, segments))
     elif is_photograph(image):
         for index, plane in enumerate(np.rint(voxels[:, :, 0] * _WHITE).astype(np.uint16).transpose(2, 1, 0)):

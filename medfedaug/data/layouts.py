@@ -2,7 +2,8 @@
 
 Read as they are: nnU-Net's and the decathlon's ``imagesTr`` and ``labelsTr`` (with ``imagesTs`` and
 ``labelsTs`` where test cases have label maps), and ``images`` beside ``labels`` or ``masks``. An image is a
-file, a folder with a DICOM series, or, as nnU-Net has it, one file per channel: ``NAME_0000``, ...
+file, a folder with one file or one DICOM series at any depth, or, as nnU-Net has it, one file per channel:
+``NAME_0000``, ...
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from medfedaug.config import derive_seed
 from medfedaug.data.base import SPLITS, Case
+from medfedaug.data.dicom_series import LeftOut, place_of_series, scan, select
 from medfedaug.data.readers import IMAGE_SUFFIXES, image_suffix, load_label
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder
@@ -31,6 +33,7 @@ _TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks")
 _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
+_VOXELS = (".raw", ".zraw", ".raw.gz")  # beside a header of MHD or NRRD
 _IGNORED = "ignore"
 _PART = re.compile(r"(.+)[-_][^-_]+")
 _SHOWN = 3
@@ -71,6 +74,7 @@ def propose(
     patient: str | None = None,
     labels: Sequence[str] = (),
     seed: int = 0,
+    series: str | None = None,
     on_label: Callable[[int, int], None] | None = None,
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
@@ -85,6 +89,8 @@ def propose(
         labels: names of the classes, background first; by default those of a ``dataset.json`` that is there,
             or ``class_1``, ...
         seed: of the split.
+        series: which DICOM series is the image, where a case has several
+            (`medfedaug.data.dicom_series.select`).
         on_label: called with the number of label maps that were read, and of all.
 
     Raises:
@@ -101,26 +107,28 @@ def propose(
         )
     name = folder.resolve().name
     there = _existing(folder)
-    cases, notes = _pairs(folder, found, name)
+    cases, notes, numbers = _pairs(folder, found, name, series)
+    channels = [numbers[case.name] for case in cases]
     tested: list[Case] = []
     if found == _TRAINING[0] and all((folder / one).is_dir() for one in _TEST):
-        tested, more = _pairs(folder, _TEST, name)
+        tested, more, numbers = _pairs(folder, _TEST, name, series)
         notes += more
-    _check_channels([*cases, *tested], name)
+        channels += [numbers[case.name] for case in tested]
+    _check_channels([*cases, *tested], channels, name)
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (cases, tested))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
     classes = _classes([*cases, *tested], labels, there, name, folder, on_label)
     notes += _other_labels(there, labels, name, folder)
     content: dict[str, Any] = {"labels": {str(i): text for i, text in enumerate(classes)}}
-    channels = there.get("channel_names") or there.get("modality")
-    if channels:
-        content["channel_names"] = channels
+    named_channels = there.get("channel_names") or there.get("modality")
+    if named_channels:
+        content["channel_names"] = named_channels
     split = _split(name, cases, tested, seed)
     content |= {key: [_row(folder, case) for case in listed] for key, listed in split.items()}
     if not split["training"]:
         notes.append("fewer than three patients: an unseen site, which is tested only")
-    named = tuple(str(text) for text in channels.values()) if channels else ()
+    named = tuple(str(text) for text in named_channels.values()) if named_channels else ()
     site = VolumeFolder(name, folder, classes, split, channel_names=named)
     site.check_splits()
     site.check_files()
@@ -170,37 +178,85 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(image_suffix(path.name))
 
 
-def _files(folder: Path) -> list[Path]:
-    """The images of a folder: files of a known kind, and folders, which hold a DICOM series."""
-    visible = (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
-    return [path for path in visible if path.is_dir() or path.name.lower().endswith(IMAGE_SUFFIXES)]
+def _visible(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
 
 
-def _pairs(folder: Path, layout: tuple[str, str], site: str) -> tuple[list[Case], list[str]]:
-    """The cases that have both, and notes on what has only one."""
-    files, maps = (_files(folder / one) for one in layout)
-    whole = {name for path in maps for name in (_stem(path), _without_ending(_stem(path)))}
+def _is_image(file: Path) -> bool:
+    return file.name.lower().endswith((*IMAGE_SUFFIXES, *_VOXELS))
+
+
+def _labels(folder: Path) -> list[tuple[str, Path]]:
+    """The label maps of a folder, by their names: files of a known kind, and folders that hold one."""
+    found = []
+    for path in _visible(folder):
+        if path.is_dir():
+            inside = [file for file in path.rglob("*") if image_suffix(file.name)]
+            found.append((path.name, inside[0] if len(inside) == 1 else path))
+        elif image_suffix(path.name):
+            found.append((_stem(path), path))
+    return found
+
+
+def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[str, Path]]:
+    """The images of a folder, by their names, with notes on all that is left out."""
+    found = [(_stem(path), path) for path in _visible(folder) if path.is_file() and image_suffix(path.name)]
+    for below in (path for path in _visible(folder) if path.is_dir()):
+        seen = scan(below, take=_is_image)
+        chosen = select(seen.series, series)
+        files = [file for file in seen.others if image_suffix(file.name)]
+        places = [*files, *(place_of_series(one, seen.series) for one in chosen.chosen)]
+        left_out = [*seen.left_out, *chosen.left_out, *chosen.unclear]
+        if len(places) == 1 and places[0] is not None and not chosen.unclear:
+            alone = len(seen.series) == 1 and places[0].is_dir()
+            found.append((below.name, below if alone else places[0]))
+        else:
+            what = f"holds {len(places)} images" if places else "holds no image"
+            left_out.append(LeftOut(below, f"{what}, one was expected"))
+        notes += [_note(one, folder) for one in left_out]
+    loose = scan(folder, skip=lambda below: "", take=_is_image)
+    chosen = select(loose.series, series)
+    for one in chosen.chosen:
+        alone = len(one.files) == 1
+        place = one.files[0]
+        found.append((re.sub(r"\.(dcm|dicom|ima)$", "", place.name, flags=re.I) if alone else one.uid, place))
+    notes += [_note(one, folder) for one in (*loose.left_out, *chosen.left_out, *chosen.unclear)]
+    return found
+
+
+def _note(left_out: LeftOut, folder: Path) -> str:
+    path = left_out.path
+    where = path.relative_to(folder.parent) if path.is_relative_to(folder.parent) else path
+    return f"left out: {where}: {left_out.reason}"
+
+
+def _pairs(
+    folder: Path, layout: tuple[str, str], site: str, series: str | None
+) -> tuple[list[Case], list[str], dict[str, tuple[str, ...]]]:
+    """The cases that have both, notes on what has only one, and the numbers of the cases' channels."""
+    notes: list[str] = []
+    files, maps = _images(folder / layout[0], series, notes), _labels(folder / layout[1])
+    whole = {name for stem, _ in maps for name in (stem, _without_ending(stem))}
     images: dict[str, dict[str, Path]] = defaultdict(dict)
-    for path in files:
-        stem = _stem(path)
+    for stem, path in files:
         channel = _CHANNEL.fullmatch(stem)
         if channel is None or stem in whole:  # not a channel where the label map has the whole name
             _add(images[stem], "", path, site)
         else:
             _add(images[channel["name"]], channel["channel"], path, site)
     labels: dict[str, dict[str, Path]] = defaultdict(dict)
-    for path in maps:
-        stem = _stem(path)
+    for stem, path in maps:
         _add(labels[stem if stem in images else _without_ending(stem)], "", path, site)
     both = sorted(set(images) & set(labels))
     if not both:
+        some = ", ".join(stem for stem, _ in (*files[:2], *maps[:2]))
+        more = f" {notes[0][0].upper()}{notes[0][1:]}." if notes else ""
         raise DataError(
             f"no image of {layout[0]} has a label map of its name in {layout[1]}",
             site=site,
             path=folder,
-            hint=f"There are for instance {', '.join(_stem(path) for path in (*files[:2], *maps[:2]))}.",
+            hint=(f"There are for instance {some}." if some else "") + more,
         )
-    notes = []
     for what, alone in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
         if alone:
             some = ", ".join(sorted(alone)[:_SHOWN]) + (", ..." if len(alone) > _SHOWN else "")
@@ -209,7 +265,7 @@ def _pairs(folder: Path, layout: tuple[str, str], site: str) -> tuple[list[Case]
     for name in both:
         first, *others = (path for _, path in sorted(images[name].items()))
         cases.append(Case(name, first, labels[name][""], others=tuple(others)))
-    return cases, notes
+    return cases, notes, {name: tuple(sorted(images[name])) for name in both}
 
 
 def _without_ending(stem: str) -> str:
@@ -234,18 +290,18 @@ def _add(found: dict[str, Path], channel: str, path: Path, site: str) -> None:
     found[channel] = path
 
 
-def _check_channels(cases: Sequence[Case], site: str) -> None:
+def _check_channels(cases: Sequence[Case], channels: Sequence[tuple[str, ...]], site: str) -> None:
     """Check that the images have the same channels, by their numbers; one file is the channel 0.
 
     Raises:
         DataError: naming a case whose channels are others than most cases'.
     """
-    found = [tuple(_stem(file).removeprefix(case.name) or "_0000" for file in case.files) for case in cases]
+    found = [tuple(f"_{number or '0000'}" for number in numbers) for numbers in channels]
     usual, _ = Counter(found).most_common(1)[0]
-    for case, channels in zip(cases, found, strict=True):
-        if channels != usual:
+    for case, own in zip(cases, found, strict=True):
+        if own != usual:
             raise DataError(
-                f"{case.name} has the channels {', '.join(channels)}, others have {', '.join(usual)}",
+                f"{case.name} has the channels {', '.join(own)}, others have {', '.join(usual)}",
                 site=site,
                 path=case.image,
             )

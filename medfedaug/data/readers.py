@@ -27,6 +27,7 @@ from monai.data import ImageReader, MetaTensor
 from monai.transforms import EnsureChannelFirst, LoadImage
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
+from medfedaug.data.dicom_series import load_series, open_series
 from medfedaug.data.photographs import (
     PHOTOGRAPH_SUFFIXES,
     is_photograph,
@@ -41,23 +42,17 @@ __all__ = [
     "NIFTI_SUFFIXES",
     "Header",
     "SimpleITKReader",
-    "dicom_series",
     "image_suffix",
+    "is_dicom",
     "itk_information",
     "load_label",
     "load_volume",
     "read_header",
-    "series_files",
 ]
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 _ITK = (".mha", ".mhd", ".nrrd", ".nhdr")
 IMAGE_SUFFIXES = (*NIFTI_SUFFIXES, *_ITK, *PHOTOGRAPH_SUFFIXES)
-
-_POSITION = "0020|0032"
-
-# Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
-_UNEVEN = 0.1
 
 # By the code in a NIfTI header. Nothing that reads it through MONAI would see the difference.
 _NO_MILLIMETRES = {1: "metres", 3: "micrometres"}
@@ -113,7 +108,7 @@ class Header:
 
 
 class SimpleITKReader(ImageReader):
-    """Reads MHA, NRRD, and a folder with one DICOM series, for `monai.transforms.LoadImage`.
+    """Reads MHA, NRRD, and a DICOM series by its folder or a file of it, for `monai.transforms.LoadImage`.
 
     MONAI's `ITKReader` needs the package itk; this one needs SimpleITK. As with MONAI's `NibabelReader` the
     array is indexed (x, y, z) or (x, y, z, channel), and the affine is in RAS.
@@ -128,25 +123,21 @@ class SimpleITKReader(ImageReader):
     """
 
     def verify_suffix(self, filename: Any) -> bool:
-        """Whether it is a folder, or a file of ITK's own formats."""
-        return all(str(name).lower().endswith(_ITK) or Path(name).is_dir() for name in ensure_tuple(filename))
+        """Whether it is DICOM, or a file of ITK's own formats."""
+        return all(
+            str(name).lower().endswith(_ITK) or is_dicom(Path(name)) for name in ensure_tuple(filename)
+        )
 
     def read(self, data: Any, **kwargs: Any) -> sitk.Image:
         """Read one volume; that of a DICOM series in the units of its modality.
 
         Raises:
-            ValueError: for a file that SimpleITK cannot read, or a folder without one whole DICOM series.
+            ValueError: for a file that SimpleITK cannot read, or what is not one whole DICOM series.
         """
         (name,) = ensure_tuple(data)
         path = Path(name)
         try:
-            if not path.is_dir():
-                return sitk.ReadImage(str(path))
-            files, first = _series(path)
-            colour = first.GetNumberOfComponents() > 1
-            # As floating point, since each slice may have a slope of its own (PET).
-            pixel = sitk.sitkVectorFloat32 if colour else sitk.sitkFloat32
-            return sitk.ReadImage(files if len(files) > 1 else files[0], pixel)
+            return load_series(open_series(path)) if is_dicom(path) else sitk.ReadImage(str(path))
         except RuntimeError as error:
             raise ValueError(_reason(error)) from error
 
@@ -213,7 +204,7 @@ def read_header(path: Path) -> Header:
     """Read a volume's properties without decoding it.
 
     A NIfTI file that seems to be cut short is decoded after all, to be sure. What was asked for before is not
-    opened again, unless one of its files was written anew: for a series of 90 slices 1 ms in place of 130.
+    opened again, unless one of its files was written anew.
 
     Raises:
         Exception: as `load_volume`.
@@ -228,8 +219,13 @@ def _read_header(path: Path, state: int) -> Header:
         return Header((seen.width, seen.height, 1), seen.channels, None, seen.white)
     if str(path).lower().endswith(NIFTI_SUFFIXES):
         return _nifti_header(path)
+    if is_dicom(path):
+        series = open_series(path)
+        return _header(
+            series.shape if series.channels == 1 else (*series.shape, series.channels), series.affine
+        )
     try:
-        files, reader = _series(path) if path.is_dir() else ([], itk_information(path))
+        reader = itk_information(path)
     except RuntimeError as error:
         raise ValueError(_reason(error)) from error
     kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())
@@ -237,12 +233,6 @@ def _read_header(path: Path, state: int) -> Header:
         raise ValueError(f"voxels of the type {kind}, and real numbers were expected")
     size = reader.GetSize()
     affine = _ras(reader.GetDirection(), reader.GetSpacing(), reader.GetOrigin())
-    if len(files) > 1:
-        size = (*size[:2], len(files))
-        last = itk_information(files[-1])
-        if reader.HasMetaDataKey(_POSITION):  # a slice alone does not know how far the next one is
-            step = (_position(last) - _position(reader)) / (len(files) - 1)
-            affine[:3, 2] = step * (-1, -1, 1)
     components = reader.GetNumberOfComponents()
     return _header(size if components == 1 else (*size, components), affine)
 
@@ -288,58 +278,9 @@ def itk_information(path: str | Path) -> sitk.ImageFileReader:
     return reader
 
 
-def _series(folder: Path) -> tuple[list[str], sitk.ImageFileReader]:
-    """The files of the one DICOM series in a folder, in the order of their slices, and the first's header."""
-    series = dicom_series(folder)
-    if len(series) != 1:
-        raise ValueError(f"holds {len(series) or 'no'} DICOM series, one was expected")
-    files = list(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))
-    readers = [itk_information(file) for file in files]
-    first = readers[0]
-    if len(files) == 1:
-        return files, first
-    if any(reader.GetSize() != first.GetSize() for reader in readers):
-        raise ValueError("its slices differ in size")
-    if not all(np.allclose(reader.GetDirection(), first.GetDirection(), atol=1e-3) for reader in readers):
-        raise ValueError("its slices differ in orientation")
-    if not all(reader.HasMetaDataKey(_POSITION) for reader in readers):
-        return files, first
-    # Along the normal of the slices, that is the third column of the direction.
-    normal = np.reshape(first.GetDirection(), (3, 3))[:, 2]
-    gaps = np.diff([float(normal @ _position(reader)) for reader in readers])
-    usual = float(np.median(gaps))
-    if np.abs(gaps - usual).max() > _UNEVEN * abs(usual):
-        raise ValueError(
-            f"slices are missing, double or uneven: {len(files)} slices, "
-            f"{np.abs(gaps).min():.4g} to {np.abs(gaps).max():.4g} mm apart"
-        )
-    return files, first
-
-
-def dicom_series(folder: Path) -> tuple[str, ...]:
-    """The identities of the DICOM series whose files lie in a folder."""
-    shown = sitk.ProcessObject.GetGlobalWarningDisplay()
-    sitk.ProcessObject.SetGlobalWarningDisplay(False)  # of a folder without any it would print a line
-    try:
-        return tuple(sitk.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
-    finally:
-        sitk.ProcessObject.SetGlobalWarningDisplay(shown)
-
-
-def series_files(folder: Path) -> list[Path]:
-    """The files of the one DICOM series in a folder, in the order in which they make slices.
-
-    Raises:
-        ValueError: for a folder without one whole series.
-    """
-    try:
-        return [Path(file) for file in _series(folder)[0]]
-    except RuntimeError as error:
-        raise ValueError(_reason(error)) from error
-
-
-def _position(reader: sitk.ImageFileReader) -> np.ndarray:
-    return np.array([float(value) for value in reader.GetMetaData(_POSITION).split("\\")])
+def is_dicom(path: Path) -> bool:
+    """Whether an image is DICOM, by its name: a folder, or a file without a suffix of another format."""
+    return path.is_dir() or not image_suffix(path.name)
 
 
 def _ras(direction: Sequence[float], spacing: Sequence[float], origin: Sequence[float]) -> np.ndarray:

@@ -12,17 +12,24 @@ FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size; ``None`` for what is not there."""
 
 _BLOCK = 2**20
+_NO_DICOM = (".nii", ".nii.gz", ".mha", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
 
 
 def voxel_files(path: Path) -> list[Path]:
-    """The files that hold the voxels of an image: those of a DICOM series, or the one that a header names."""
-    if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.is_file())
+    """The files that hold the voxels of an image: those of a DICOM series, or the one that a header names.
+
+    A folder stands for the DICOM series in it, at any depth, and a DICOM file for the series that it is of.
+    Of a folder that holds no whole series, all files count.
+    """
     if path.suffix.lower() in (".mhd", ".nhdr"):
         match = _RAW.search(path.read_bytes()[:_BLOCK])
         return [path.parent / match[1].decode(errors="replace")] if match else []
-    return [path]
+    if path.name.lower().endswith(_NO_DICOM):
+        return [path]
+    from medfedaug.data.dicom_series import files_of_series  # pydicom, for those that need it
+
+    return files_of_series(path)
 
 
 def files_of(image: Path) -> set[Path]:

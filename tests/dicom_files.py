@@ -1,0 +1,164 @@
+"""DICOM files as scanners and archives write them, made by pydicom from an array and a geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.sequence import Sequence as Items
+from pydicom.uid import (
+    CTImageStorage,
+    EnhancedMRImageStorage,
+    ExplicitVRLittleEndian,
+    SegmentationStorage,
+    generate_uid,
+)
+
+EDGES = (0.9, 1.1, 3.0)
+ORIGIN = np.array([-80.0, -90.0, -40.0])
+
+
+def base(sop: str, study: str, series: str) -> Dataset:
+    """A header with a patient, and nothing of an image."""
+    found = Dataset()
+    found.file_meta = FileMetaDataset()
+    found.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    found.SOPClassUID = found.file_meta.MediaStorageSOPClassUID = sop
+    found.SOPInstanceUID = found.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    found.PatientID, found.PatientName = "PID-4711", "Doe^Jane"
+    found.PatientBirthDate, found.PatientSex = "19500101", "F"
+    found.StudyInstanceUID, found.SeriesInstanceUID = study, series
+    found.StudyDate, found.StudyTime, found.StudyID = "20200101", "120000", "1"
+    found.AccessionNumber, found.ReferringPhysicianName, found.Manufacturer = "", "", "scanner"
+    found.FrameOfReferenceUID, found.PositionReferenceIndicator = f"{study[:60]}.9", ""
+    found.SeriesNumber, found.Modality = 3, "CT"
+    found.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
+    return found
+
+
+def put_pixels(found: Dataset, stored: np.ndarray) -> None:
+    """Grey values, int16, (rows, columns) or (frames, rows, columns)."""
+    found.SamplesPerPixel, found.PhotometricInterpretation = 1, "MONOCHROME2"
+    found.BitsAllocated = found.BitsStored = 16
+    found.HighBit, found.PixelRepresentation = 15, 1
+    found.Rows, found.Columns = stored.shape[-2:]
+    found.PixelData = np.ascontiguousarray(stored.astype("<i2")).tobytes()
+
+
+def write_slices(
+    folder: Path,
+    voxels: np.ndarray,
+    *,
+    turned: np.ndarray | None = None,
+    edges: Sequence[float] = EDGES,
+    shift: float = 0.0,
+    study: str = "",
+    series: str = "",
+    sop: str = CTImageStorage,
+    name: Callable[[Dataset, int], str] = lambda header, k: f"CT.{header.SOPInstanceUID}",
+    syntax: str = ExplicitVRLittleEndian,
+    change: Callable[[Dataset, int], Any] = lambda header, k: None,
+    skip: Sequence[int] = (),
+) -> list[Path]:
+    """A series of one file a slice, in no order; those that ``change`` returns ``False`` for are not written.
+
+    ``turned`` are the directions of columns, rows and slices in LPS, and ``shift`` moves each slice along its
+    columns, mm, as a tilted gantry does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    turned = np.eye(3) if turned is None else turned
+    study, series = study or generate_uid(), series or generate_uid()
+    written = []
+    for k in np.random.default_rng(0).permutation(voxels.shape[2]):
+        if k in skip:
+            continue
+        found = base(sop, study, series)
+        found.InstanceNumber = int(k) + 1
+        position = ORIGIN + turned[:, 2] * edges[2] * k + turned[:, 1] * shift * k
+        found.ImagePositionPatient = [f"{v:.6f}" for v in position]
+        found.ImageOrientationPatient = [f"{v:.9f}" for v in (*turned[:, 0], *turned[:, 1])]
+        found.PixelSpacing, found.SliceThickness = [edges[1], edges[0]], edges[2]
+        found.RescaleSlope, found.RescaleIntercept = 1, 0
+        put_pixels(found, voxels[:, :, k].T)
+        if change(found, int(k)) is False:
+            continue
+        path = folder / name(found, int(k))
+        if syntax != ExplicitVRLittleEndian:
+            if syntax.is_compressed and syntax.is_encapsulated:
+                found.compress(syntax)
+            else:
+                found.file_meta.TransferSyntaxUID = syntax
+        found.save_as(path, enforce_file_format=True)
+        written.append(path)
+    return written
+
+
+def write_frames(
+    path: Path,
+    volumes: Sequence[np.ndarray],
+    order: Sequence[tuple[int, int]],
+    *,
+    edges: Sequence[float] = EDGES,
+    rescale: Callable[[int, int], tuple[float, float]] = lambda volume, k: (1.0, 0.0),
+    change: Callable[[Dataset], Any] = lambda header: None,
+) -> Path:
+    """An enhanced multi-frame MR object: frame by frame, slice ``k`` of a volume, whose echo time it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = base(EnhancedMRImageStorage, generate_uid(), generate_uid())
+    found.Modality, found.InstanceNumber, found.NumberOfFrames = "MR", 1, len(order)
+    put_pixels(found, np.stack([volumes[volume][:, :, k].T for volume, k in order]))
+    shared = Dataset()
+    shared.PlaneOrientationSequence = Items([item(ImageOrientationPatient=[1, 0, 0, 0, 1, 0])])
+    measures = item(PixelSpacing=[edges[1], edges[0]], SliceThickness=1.0)  # thinner than the step
+    shared.PixelMeasuresSequence = Items([measures])
+    found.SharedFunctionalGroupsSequence = Items([shared])
+    groups = []
+    for volume, k in order:
+        slope, intercept = rescale(volume, k)
+        group = Dataset()
+        position = ORIGIN + np.array([0, 0, edges[2] * k])
+        group.PlanePositionSequence = Items([item(ImagePositionPatient=position.tolist())])
+        group.PixelValueTransformationSequence = Items(
+            [item(RescaleSlope=slope, RescaleIntercept=intercept, RescaleType="US")]
+        )
+        group.FrameContentSequence = Items([item(StackID="1", InStackPositionNumber=k + 1)])
+        group.MREchoSequence = Items([item(EffectiveEchoTime=10.0 * (volume + 1))])
+        groups.append(group)
+    found.PerFrameFunctionalGroupsSequence = Items(groups)
+    change(found)
+    found.save_as(path, enforce_file_format=True)
+    return path
+
+
+def item(**values: Any) -> Dataset:
+    found = Dataset()
+    for name, value in values.items():
+        setattr(found, name, value)
+    return found
+
+
+def write_object(path: Path, sop: str = SegmentationStorage, **values: Any) -> Path:
+    """An object beside images, that has no slices; a SEG has frames of its own."""
+    found = base(sop, values.pop("study", generate_uid()), generate_uid())
+    for name, value in values.items():
+        setattr(found, name, value)
+    if sop == SegmentationStorage:
+        put_pixels(found, np.zeros((2, 4, 4)))
+        found.NumberOfFrames = 2
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.save_as(path, enforce_file_format=True)
+    return path
+
+
+def affine_of(headers: Sequence[Dataset]) -> np.ndarray:
+    """The affine to RAS, by the standard's own arithmetic (PS3.3 C.7.6.2.1.1), of sorted headers."""
+    first, last = headers[0], headers[-1]
+    row, column = np.reshape([float(v) for v in first.ImageOrientationPatient], (2, 3))
+    start, end = (np.array([float(v) for v in one.ImagePositionPatient]) for one in (first, last))
+    lps = np.eye(4)
+    lps[:3, 0], lps[:3, 1] = row * float(first.PixelSpacing[1]), column * float(first.PixelSpacing[0])
+    lps[:3, 2], lps[:3, 3] = (end - start) / (len(headers) - 1), start
+    return np.diag([-1, -1, 1, 1]) @ lps
