@@ -38,6 +38,7 @@ from medfedaug.nvflare_jobs.kit import (
     forbid_code,
     open_kit,
     sends_logs,
+    validates_json,
 )
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.settings import SiteSettings
@@ -136,6 +137,7 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
     yield _classes(resources, kit.server, configure)
+    yield _configurations(resources, configure)
     if not kit.server:
         yield _launcher(kit.launchers(), configure)
         if sends_logs(resources):
@@ -181,6 +183,14 @@ def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
         )
     others = len(set(found) - set(allowed.needed_classes(server)))
     return Check(name, True, f"{len(found) - others} classes for our jobs, {others} for other jobs")
+
+
+def _configurations(resources: dict[str, Any], configure: str) -> Check:
+    name = "job files"
+    if validates_json(resources):
+        return Check(name, True, "only JSON without variables may configure a job")
+    found = "a job in HOCON or YAML can read environment, files and addresses of this machine"
+    return Check(name, False, found, f"{configure}, then start the kit again")
 
 
 def _launcher(found: list[str], configure: str) -> Check:

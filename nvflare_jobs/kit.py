@@ -26,14 +26,17 @@ from medfedaug.training_bundle.content import AllowedBundle
 __all__ = [
     "DEFAULT_LAUNCHER",
     "LAUNCHER",
+    "VALIDATOR",
     "Kit",
     "KitFile",
     "forbid_code",
     "open_kit",
     "sends_logs",
+    "validates_json",
 ]
 
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
+VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 # NVFlare's default folder for the jobs and snapshots of all servers of a machine.
 _SHARED_FOLDER = "/tmp/nvflare/"
@@ -215,6 +218,7 @@ class Kit:
             raise ConfigError(f"{path}: is missing, and so is {path.name}.default; provision the kit again")
         file = KitFile(path, found, copy.deepcopy(found))
         self._classes(file, only)
+        self._validator(file)
         for component in _components(file.wanted):
             if not self.server and component.get("path") == DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
@@ -242,6 +246,13 @@ class Kit:
             file.changes += [f"class_allow_list: without {shown}"] if gone else []
         if only and file.wanted.pop("class_list_enforcement_mode", "enforce") != "enforce":
             file.changes.append("class_list_enforcement_mode: enforce")
+
+    def _validator(self, file: KitFile) -> None:
+        """Admit jobs in plain JSON alone; a validator of the site's own is asked next."""
+        present = file.wanted.get("app_validator")
+        if not validates_json(file.wanted):
+            file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
+            file.changes.append(f"app_validator: {VALIDATOR}")
 
     def _own_folder(self, component: dict[str, Any], key: str, name: str, file: KitFile) -> None:
         """Move the server's storage out of the folder that all servers of a machine share."""
@@ -301,6 +312,12 @@ def open_kit(path: str | Path) -> Kit:
         f"{path}: is not an NVFlare kit (no startup/fed_client.json or fed_server.json); name the folder "
         "that holds 'startup' and 'local'"
     )
+
+
+def validates_json(resources: Mapping[str, Any]) -> bool:
+    """Whether a server or site with these resources refuses jobs that are configured in anything but JSON."""
+    found = resources.get("app_validator")
+    return isinstance(found, dict) and found.get("path") == VALIDATOR
 
 
 def sends_logs(resources: Mapping[str, Any]) -> bool:

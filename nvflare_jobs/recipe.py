@@ -17,6 +17,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial import INITIAL_FILE, InitialWeights
 from medfedaug.federation.messages import TASKS
 from medfedaug.loops import find_loop
+from medfedaug.nvflare_jobs.app_validator import keys_with_variables
 from medfedaug.nvflare_jobs.controller import FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.tracking import add_tracking
@@ -80,6 +81,8 @@ class MedFedAugRecipe(Recipe):
         except ValueError as error:
             raise ConfigError(f"a job cannot be called {name!r}: {first_line(error)}") from error
         settings, waits = run.to_dict(), execution.to_dict()
+        for key in keys_with_variables(settings):
+            raise ConfigError(f"{key}: a job has no text with braces, which NVFlare takes for variables")
         job.to_server(FederationController(config=settings, execution=waits, run_name=name, resume=resume))
         job.to_clients(SiteExecutor(config=settings, threads=execution.threads), tasks=list(TASKS))
         if initial is not None:

@@ -81,7 +81,7 @@ def test_where_prepared_images_are_kept_is_said(kit, run, tmp_path):
 def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
     code, out, _ = run("doctor", "--kit", kits / "hospital-b")
     assert code == 1
-    assert "not ready: allow-list, launcher, logs, data" in out
+    assert "not ready: allow-list, job files, launcher, logs, data" in out
     assert "site-config" in out
     checks = examine(kits / "hospital-b")
     assert the(checks, "policy").ok is None

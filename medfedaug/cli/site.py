@@ -95,7 +95,7 @@ def site_config(
         typer.Option("--check", help="Print what is missing and exit with 1 if anything is; write nothing."),
     ] = False,
 ) -> None:
-    """Prepare an NVFlare kit: allow-list, launcher, data folder, limits."""
+    """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.training_bundle.content import AllowedBundle
 
@@ -124,8 +124,9 @@ def site_config(
     if not changed:
         say(f"{kit}: nothing to change")
     elif not check:
-        note = "Start a running kit again: launcher and policy are read then, the rest with the next job."
-        say(note)
+        say(
+            "Start a running kit again: it reads launcher, validator and policy then, the rest with each job."
+        )
     if check and changed:
         raise typer.Exit(1)
 
