@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import py_compile
 import shutil
+import stat
 from dataclasses import replace
 
 import bundles
@@ -22,6 +25,7 @@ from medfedaug.nvflare_jobs import MedFedAugRecipe, SiteExecutor
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 from medfedaug.simulate import configure
 from medfedaug.training_bundle import content
+from medfedaug.training_bundle.configuration import BundleConfiguration
 
 LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
 
@@ -103,7 +107,7 @@ def test_a_bundle_that_is_not_allowed_is_refused_though_it_lies_where_the_enviro
     monkeypatch.setenv("MEDFEDAUG_BUNDLES", str(lead.parent))
     hospitals[0].set(data=str(hospitals[0].data), device="cpu", **LOOSE)
     error = answer(hospitals[0], config).error
-    assert "the Bundle spleen is not allowed here" in error
+    assert "the Bundle … is not allowed here" in error
     assert "--allow-bundle" in error
 
 
@@ -183,9 +187,9 @@ def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
         hospital.set(data=str(hospital.data), device="cpu", **loose, bundles=allowed)
         return answer(hospital, config).error
 
-    assert "its network is spleen, and the site's rule networks" in with_rules(networks=["basicunet"])
+    assert "its network is …, and the site's rule networks" in with_rules(networks=["basicunet"])
     assert not with_rules(networks=["spleen"])
-    assert "its batch_size is 2, and the site's rule min_batch_size" in with_rules(min_batch_size=3)
+    assert "its batch_size is …, and the site's rule min_batch_size" in with_rules(min_batch_size=3)
     assert "max_model_mb" in with_rules(max_model_mb=0.001)
 
 
@@ -249,3 +253,119 @@ def test_nvflare_and_one_process_give_the_same_bits(config, phantom, tmp_path):
         found = torch.load(output / file, weights_only=True)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
+# ------------------------------------------------------------------ what runs is what was looked at
+
+
+def losses(folder, said: str):
+    """A module of a Bundle, whose configuration imports it."""
+    (folder / "scripts").mkdir(exist_ok=True)
+    (folder / "scripts/__init__.py").touch()
+    module = folder / "scripts/own_losses.py"
+    module.write_text(f"SAID = {said!r}\n")
+    return module
+
+
+MORE = {
+    "a hidden file": ".more.py",
+    "a module without a console": "eval/more.pyw",
+    "text that an expression reads": "docs/expression.txt",
+    "weights by another name": "models/pretrained.pt",
+    "a hidden folder": ".hidden/more.py",
+}
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_every_file_of_a_bundle_counts(hospitals, config, kind):
+    path = hospitals[0].bundle / MORE[kind]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("1")
+    assert "spleen has changed since it was allowed here" in answer(hospitals[0], config).error
+
+
+@pytest.mark.parametrize("name", ["scripts/__pycache__/own.pyc", "docs/own.pyc", "models/own.so", "own.PYD"])
+def test_compiled_code_in_a_bundle_is_refused_by_name(run, kits, hospitals, config, name):
+    path = hospitals[0].bundle / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF")
+    error = answer(hospitals[0], config).error
+    assert "compiled code cannot be looked at in a Bundle; remove it" in error
+    code, _, err = run("site-config", "--kit", kits / "hospital-a", "--allow-bundle", hospitals[0].bundle)
+    assert code == 2
+    assert "compiled code" in " ".join(err.split())
+
+
+def test_a_link_in_a_bundle_is_refused(hospitals, config, tmp_path):
+    (tmp_path / "elsewhere.py").write_text("")
+    for target in (tmp_path / "elsewhere.py", tmp_path):
+        link = hospitals[0].bundle / "link"
+        link.symlink_to(target)
+        assert "a Bundle has no links" in answer(hospitals[0], config).error
+        link.unlink()
+    assert not answer(hospitals[0], config).error
+
+
+def test_a_bundle_runs_from_the_bytes_that_were_hashed(lead, tmp_path):
+    """A module that is changed after the check, and bytecode in the place of its source, do not run."""
+    module = losses(lead, "as it was allowed")
+    train = json.loads((lead / "configs/train.json").read_text())
+    train["said"] = "$__import__('scripts.own_losses', fromlist=['SAID']).SAID"
+    (lead / "configs/train.json").write_text(json.dumps(train))
+    allowed = content.AllowedBundle.of(lead)
+    found = BundleConfiguration(allowed)
+    module.write_text("SAID = 'changed since'\n")
+    hostile = tmp_path / "hostile.py"
+    hostile.write_text("SAID = 'from bytecode'\n")
+    for cached in (module, allowed.verified() / "scripts/own_losses.py"):
+        assert not list(cached.parent.glob("__pycache__"))
+    py_compile.compile(
+        str(hostile),
+        importlib.util.cache_from_source(str(module)),
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    assert found.make("said") == "as it was allowed"
+    assert found.make("bundle_root") != str(lead)
+    assert stat.S_IMODE(allowed.verified().stat().st_mode) == 0o700
+    with pytest.raises(ConfigError, match="compiled code"):
+        allowed.check()
+    shutil.rmtree(module.parent / "__pycache__")
+    with pytest.raises(ConfigError, match="has changed since it was allowed here"):
+        allowed.check()
+
+
+def test_what_is_not_hashed_is_not_there_when_a_bundle_runs(lead):
+    for name in ("models/model.pt", ".DS_Store", ".git/hooks/own.py"):
+        (lead / name).parent.mkdir(parents=True, exist_ok=True)
+        (lead / name).write_text("1")
+    allowed = content.AllowedBundle.of(lead)
+    (lead / "models/model.pt").write_text("2")
+    allowed.check()
+    there = {path.relative_to(allowed.verified()).as_posix() for path in allowed.verified().rglob("*")}
+    assert "configs/train.json" in there
+    assert not there & {"models/model.pt", ".DS_Store", ".git", ".git/hooks/own.py"}
+
+
+def test_a_hash_of_an_earlier_version_asks_to_allow_the_bundle_again(run, kits, lead, hospitals):
+    """It left documentation out."""
+    earlier = content.AllowedBundle.of(lead)
+    (lead / "docs/more.md").write_text("how to use it")
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit)[0] == 0
+    settings = json.loads((kit / "local/medfedaug.json").read_text())
+    (kit / "local/medfedaug.json").write_text(
+        json.dumps({**settings, "bundles": {"spleen": earlier.to_dict()}})
+    )
+    code, out, _ = run("doctor", "--kit", kit)
+    assert code == 1
+    assert "not ready" in out
+    assert "bundle spleen" in out
+    (check,) = [check for check in examine(kit) if check.name == "bundle spleen"]
+    assert check.ok is False
+    assert (
+        "was allowed by an earlier version, which left files out; look at it, and allow it again"
+        in check.found
+    )
+    assert run("site-config", "--kit", kit, "--allow-bundle", lead)[0] == 0
+    (check,) = [check for check in examine(kit) if check.name == "bundle spleen"]
+    assert check.ok is True

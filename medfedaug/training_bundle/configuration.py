@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -27,8 +28,8 @@ class BundleConfiguration:
     """The training configuration of a Bundle, whose parts are made when they are asked for.
 
     Making one runs the Bundle's expressions: the caller has looked it up with `content.find`. Neither its
-    trainer nor its data set is made, nor anything that only they need. ``bundle_root`` is the folder and
-    ``device`` the CPU.
+    trainer nor its data set is made, nor anything that only they need. ``bundle_root`` is a private copy of
+    the content that was allowed (`content.AllowedBundle.verified`), and ``device`` the CPU.
 
     Args:
         bundle: which.
@@ -45,13 +46,14 @@ class BundleConfiguration:
     __slots__ = ("bundle", "config", "evaluator", "file", "parser", "trainer")
 
     def __init__(self, bundle: AllowedBundle) -> None:
-        self.bundle, self.file = bundle, training_file(bundle.folder)
-        _importable(bundle.folder)
+        folder = bundle.verified()
+        self.bundle, self.file = bundle, training_file(folder)
+        _importable(folder)
         try:
             values = ConfigParser.load_config_file(str(self.file))
             if not isinstance(values, dict):
                 raise ValueError("an object is needed")
-            values["bundle_root"] = str(bundle.folder)
+            values["bundle_root"] = str(folder)
             if "device" in values:
                 values["device"] = "$torch.device('cpu')"
             self.parser = ConfigParser(values)
@@ -172,5 +174,7 @@ def _importable(folder: Path) -> None:
             if str(getattr(module, "__file__", None)).startswith(f"{_root}{os.sep}"):
                 del sys.modules[name]
     _root = root
+    sys.dont_write_bytecode = True  # what is imported is the source that was hashed
     if root not in sys.path:
         sys.path.insert(0, root)
+        importlib.invalidate_caches()

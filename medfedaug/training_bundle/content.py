@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,13 @@ PREDICTS = (
     "configs/inference.json says how"
 )
 
-# Weights, documentation and what runs write: nothing of it decides over a training, but for code there.
-_NOT_HASHED = ("models", "docs", "eval")
+# Neither hashed nor in the copy that runs: the weights that a training leaves, and what desktops and version
+# control write.
+_INERT = ("models/model.pt", "models/model.ts", ".DS_Store", "Thumbs.db", ".git")
+_COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib")
+_CACHE = "__pycache__"
+# Neither through a link nor from a pipe that came in the place of a file.
+_PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _TRAINING = tuple(f"configs/train.{suffix}" for suffix in ("json", "yaml", "yml"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HASH = re.compile(r"[0-9a-f]{8}( [0-9a-f]{8}){7}")
@@ -114,49 +120,94 @@ class AllowedBundle:
         Raises:
             ConfigError: when it has not.
         """
-        now = content_hash(self.folder)
-        if now != self.hash:
+        self._check(content_hash(self.folder))
+
+    def verified(self) -> Path:
+        """A private copy of the content that was allowed: all that runs of the Bundle runs from there.
+
+        It is made once in a process, hashed while it is written, and removed when the process ends. Nobody
+        else can write there, so nothing changes between the check and the run.
+
+        Raises:
+            ConfigError: when the folder has another content by now.
+        """
+        if self.hash not in _copies:
+            copy = tempfile.TemporaryDirectory(prefix="medfedaug-bundle-")  # for this user alone
+            self._check(content_hash(self.folder, Path(copy.name)))
+            _copies[self.hash] = copy
+        return Path(_copies[self.hash].name)
+
+    def _check(self, found: str) -> None:
+        if found != self.hash:
             raise ConfigError(
-                f"the Bundle {self.name} has changed since it was allowed here (content {short_hash(now)}, "
-                f"allowed {short_hash(self.hash)}); look at it, and allow it again: {_REMEDY}"
+                f"the Bundle {self.name} has changed since it was allowed here (content {short_hash(found)}, "
+                f"allowed {short_hash(self.hash)}), or was allowed by an earlier version, which left files "
+                f"out; look at it, and allow it again: {_REMEDY}"
             )
 
 
 _given: dict[str, AllowedBundle] = {}
 _allowed: dict[str, AllowedBundle] | None = None
 """Those of a site's settings; ``None`` on a user's own machine, where `_given` and the variable count."""
+_copies: dict[str, tempfile.TemporaryDirectory[str]] = {}
+"""By the hash of their content."""
 
 
-def content_hash(folder: Path) -> str:
+def content_hash(folder: Path, copy: Path | None = None) -> str:
     """The SHA-256 of all files of a Bundle, their names and their content.
 
-    Without hidden files and Python's caches, and of ``models``, ``docs`` and ``eval`` with Python's code
-    alone, which a configuration can import from there as from anywhere in the Bundle. It is in groups of
-    digits, as it is read, and as NVFlare does not take it for a secret in a job.
+    Of a Bundle's files a configuration can import any, run any and read any. So all count but `_INERT`, which
+    are not in the copy that runs. Compiled code is refused, which nobody can look at, and links are, which
+    lead elsewhere. The hash is in groups of digits, as it is read, and as NVFlare does not take it for a
+    secret in a job.
+
+    Args:
+        folder: the Bundle.
+        copy: an empty folder, to which the bytes that are hashed are written.
 
     Raises:
-        ConfigError: when a file cannot be read.
+        ConfigError: when a file cannot be read, or may not be in a Bundle.
     """
     total = hashlib.sha256()
     try:
         for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix()):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(json.dumps([path.relative_to(folder).as_posix(), content]).encode())
+            name = path.relative_to(folder)
+            total.update(json.dumps([name.as_posix(), _digest(path, copy / name if copy else None)]).encode())
     except OSError as error:
         raise ConfigError(f"{own(folder)}: the Bundle cannot be read ({error.strerror})") from error
     text = total.hexdigest()
     return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 
 
+def _digest(path: Path, copy: Path | None) -> str:
+    """The SHA-256 of a file, whose bytes are read once."""
+    digest = hashlib.sha256()
+    if copy is not None:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, _PLAIN), "rb") as file, open(copy or os.devnull, "wb") as target:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            target.write(block)
+    return digest.hexdigest()
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        code_alone = Path(root).relative_to(folder).parts[:1] in {(name,) for name in _NOT_HASHED}
-        yield from (
-            Path(root) / name
-            for name in files
-            if not name.startswith(".") and (name.endswith(".py") or not code_alone)
-        )
+    for root, folders, files in os.walk(folder, onerror=_raise):
+        inside = Path(root).relative_to(folder)
+        for name in (*folders, *files):
+            path = Path(root) / name
+            if _is_inert(inside / name):
+                continue
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise ConfigError(f"{own(path)}: a Bundle has no links; put the file itself there")
+            if name.lower() == _CACHE or name.lower().endswith(_COMPILED):
+                raise ConfigError(f"{own(path)}: compiled code cannot be looked at in a Bundle; remove it")
+        folders[:] = [name for name in folders if not _is_inert(inside / name)]
+        yield from (Path(root) / name for name in files if not _is_inert(inside / name))
+
+
+def _is_inert(name: Path) -> bool:
+    return name.as_posix() in _INERT or name.name in _INERT
 
 
 def _raise(error: OSError) -> None:
