@@ -93,6 +93,10 @@ class EvaluationExecutor(AnsweringExecutor):
         self.threads = threads
         self._configs = {key: RunConfig.from_dict(config) for key, config in runs.items()}
 
+    def job_settings(self) -> dict[str, Any]:
+        """The settings of all runs, as the job has them."""
+        return self.runs
+
     def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> EvaluationSite:
         """The site, with a trainer for each run."""
         trainers = {

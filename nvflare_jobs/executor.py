@@ -21,6 +21,7 @@ from medfedaug.admission import JOBS_FOLDER, JobBook
 from medfedaug.config import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.door import Door, GuardedDoor
+from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
@@ -52,6 +53,10 @@ class AnsweringExecutor(Executor):
         super().__init__()
         self._site: Answers | None = None
         self._events: EventLog | None = None
+
+    def job_settings(self) -> dict[str, Any]:
+        """The settings that the job brought."""
+        raise NotImplementedError
 
     def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Answers:
         """The site, from its own settings.
@@ -93,7 +98,8 @@ class AnsweringExecutor(Executor):
                 self._site = self._opened(name, events, fl_ctx)
             except MedFedAugError as error:
                 self.log_error(fl_ctx, str(error))
-                return Reply(request.task, error=f"site {name}: {public_text(error)}")
+                told = without_job_text(public_text(error), self.job_settings(), (name,))
+                return Reply(request.task, error=f"site {name}: {told}")
             except Exception as error:  # of PyTorch, of the system: its text may have names of this site
                 self.log_exception(fl_ctx, str(error))
                 what = f"{type(error).__name__} while its settings were opened; the site's own log says more"
@@ -134,6 +140,10 @@ class SiteExecutor(AnsweringExecutor):
         self.threads = threads
         self._run_config = RunConfig.from_dict(config)
         self._loop = ScriptLoop(self._run_config.loop) if self._run_config.loop else None
+
+    def job_settings(self) -> dict[str, Any]:
+        """The run's settings, as the job has them."""
+        return self.config
 
     def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Site:
         """The site with its trainer."""

@@ -51,35 +51,51 @@ REFUSED = {
     "what inverts a patient": (
         {"batch_size": 1, "local_steps": 1},
         {},
-        "its batch_size is 1, and the site's rule min_batch_size is 2",
+        "its batch_size is {}, and the site's rule min_batch_size is 2",
+        "1",
     ),
-    "few steps": ({"local_steps": 4}, {}, "its local_steps is 4, and the site's rule min_local_steps is 5"),
-    "a part of the cases": ({"limit": 2}, {}, "its limit is 2, and the site's rule allow_limit is false"),
-    "few cases": ({}, {"min_cases": 10}, "3 cases would train, and the site's rule min_cases is 10"),
+    "few steps": (
+        {"local_steps": 4},
+        {},
+        "its local_steps is {}, and the site's rule min_local_steps is 5",
+        "4",
+    ),
+    "a part of the cases": (
+        {"limit": 2},
+        {},
+        "its limit is {}, and the site's rule allow_limit is false",
+        "2",
+    ),
+    "few cases": ({}, {"min_cases": 10}, "3 cases would train, and the site's rule min_cases is 10", ""),
     "a method": (
         {"methods": "fedavg,fedbn"},
         {"methods": ["fedavg"]},
-        "its method is fedbn, and the site's rule methods allows fedavg",
+        "its method is {}, and the site's rule methods allows fedavg",
+        "fedbn",
     ),
     "a network": (
         {"network": "unet", "network_args": {}},
         {"networks": ["basicunet"]},
-        "its network is unet, and the site's rule networks allows basicunet",
+        "its network is {}, and the site's rule networks allows basicunet",
+        "unet",
     ),
     "a task": (
         {},
         {"tasks": ["classification"]},
-        "its task is segmentation, and the site's rule tasks allows classification",
+        "its task is {}, and the site's rule tasks allows classification",
+        "segmentation",
     ),
     "a large model": (
         {},
         {"max_model_mb": 0.01},
         "and the site's rule max_model_mb is 0.01",
+        "",
     ),
     "a large exchange": (
         {"methods": "fedfa"},
         {"max_payload_mb": 1e-4},
         "and the site's rule max_payload_mb is 0.0001",
+        "",
     ),
 }
 
@@ -108,16 +124,19 @@ def test_no_job_learns_whether_a_file_exists(hospital, tiny_config, tmp_path, ar
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_job_that_a_site_does_not_allow_is_refused_at_both_ends_by_rule_and_value(
-    hospital, deploy, tiny_config, case
+def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays_at_the_site(
+    hospital, deploy, tiny_config, caplog, case
 ):
-    changes, rules, words = REFUSED[case]
+    changes, rules, words, value = REFUSED[case]
     changes = dict(changes)
     site = hospital(**rules)
-    with pytest.raises(RunFailed, match=words):
+    told = words.format("…")
+    with pytest.raises(RunFailed, match=told):
         deploy(site).run(tiny_config(changes.pop("methods", "fedavg"), **changes))
-    assert words in site.logged[-1]
+    assert told in site.logged[-1]
     assert "site site_A: job refused: " in site.logged[-1]
+    if value:
+        assert words.format(value) in caplog.text
 
 
 def test_a_job_within_the_rules_runs(hospital, deploy, tiny_config):
@@ -130,10 +149,10 @@ def test_in_the_simulator_a_site_with_a_kits_rules_refuses_what_inverts_a_patien
     phantom_dir, tiny_config, tmp_path, rules_in_the_simulator
 ):
     rules_in_the_simulator()
-    words = "site_A: job refused: its batch_size is 1, and the site's rule min_batch_size is 2"
-    with pytest.raises(RunFailed, match=words):
+    words = "site_A: job refused: its batch_size is {}, and the site's rule min_batch_size is 2"
+    with pytest.raises(RunFailed, match=words.format("…")):
         run_in_simulator(tiny_config(batch_size=1, local_steps=1), phantom_dir, ["site_A"], tmp_path, "cpu")
-    assert words in (tmp_path / LOG_FILE).read_text()
+    assert words.format(1) in (tmp_path / LOG_FILE).read_text()
 
 
 @pytest.mark.slow
@@ -279,7 +298,10 @@ def test_a_server_cannot_change_a_job_that_was_admitted(hospital, tiny_config):
     # What was planned is under the same rules.
     config = tiny_config(planning={"memory": 1.0})
     site.start(config, "job-2")
-    assert "its batch_size is 1" in site.answer(Request("prepare", planned=planned)).error
+    assert (
+        "its batch_size is …, and the site's rule min"
+        in site.answer(Request("prepare", planned=planned)).error
+    )
 
 
 @pytest.mark.parametrize(

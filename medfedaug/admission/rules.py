@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from medfedaug.checks import check_keys
 from medfedaug.config import RunConfig
-from medfedaug.errors import ConfigError, JobRefused
+from medfedaug.errors import ConfigError, JobRefused, withheld
 from medfedaug.fields import check_fields, documented, setting
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ min_batch_size is 4
         """Check what a job says of itself, before anything is built for it.
 
         Raises:
-            JobRefused: naming the job's setting, its value, and the rule.
+            JobRefused: naming the job's setting, its value, which stays at the site, and the rule.
         """
         for name in (entry["name"] for entry in config.methods):
             self._allowed(site, "method", name, "methods", self.methods)
@@ -111,13 +111,12 @@ min_batch_size is 4
         if self.secure_only and not config.secure_aggregation:
             _refuse(site, "its secure_aggregation is false", "secure_only is true")
         if config.limit is not None and not self.allow_limit:
-            _refuse(site, f"its limit is {config.limit}", "allow_limit is false")
+            _refuse(site, f"its limit is {withheld(config.limit)}", "allow_limit is false")
         for name in ("network_args", "loss_args", "methods"):
             for text in _texts(getattr(config, name)):
                 if _FILE.search(text):
-                    _refuse(
-                        site, f"its {name} name a file or an address, {text[:80]!r}", "is that jobs name none"
-                    )
+                    found = f"its {name} name a file or an address, {withheld(repr(text[:80]))}"
+                    _refuse(site, found, "is that jobs name none")
         self.check_model(site, _megabytes(config, self.max_model_mb))
 
     def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
@@ -157,12 +156,12 @@ min_batch_size is 4
 
     def _allowed(self, site: str, what: str, name: str, rule: str, names: tuple[str, ...] | None) -> None:
         if names is not None and name not in names:
-            _refuse(site, f"its {what} is {name}", f"{rule} allows {', '.join(names) or 'none'}")
+            _refuse(site, f"its {what} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
 
     def _least(self, site: str, name: str, value: int, rule: str) -> None:
         least = getattr(self, rule)
         if value < least:
-            _refuse(site, f"its {name} is {value}", f"{rule} is {least}")
+            _refuse(site, f"its {name} is {withheld(value)}", f"{rule} is {least}")
 
     def told(self) -> str:
         """The rules in one line, as `doctor` shows them."""

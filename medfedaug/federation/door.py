@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from medfedaug.admission import JobBook, JobEntry, JobRules
@@ -14,12 +14,13 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError
 from medfedaug.federation.account import Account, enter_message
 from medfedaug.federation.data_folder import resolve_data_folder
+from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, Reply, Request, num_bytes
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.privacy import Pseudonyms
-from medfedaug.training_bundle.content import find
+from medfedaug.training_bundle.content import find, known
 
 __all__ = ["Door", "GuardedDoor"]
 
@@ -131,7 +132,7 @@ class GuardedDoor(Door):
             try:
                 find(config.bundle)
             except ConfigError as error:
-                raise JobRefused(self.site, str(error)) from error
+                raise JobRefused(self.site, error.marked) from error
 
     def _wait(self, config: RunConfig, short: str, should_stop: Callable[[], bool]) -> None:
         _log.warning(
@@ -183,9 +184,10 @@ class GuardedDoor(Door):
         return reply
 
     def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
-        """An error of ours without names, and of any other its kind alone, since its text may have some."""
+        """An error of ours without names and without text of the job, and of any other its kind alone."""
         if isinstance(error, MedFedAugError):
             told = self.pseudonyms.text(error, site, _data(site, trainer))
+            told = without_job_text(told, trainer.config.to_dict(), self._own_text(site, trainer))
             if told != str(error):
                 _log.error("%s [the server is told: %s]", error, told)
         else:
@@ -195,6 +197,15 @@ class GuardedDoor(Door):
         except MedFedAugError as problem:  # which may be what the message is about
             _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)
         return told
+
+    def _own_text(self, site: str, trainer: SiteTrainer) -> Iterator[str]:
+        """What a message may say although the job says it too."""
+        yield from (site, self.site, *(bundle.name for bundle in known()))
+        for names in (self.rules.methods, self.rules.networks, self.rules.tasks, self.rules.loops):
+            yield from names or ()
+        found = getattr(trainer, "folder", None)
+        if isinstance(found, SiteFolder):
+            yield from (*found.classes, *found.channel_names)
 
 
 def _data(site: str, trainer: SiteTrainer) -> SiteFolder | Path | None:

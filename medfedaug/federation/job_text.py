@@ -1,0 +1,96 @@
+"""Removal of a job's own text from what a site tells the server.
+
+A message of a site may quote the job: a class, the name of a network, an argument. A job whose text came from
+the site itself would so be given the site's secrets. The site's log has the whole message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from medfedaug import plugins
+from medfedaug.config import RunConfig
+from medfedaug.methods.registry import BUILT_IN_NAMES
+from medfedaug.models.networks import built_in_networks
+
+__all__ = ["without_job_text"]
+
+_WITHHELD = "…"
+# Of longer texts, pieces of this length are recognised, since messages shorten what they quote.
+_PIECE = 12
+_QUOTED_ONLY = 3
+"""Texts up to this length stand for themselves only in quotation marks: a class may be called `a`."""
+_LONGEST_KEY, _MOST = 40, 1000
+
+
+def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = ()) -> str:
+    """A message with `…` in the place of all values of the job's configuration, and of its longer keys.
+
+    Names that are installed here stay (settings, methods, networks), and so does the site's own text.
+
+    Args:
+        text: the message.
+        config: of the job, as plain JSON types.
+        own: text of the site's own, such as its name and what its rules allow.
+
+    Example:
+        >>> without_job_text("class 'lesion' of fedavg is odd", {"classes": ["lesion"], "method": "fedavg"})
+        "class '…' of fedavg is odd"
+    """
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    known = {*_known_names(), *own}
+    foreign = {form for value in _texts(config) if value not in known for form in _forms(value)}
+    marked = [False] * len(text)
+    pieces = {form[i : i + _PIECE] for form in foreign for i in range(len(form) - _PIECE + 1)}
+    for start in range(len(text) - _PIECE + 1):
+        if text[start : start + _PIECE] in pieces:
+            marked[start : start + _PIECE] = [True] * _PIECE
+    for form in (form for form in foreign if 0 < len(form) < _PIECE):
+        edges = ("(?<=['\"])", "(?=['\"])") if len(form) <= _QUOTED_ONLY else (r"(?<!\w)", r"(?!\w)")
+        for match in re.finditer(re.escape(form).join(edges), text):
+            marked[match.start() : match.end()] = [True] * len(match.group())
+    for start, end in _spans(text, known):
+        marked[start:end] = [False] * (end - start)
+    shown = "".join("\0" if hidden else character for character, hidden in zip(text, marked, strict=True))
+    return re.sub("\0+", _WITHHELD, shown)[:_MOST]
+
+
+def _known_names() -> set[str]:
+    settings = fields(RunConfig)
+    choices = {str(choice) for entry in settings for choice in entry.metadata.get("choices") or ()}
+    groups = (plugins.METHODS, plugins.NETWORKS, plugins.LOOPS)
+    added = {plugin.name for group in groups for plugin in plugins.installed(group)}
+    return {*choices, *added, *(entry.name for entry in settings), *BUILT_IN_NAMES, *built_in_networks()}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from filter(None, {value, *value.split("@")})
+    elif isinstance(value, Mapping):
+        yield from (str(key) for key in value if len(str(key)) > _LONGEST_KEY)
+        for entry in value.values():
+            yield from _texts(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _forms(text: str) -> Iterator[str]:
+    """A text as messages quote it."""
+    yield text
+    yield repr(text)[1:-1]
+    yield json.dumps(text)[1:-1]
+    yield " ".join(text.split())
+    yield "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _spans(text: str, words: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Where known words stand by themselves."""
+    for word in words:
+        if word and word in text:
+            for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?![\w])", text):
+                yield match.span()
