@@ -214,7 +214,9 @@ slices = [
     for i in volume["label"].flatten(0, 2).any(dim=0).nonzero().flatten().tolist()
 ]
 order = torch.Generator()
-loader = DataLoader(Dataset(slices, federation.transform), batch_size=4, shuffle=True, generator=order)
+loader = DataLoader(
+    Dataset(slices, {transform}), batch_size=4, shuffle=True, generator=order, num_workers={workers}
+)
 criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
 optimiser = torch.optim.SGD(network.parameters(), lr=0.05)
 for round_ in federation:
@@ -234,9 +236,10 @@ for round_ in federation:
 def script(tmp_path):
     """A script: `script(join="network", before="federation.before_step()")`."""
 
-    def write(first="", join="network", before="", after="federation.step()", name="train.py") -> Path:
+    def write(name="train.py", **parts) -> Path:
+        usual = {"first": "", "join": "network", "before": "", "after": "federation.step()"}
         path = tmp_path / name
-        path.write_text(LOOP.format(first=first, join=join, before=before, after=after))
+        path.write_text(LOOP.format(**{**usual, "transform": "federation.transform", "workers": 0, **parts}))
         return path
 
     return write
@@ -291,6 +294,55 @@ def test_gradients_that_a_method_should_have_corrected_are_not_sent(scripted, sc
 def test_a_loop_that_takes_no_step_sends_nothing(scripted, script):
     text = refused(scripted, script(after=""), answers=2)
     assert "the script's loop took no step in round 1; it has to call step()" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", ["federation.transform", "None"])
+def test_a_loop_that_leaves_out_the_transform_sends_nothing(scripted, script, data, workers, transform):
+    """The record would say that it trained with the method; images of a loader's processes count too."""
+    path = script(transform=transform, workers=workers)
+    config = configured("fedrdn", loop_reference(str(path))[0], rounds=1)
+    site, server = scripted(path, config), FederationServer(config)
+    other = Site("site_B", SiteTrainer(configured("fedrdn", rounds=1), data / "site_B", "cpu", threads=1))
+    for name, answer in (("site_A", site.answer), ("site_B", other.answer)):
+        assert server.accept_preparation(name, answer(server.prepare()))
+    server.finish_preparation()
+    reply = site.answer(server.start_round(["site_A"]))
+    left_out = (
+        "site site_A: the script's loop trained in round 1 without federation.transform, in which fedrdn "
+        "changes the training images; put it at the end of the transforms of the training data"
+    )
+    assert reply.error == (left_out if transform == "None" else "")
+    assert bool(reply.weights) is (transform != "None")
+
+
+def test_a_loop_is_checked_with_one_batch_and_without_nvflare(run, script, data, tmp_path):
+    settings = {"features": [8, 16, 32, 64, 128, 8], "norm": "batch"}
+    fixed = ["simulate", "--data", data, "--out", tmp_path / "out", "--network-args", json.dumps(settings)]
+
+    def checked(path: Path, methods: str) -> tuple[int, str, str]:
+        code, out, err = run(*fixed, "--methods", methods, "--loop", path, "--check")
+        assert not (tmp_path / "out").exists()
+        return code, " ".join(out.split()), " ".join(err.split())
+
+    code, out, err = checked(script(), "fedrdn,fedfa+")
+    assert code == 0, err
+    assert "called; needed by fedrdn" in out
+    assert "called; needed by fedfa_h" in out
+    assert "the loop is connected: the server takes its update" in out
+    for parts, methods, problem in (
+        ({"transform": "None"}, "fedrdn", "without federation.transform, in which fedrdn changes"),
+        ({"after": ""}, "fedavg", "took no step in round 1; it has to call step()"),
+        ({}, "scaffold", "scaffold corrects the gradients: call before_step()"),
+        ({"first": "raise OSError('no such disk')"}, "fedavg", "OSError: no such disk"),
+        ({"join": 'network, "fedbn"'}, "fedavg", "the script takes part with fedbn, and the job's methods"),
+    ):
+        code, out, err = checked(script(**parts), methods)
+        assert code == 2
+        assert problem in err
+        assert "is connected" not in out
+    code, _, err = run(*fixed, "--methods", "fedavg", "--check")
+    assert (code, "give its file with --loop" in err) == (2, True)
 
 
 def test_a_loss_that_is_not_finite_is_not_sent(scripted, script):

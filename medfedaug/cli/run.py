@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -37,6 +38,9 @@ from medfedaug.plan import Plan, load_plan, planning_settings
 from medfedaug.scores import UNSEEN
 from medfedaug.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.training_bundle.content import described_data, locate
+
+if TYPE_CHECKING:
+    from medfedaug.data.base import SiteFolder
 
 __all__ = ["export", "simulate"]
 
@@ -72,6 +76,14 @@ def simulate(
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="With --loop: run one batch of the script at the first site, without NVFlare, and say "
+            "what of the federation it is connected to.",
+        ),
+    ] = False,
     tracking: Tracking = None,
     memory: Annotated[
         float,
@@ -114,6 +126,9 @@ def simulate(
     with err_console.status(f"reading {data}"):
         sites = find_sites(data, limit=options.get("limit"))
         config = configure(sites, **options)
+    if check:
+        _check_loop(loop, config, sites, device)
+        return
     with resumable("--resume"), RoundProgress(config.rounds) as progress:
         settings: dict[str, Any] = {
             "engine": engine.value,
@@ -278,6 +293,33 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     if file == _AUTO:
         settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
     return settings
+
+
+def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:
+    """Print what a script's loop is connected to.
+
+    Raises:
+        ConfigError: where no script is given, or something is missing.
+    """
+    if loop is None:
+        raise ConfigError("--check is for a training loop of your own; give its file with --loop")
+    from medfedaug.experiments.loop_check import check_loop_script
+    from medfedaug.loops import find_loop, loop_reference
+
+    reference, script = loop_reference(loop)
+    site = next((one for one in sites if one.trains and one.name not in config.holdout), None)
+    if site is None:
+        raise ConfigError("--check needs a site that trains")
+    path = script or find_loop(reference, Path())
+    found = check_loop_script(path, replace(config, loop=reference), site, device)
+    table = Table("call", "found", title=f"{path.name}, one batch at {site.name}")
+    for call, text in found.connected.items():
+        table.add_row(call, text)
+    if found.connected:
+        out_console.print(table)
+    if found.problems:
+        raise ConfigError("; ".join(found.problems))
+    say("the loop is connected: the server takes its update")
 
 
 def _print_holdout(results: dict[str, Any], methods: str) -> None:

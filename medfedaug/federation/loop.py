@@ -40,6 +40,7 @@ class Desk:
         build: builds the site's side around what the script brings. It is called in the script's thread.
 
     Attributes:
+        brought: what the script gave to `join`.
         error: why the script could not take part, if it asked and could not.
     """
 
@@ -47,6 +48,7 @@ class Desk:
         self, folder: SiteFolder, classes: Sequence[str], build: Callable[[Brought], LocalTraining]
     ) -> None:
         self.folder, self.classes, self._build = folder, tuple(classes), build
+        self.brought = Brought()
         self.error: Exception | None = None
 
     def files(self, split: str) -> list[dict[str, Any]]:
@@ -81,6 +83,7 @@ class Desk:
             MedFedAugError: when a method, the network or the data do not go together with a loop of one's
                 own.
         """
+        self.brought = brought
         try:
             training = self._build(brought)
             assert isinstance(training, LoopTraining)
@@ -111,6 +114,9 @@ class ForeignLoop(ABC):
             MedFedAugError: when it ends before the round does.
         """
 
+    def stepped(self) -> None:
+        """Called in the script's thread after each step of its optimiser."""
+
 
 class _MethodTransform(Transform, RandomizableTrait):
     """What the methods do to a training image, once they have what they exchange before training.
@@ -121,19 +127,30 @@ class _MethodTransform(Transform, RandomizableTrait):
     def __init__(self, make: Callable[[], Sequence[Transform]]) -> None:
         self._make: Callable[[], Sequence[Transform]] | None = make
         self._current: Compose | None = None
+        # In shared memory: a loader may make its samples in processes of its own.
+        self._used = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    @property
+    def used(self) -> int:
+        """The number of images since the round began, at least 1 where there was any."""
+        return int(self._used)
 
     def begin(self, current: Compose | None = None) -> Compose:
         """A round begins, with the transforms that the site has for it, or new ones."""
         assert self._make is not None
         # Never its truth: the length of a `Compose` makes another one, which seeds the transforms anew.
         self._current = Compose(list(self._make())) if current is None else current
+        self._used.zero_()
         return self._current
 
     def __call__(self, data: Mapping[Any, Any]) -> Any:
-        return (self.begin() if self._current is None else self._current)(data)
+        current = self.begin() if self._current is None else self._current
+        self._used += 1
+        return current(data)
 
     def __getstate__(self) -> dict[str, Any]:  # for a loader's processes
-        return {"_make": None, "_current": self.begin() if self._current is None else self._current}
+        current = self.begin() if self._current is None else self._current
+        return {"_make": None, "_current": current, "_used": self._used}
 
 
 class LoopTraining(LocalTraining):
@@ -216,7 +233,8 @@ class LoopTraining(LocalTraining):
             The losses that the script told, if any.
 
         Raises:
-            MedFedAugError: when the script ends, takes no step, or a loss is not finite.
+            MedFedAugError: when the script ends, takes no step, leaves out the methods' transform, or has a
+                loss that is not finite.
         """
         self._step, self._losses, self._steps, self._should_stop = None, [], 0, should_stop
         self.transform.begin(loader.dataset.after)
@@ -229,7 +247,28 @@ class LoopTraining(LocalTraining):
                 f"site {self.folder.name}: the script's loop took no step in round {round_.number}; it has "
                 "to call step() after each step of its optimiser"
             )
+        if not self.transform.used and self.transforming:
+            raise MedFedAugError(
+                f"site {self.folder.name}: the script's loop trained in round {round_.number} without "
+                f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
+                "put it at the end of the transforms of the training data"
+            )
         return self.values(self._losses)
+
+    @property
+    def transforming(self) -> list[str]:
+        """The methods that change training images by `Federation.transform`."""
+        return [name for name, part in self.parts.items() if list(part.transforms(training=True))]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the script has called `loss_terms` in this round."""
+        return self._step is not None
+
+    @property
+    def told_loss(self) -> bool:
+        """Whether the script has given a loss to `step` in this round."""
+        return bool(self._losses)
 
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
         """See `Federation.loss_terms`."""
@@ -264,6 +303,7 @@ class LoopTraining(LocalTraining):
             self._losses.append(plain_tensor(loss.detach()))
         for part in self.parts.values():
             part.after_step(step)
+        self.loop.stepped()
 
     def _passed(self) -> Step:
         if self._step is None:

@@ -1,0 +1,187 @@
+"""`check_loop_script`: one batch of a script's own training loop, without NVFlare."""
+
+from __future__ import annotations
+
+import runpy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Queue
+
+from medfedaug.client import checking
+from medfedaug.config import Execution, RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.brought import Brought
+from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.server import FederationServer
+from medfedaug.federation.site import Site
+from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.training import LocalRound
+from medfedaug.methods.base import SitePart
+
+__all__ = ["LoopCheck", "check_loop_script"]
+
+
+class _Enough(BaseException):
+    """Ends a script after its first step; no `Exception`, which the script could catch."""
+
+
+@dataclass
+class LoopCheck:
+    """What was found of a script's loop.
+
+    Attributes:
+        connected: by name of the call, what the script did with it.
+        problems: what is missing, and what to do.
+    """
+
+    connected: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+class _ScriptInProcess(ForeignLoop):
+    """A script in a thread of this process, which ends after its first step.
+
+    Args:
+        script: its file.
+    """
+
+    def __init__(self, script: Path) -> None:
+        self.script = script
+        self.desk: Desk | None = None
+        self.error: BaseException | None = None
+        self.steps = 0
+        self._rounds: Queue[LocalRound | None] = Queue()
+        self._idle = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, desk: Desk) -> None:
+        """Run the script until it waits for its first round."""
+        self.desk = desk
+        self._thread = threading.Thread(target=self._run, args=(desk,), daemon=True)
+        self._thread.start()
+        self._idle.wait()
+        self._check_alive("before its first round; it has to call medfedaug.client.join and iterate over it")
+
+    def train(self, round_: LocalRound) -> None:
+        """Let the script train until its first step, or to the end of the round where it takes none."""
+        self._idle.clear()
+        self._rounds.put(round_)
+        self._idle.wait()
+        if not self.steps:
+            self._check_alive(f"before round {round_.number} was over")
+
+    def stepped(self) -> None:
+        """End the script."""
+        self.steps += 1
+        raise _Enough
+
+    def _wait(self) -> LocalRound | None:
+        self._idle.set()
+        return self._rounds.get()
+
+    def _run(self, desk: Desk) -> None:
+        try:
+            with checking(desk, self._wait):
+                runpy.run_path(str(self.script), run_name="__main__")
+        except _Enough:
+            pass
+        except BaseException as error:  # SystemExit of a script, too
+            self.error = error
+        finally:
+            self._thread = None
+            self._idle.set()
+
+    def _check_alive(self, when: str) -> None:
+        if self._thread is not None:
+            return
+        if self.desk is not None and self.desk.error is not None:
+            raise self.desk.error
+        if isinstance(self.error, MedFedAugError):
+            raise self.error
+        why = f" ({type(self.error).__name__}: {self.error})" if self.error is not None else ""
+        raise MedFedAugError(f"the script {self.script.name} ended {when}{why}") from self.error
+
+    def close(self) -> None:
+        """End a script that waits for a round."""
+        if self._thread is not None:
+            self._rounds.put(None)
+            self._thread.join(timeout=10)
+
+
+def check_loop_script(script: str | Path, config: RunConfig, folder: SiteFolder, device: str) -> LoopCheck:
+    """Run one batch of a script's loop at one site, and find out what of the federation it is connected to.
+
+    Server and site are real: the methods exchange what they do before training, the script trains until the
+    first step of its optimiser, and the server takes the update. The model is not scored.
+
+    Args:
+        script: the file.
+        config: the run, with the script as its ``loop``.
+        folder: the site's data.
+        device: of the site.
+
+    Returns:
+        What is connected, and what is missing.
+    """
+    loop = _ScriptInProcess(Path(script))
+    trainer = SiteTrainer(config, folder, device)
+    trainer.loop = loop
+    server = FederationServer(config, execution=Execution(min_sites=1))
+    # A federation has two sites: the second one has the same images, and only prepares.
+    peer = Site(f"{folder.name}_peer", SiteTrainer(replace(config, loop=None), folder, device))
+    try:
+        reason = _one_round(server, Site(folder.name, trainer), peer)
+    finally:
+        loop.close()
+    found = LoopCheck(problems=[reason] if reason else [])
+    training = getattr(trainer, "training", None)
+    if isinstance(training, LoopTraining) and loop.desk is not None:
+        found.connected = _connected(training, loop.desk.brought, loop.steps)
+        if not training.told_loss and loop.steps:
+            found.connected["step"] += ", without the loss, which the report then lacks"
+    return found
+
+
+def _one_round(server: FederationServer, site: Site, peer: Site) -> str:
+    """Prepare both, train at the first and take its update; the reason why not, or nothing."""
+
+    def ask(request: Request, accept: Callable[[str, Reply], bool], *sites: Site) -> str:
+        for one in sites:
+            reply = one.answer(request)
+            if reply.error or not accept(one.name, reply):
+                refused = [str(r["reason"]) for entry in server.rounds for r in entry.get("refused", ())]
+                return reply.error or (refused or ["the server refused the answer"])[-1]
+        return ""
+
+    if server.config.planning:
+        if reason := ask(server.planning.request(), server.planning.accept, site, peer):
+            return reason
+        server.adopt_plan()
+    if reason := ask(server.prepare(), server.accept_preparation, site, peer):
+        return reason
+    server.finish_preparation()
+    return ask(server.start_round([site.name]), server.accept, site)
+
+
+def _connected(training: LoopTraining, brought: Brought, steps: int) -> dict[str, str]:
+    losses = [name for name, part in training.parts.items() if type(part).loss is not SitePart.loss]
+    correcting = [n for n, p in training.parts.items() if type(p).before_step is not SitePart.before_step]
+    given = [n for n in ("samples", "statistics", "score", "criterion") if getattr(brought, n) is not None]
+    network = "the script's own network" if brought.network is not None else "the job's network"
+    transformed = "called" if training.transform.used else "not called"
+    return {
+        "join": f"site {training.folder.name}, methods {', '.join(training.parts)}; {network}",
+        "given to join": ", ".join(given) or "nothing: statistics and scores are of the job's own pipeline",
+        "transform": f"{transformed}; {_needed(training.transforming)}",
+        "loss_terms": f"{'called' if training.passed else 'not called'}; {_needed(losses)}",
+        "before_step": _needed(correcting),
+        "step": "called" if steps else "not called",
+    }
+
+
+def _needed(methods: list[str]) -> str:
+    return f"needed by {', '.join(methods)}" if methods else "no method of the job needs it"
