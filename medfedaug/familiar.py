@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import nibabel
 import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug.fingerprint import SPACING, edges_in_ras
 from medfedaug.finished import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
 
@@ -46,7 +46,7 @@ class Familiar:
 
     @classmethod
     def of(cls, run: FinishedRun) -> Familiar:
-        """From a run's ``statistics.json``, and from the fingerprints that its plan was made of."""
+        """From a run's ``statistics.json``, and from what its sites said of the edges of their voxels."""
         pairs = [pair for pair in run.statistics.values() if pair.num_channels == run.config.in_channels]
         over = run.composition.statistics_over
         prints = run.record.get("planned", {}).get("fingerprints", {}).values()
@@ -59,7 +59,7 @@ class Familiar:
             torch.stack(means) if means else none,
             torch.stack(stds) if stds else none,
             over,
-            _edges([entry["spacing"] for entry in prints]),
+            _edges([*map(_levels, run.record.get(SPACING, {}).values()), *(e["spacing"] for e in prints)]),
         )
 
     @property
@@ -112,13 +112,7 @@ class Familiar:
             return []
         if affine is None:
             return ["its file does not say how large its voxels are"]
-        matrix = np.asarray(affine, dtype=float)
-        edges = np.linalg.norm(matrix[:3, :3], axis=0)
-        toward = nibabel.io_orientation(matrix)[:, 0].astype(
-            int
-        )  # the axis of RAS that each one is nearest to
-        turned = np.empty(3)
-        turned[toward] = edges
+        turned = edges_in_ras(affine)
         factors = [_outside(e, low, high) for e, low, high in zip(turned, *self.edges, strict=True)]
         if max(factors) <= _SPACING_RATIO:
             return []
@@ -127,6 +121,10 @@ class Familiar:
             f"its voxels are {sizes} mm, a factor of {max(factors):.1f} outside the sites' {lows} to "
             f"{highs} mm"
         ]
+
+
+def _levels(told: Mapping[str, Any]) -> list[Any]:
+    return [told["low"], told["median"], told["high"]]
 
 
 def _edges(spacings: Sequence[Any]) -> np.ndarray | None:

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import nibabel
+import numpy as np
 import torch
 from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import DataError, UpdateRefused
+from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 from medfedaug.plan import Plan
+from medfedaug.privacy.guard import PrivacyGuard
 
-__all__ = ["PLAN", "FingerprintExchange", "check_fingerprint", "fingerprint", "fingerprint_shapes"]
+__all__ = [
+    "PLAN",
+    "SPACING",
+    "FingerprintExchange",
+    "SpacingExchange",
+    "accepted_spacing",
+    "check_fingerprint",
+    "edges_in_ras",
+    "fingerprint",
+    "fingerprint_shapes",
+    "site_spacing",
+]
 
 PLAN = "plan"
 """The name under which a fingerprint travels."""
 
+SPACING = "spacing"
+"""The name of the summary of voxel edges that a site gives in every job, and its key in ``results.json``."""
+
 QUANTILES = (0.1, 0.5, 0.9)
 
+_LEVELS, _AXES = ("low", "median", "high"), ("x", "y", "z")
+_DIGITS = 2  # of the edges that leave in every job: enough to notice another protocol, and not one image
 _LOOKED_AT = 50  # cases of a site, evenly from its list
 _LARGEST_SIZE, _SMALLEST_EDGE, _LARGEST_EDGE = 1e5, 1e-3, 1e3
 
@@ -109,6 +128,84 @@ class FingerprintExchange(SiteExchange):
 
     def apply(self, payload: Payload) -> None:
         """What comes back is the plan, by another way."""
+
+
+class SpacingExchange(SiteExchange):
+    """The edges of the training images' voxels as the site's guard sees them: a summary of all of them.
+
+    As of the fingerprint, there is no form of it with noise.
+    """
+
+    def __init__(self, site: VolumeFolder) -> None:
+        self.site = site
+
+    def collect(self) -> Payload:
+        """``spacing`` (3, 3): quantiles as in `fingerprint`, of two digits; empty where a file has none."""
+        affines = [self.site.affine(case) for case in self.site.cases["training"]]
+        if not affines or any(affine is None for affine in affines):
+            return {}
+        edges = torch.tensor(np.array([edges_in_ras(affine) for affine in affines]))
+        levels = torch.tensor(QUANTILES, dtype=torch.float64)
+        found = edges.quantile(levels, dim=0, interpolation="nearest")
+        found.apply_(lambda edge: float(f"{edge:.{_DIGITS}g}"))
+        return {SPACING: found}
+
+    def apply(self, payload: Payload) -> None:
+        """Nothing comes back."""
+
+
+def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
+    """What a site says in every job of its training images' voxels, through its guard.
+
+    Returns:
+        ``{"low_x": mm, ..., "median_x": mm, ..., "high_z": mm}`` along the axes of RAS; empty where the files
+        do not say, there are no volumes, or the site's policy does not allow it.
+    """
+    if not isinstance(site, VolumeFolder):
+        return {}
+    try:
+        payload = guard.collect(SPACING, SpacingExchange(site))
+    except PrivacyRefused:  # the job goes on without it
+        return {}
+    rows = payload[SPACING].tolist() if payload else []
+    return {
+        f"{level}_{axis}": edge
+        for level, row in zip(_LEVELS, rows, strict=False)
+        for axis, edge in zip(_AXES, row, strict=True)
+    }
+
+
+def accepted_spacing(told: Any) -> dict[str, list[float]]:
+    """What a site said with `site_spacing`, as ``results.json`` has it: edges along x, y and z by level.
+
+    Empty where it said nothing, or what no voxel can be: the job goes on.
+    """
+    if not isinstance(told, Mapping):
+        return {}
+    rows: list[list[Any]] = [[told.get(f"{level}_{axis}") for axis in _AXES] for level in _LEVELS]
+    if not all(_is_edge(edge) for row in rows for edge in row):
+        return {}
+    if any(low > middle or middle > high for low, middle, high in zip(*rows, strict=True)):
+        return {}
+    return dict(zip(_LEVELS, rows, strict=True))
+
+
+def _is_edge(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and _SMALLEST_EDGE <= value <= _LARGEST_EDGE
+
+
+def edges_in_ras(affine: Any) -> np.ndarray:
+    """The edges of a voxel in mm, each along the axis of RAS that it is nearest to.
+
+    Example:
+        >>> edges_in_ras([[0, 0, -3, 0], [2, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]).tolist()
+        [3.0, 2.0, 1.0]
+    """
+    matrix = np.asarray(affine, dtype=float)
+    turned = np.empty(3)
+    turned[nibabel.io_orientation(matrix)[:, 0].astype(int)] = np.linalg.norm(matrix[:3, :3], axis=0)
+    return turned
 
 
 def _case(site: VolumeFolder, case: Case, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -336,8 +336,8 @@ class _Job:
         missing = [what for what in ("intensity", "spacing") if what not in familiar.sources]
         if missing:
             told.append(
-                f"the run recorded nothing of its sites' {' and '.join(missing)}: that an image is unlike "
-                "theirs is not noticed"
+                f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
+                "that an image is unlike theirs is not noticed"
             )
         for text in told:
             self.tell({"event": "note", "text": text})

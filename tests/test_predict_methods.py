@@ -240,10 +240,12 @@ def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):
     assert f"{far:.1f} deviations outside the sites'" in found["bright"][0]
     assert f"thick: unlike the federation's images: {found['thick'][0]}" in err
     assert "recorded nothing" not in err
-    # A job's run has neither file nor plan, and that is said once.
+    # A job of an earlier version has neither file nor plan nor spacing, and that is said once.
     (model / STATISTICS).unlink()
     record = json.loads((model / "results.json").read_text())
-    (model / "results.json").write_text(json.dumps({k: v for k, v in record.items() if k != "planned"}))
+    (model / "results.json").write_text(
+        json.dumps({k: v for k, v in record.items() if k not in ("planned", "spacing")})
+    )
     code, _, err = run(
         "predict", "--model", model, "--images", images, "--out", tmp_path / "unknown", "--no-previews"
     )

@@ -34,6 +34,10 @@ def summary(entry: JobEntry) -> str:
             "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
         ]
     lines += ["  once: the numbers of cases, and how images are scaled"]
+    lines += [
+        "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
+        "where this kit's privacy policy allows a summary of them (min_images, no noise)"
+    ]
     lines += [f"  once: {line}" for line in _exchanged(server.aggregation.once)]
     if config.secure_aggregation:
         lines += ["  under secure aggregation: of weights and statistics the server learns sums alone"]

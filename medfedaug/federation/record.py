@@ -10,6 +10,7 @@ from torch import Tensor
 from medfedaug.config import SCALING
 from medfedaug.federation.acceptance import accepted_scores, clean_metrics
 from medfedaug.federation.messages import Reply, Request, num_bytes
+from medfedaug.fingerprint import SPACING, accepted_spacing
 from medfedaug.methods.base import Payload
 from medfedaug.scores import described, mean_score, over_sites, score_of
 
@@ -35,6 +36,7 @@ class Record:
 
     Attributes:
         input: the network's input, and what the sites report about their images.
+        spacing: the edges of the voxels of the sites' training images, by site, as far as they say.
         init: a report on the given weights that the network started from; empty if there were none.
         rounds: an entry for each round, as in ``results.json``.
         once_bytes: bytes that the sites sent before training, by method.
@@ -55,6 +57,7 @@ class Record:
         self.metric = self.metrics[0]
         self.input: dict[str, Any] = dict(seen)
         self.init: dict[str, Any] = {}
+        self.spacing: dict[str, dict[str, list[float]]] = {}
         self._scalings: set[str] = set()
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
@@ -68,6 +71,8 @@ class Record:
 
     def described(self, site: str, metrics: Mapping[str, Any]) -> None:
         """Record what a site reports about its images when it is prepared."""
+        if spacing := accepted_spacing(metrics.get(SPACING)):
+            self.spacing[site] = spacing
         told = clean_metrics(metrics).get("input")
         told = told if isinstance(told, Mapping) else {}
         # The task knows how such images usually are scaled, and a site knows about its own images.
@@ -203,6 +208,7 @@ class Record:
         """Everything before the test, as in ``results.json``."""
         return {
             "input": self.input,
+            **({SPACING: dict(sorted(self.spacing.items()))} if self.spacing else {}),
             **({"init": self.init} if self.init else {}),
             **described(self.metrics),
             "bytes_up_before_training": self.once_bytes,
@@ -211,12 +217,14 @@ class Record:
 
     def saved(self) -> dict[str, Any]:
         """The part of the record that the server's checkpoint keeps."""
-        return {"input": self.input, "init": self.init, "rounds": self.rounds, "once_bytes": self.once_bytes}
+        told = {"input": self.input, SPACING: self.spacing, "init": self.init}
+        return {**told, "rounds": self.rounds, "once_bytes": self.once_bytes}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """The inverse of `saved`."""
         self.rounds, self.once_bytes = saved["rounds"], saved["once_bytes"]
         self.input.update(saved.get("input", {}))
+        self.spacing = dict(saved.get(SPACING, {}))
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
         self.init = saved.get("init", {})
 

@@ -33,6 +33,7 @@ from medfedaug.federation.participation import site_weight
 from medfedaug.federation.planning import site_fingerprint
 from medfedaug.federation.secure.masks import Sealing
 from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.fingerprint import SPACING
 from medfedaug.privacy import released_scores
 
 __all__ = ["Site"]
@@ -179,7 +180,9 @@ class Site:
             statistics = trainer.get_data_stats().statistics or {}
             reply.payload = statistics["payload"]
             reply.num_samples = statistics["num_samples"]
-            reply.metrics = {"cases": statistics["cases"], "input": statistics["input"]}
+            reply.metrics = {key: statistics[key] for key in ("cases", "input")}
+            if statistics[SPACING]:
+                reply.metrics[SPACING] = statistics[SPACING]
         elif request.task in MASK_TASKS:
             if trainer.composition.sums is None:
                 raise MedFedAugError(f"site {self.name}: this job is not under secure aggregation")

@@ -32,6 +32,7 @@ from medfedaug.federation.planning import PLANNED
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.federation.trainings import local_training
+from medfedaug.fingerprint import SPACING, site_spacing
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.precision import run_in_bfloat16
@@ -234,6 +235,7 @@ class SiteTrainer(ClientAlgo):
                 "num_samples": len(self._samples.training()) if self.trains else 0,
                 "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
                 "input": self._samples.told(statistics=self.trains and self.shows_statistics),
+                SPACING: site_spacing(self.folder, self.guard) if self.trains else {},
             }
         )
 
