@@ -231,10 +231,14 @@ class TrainingDataset(Dataset[Sample]):
         seed: int,
     ) -> None:
         self.samples, self.before, self.augmentation, self.after = samples, before, augmentation, after
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Let all draws from here on follow from a seed, whatever was drawn before."""
         self.patches = np.random.RandomState(derive_seed(seed, "patches"))
-        if augmentation is not None:
-            augmentation.set_random_state(seed)
-        for transforms in (before, after):
+        if self.augmentation is not None:
+            self.augmentation.set_random_state(seed)
+        for transforms in (self.before, self.after):
             transforms.set_random_state(seed)
 
     def __len__(self) -> int:
@@ -245,7 +249,11 @@ class TrainingDataset(Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples of a batch, as a `DataLoader` asks for them."""
-        samples: list[Any] = [self.before(self.samples.draw(i, self.patches)) for i in indices]
+        return self.transformed([self.samples.draw(i, self.patches) for i in indices])
+
+    def transformed(self, drawn: Sequence[Sample]) -> list[Sample]:
+        """Samples as the network sees them, of samples as they are kept."""
+        samples: list[Any] = [self.before(sample) for sample in drawn]
         if self.augmentation is not None:
             samples = self.augmentation(samples)
         return [self.after(sample) for sample in samples]

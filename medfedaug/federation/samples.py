@@ -73,6 +73,23 @@ class TrainingSamples(Sequence[Sample]):
         """The numbers of the samples of each case."""
         return [range(int(a), int(b)) for a, b in pairwise(self._ends)]
 
+    def noise(self) -> Sample:
+        """A sample of noise, with the shape that the samples of most cases have, and a random label."""
+        by_shape: dict[tuple[int, ...], list[StoredCase]] = {}
+        for _, case in self.stored:
+            items, *shape = case.shape(Keys.IMAGE)
+            if items:
+                by_shape.setdefault(tuple(shape), []).append(case)
+        stored = max(by_shape.values(), key=len)[0]
+        window = self.task.window(stored, 0, np.random.RandomState())
+        image, label = (stored.read(key, 0, window) for key in (Keys.IMAGE, Keys.LABEL))
+        noise = (255 * torch.rand(image.shape)).to(image)
+        labels = torch.randint(self.task.num_classes, label.shape).to(label)
+        found: Sample = {Keys.IMAGE: noise, Keys.LABEL: labels}
+        if self.task.preparation.landmarks:
+            found[LANDMARKS] = self.task.preparation.of_whole(noise.float())[LANDMARKS]
+        return found
+
     def _find(self, index: int) -> tuple[int, int]:
         """The case of a sample, and its number among those of the case."""
         case = int(np.searchsorted(self._ends, index, side="right")) - 1
