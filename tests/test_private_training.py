@@ -140,27 +140,26 @@ def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_con
     assert len(ranges) == 3
     assert min(map(len, ranges)) > 1
     drawn: list[list[int]] = []
-    real = loader.dataset
+    real = loader.dataset.samples.draw
 
-    class Watched:
-        def __getitem__(self, index):
-            drawn[-1].append(index)
-            return real[index]
+    def watched(index, random):
+        drawn[-1].append(index)
+        return real(index, random)
 
-    loader.dataset, loader.length = Watched(), 400
+    loader.dataset.samples.draw = watched
     sizes = []
-    batches = iter(loader)
     for _ in range(400):
         drawn.append([])
-        batch = next(batches)
-        sizes.append(len(batch["image"]))
-        if not sizes[-1]:  # made of one sample, of which nothing is left
-            assert drawn[-1] == [0]
-            continue
-        of = [next(i for i, one in enumerate(ranges) if index in one) for index in drawn[-1]]
-        assert len(set(of)) == len(of)
+        sizes.append(len(loader.draw()))
+        assert drawn[-1] == []  # read one after the other, when they are needed
     assert set(sizes) == {0, 1, 2, 3}
     assert abs(np.mean(sizes) - 2) < 6 * (3 * 2 / 9 / 400) ** 0.5 * 3**0.5
+    drawn.clear()
+    for _ in range(40):
+        drawn.append([])
+        assert all(len(case()["image"]) == 1 for case in loader.draw())
+        of = [next(i for i, one in enumerate(ranges) if index in one) for index in drawn[-1]]
+        assert len(set(of)) == len(of)
     assert len({index for one in drawn for index in one}) > 3
 
 

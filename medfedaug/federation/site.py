@@ -208,7 +208,8 @@ class Site:
             reply.num_samples = int(reply.metrics.pop("samples"))
             if sealing is not None:
                 self._mask(reply, sealing)
-            reply.metrics["seconds"] = time.perf_counter() - started
+            if not trainer.training.private:
+                reply.metrics["seconds"] = time.perf_counter() - started
         else:
             split = "test" if request.task == TEST else "validation"
             scored = trainer.evaluate(data, {"split": split, "round": request.round}).metrics or {}

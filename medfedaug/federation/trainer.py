@@ -179,7 +179,7 @@ class SiteTrainer(ClientAlgo):
             *(loop, brought.criterion),
         )
         # With noise, the guard would keep back that a deviation is 0.
-        self.shows_statistics = composition.needs_statistics and not self.policy.noise_multiplier
+        self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
         self.kept_keys, self.shared = composition.kept_keys, composition.shared
         self.memory.network_is_new()
         self._apply_once(self.memory.once)
@@ -222,6 +222,7 @@ class SiteTrainer(ClientAlgo):
                 for exchange in (part.before_training, part.every_round):
                     if exchange is not None:
                         self.guard.check(name, exchange)
+            self.training.try_out(self._samples)
             for name, part in self.parts.items():
                 if (exchange := part.before_training) is not None:
                     self.guard.observe(name, exchange)
@@ -232,7 +233,7 @@ class SiteTrainer(ClientAlgo):
         return ExchangeObject(
             statistics={
                 "payload": payload,
-                "num_samples": len(self._samples.training()) if self.trains else 0,
+                "num_samples": self.training.count(self._samples) if self.trains else 0,
                 "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
                 "input": self._samples.told(statistics=self.trains and self.shows_statistics),
                 SPACING: site_spacing(self.folder, self.guard) if self.trains else {},
@@ -278,11 +279,12 @@ class SiteTrainer(ClientAlgo):
             for name, part in self.parts.items():
                 if part.every_round is not None:
                     self._collected.update(namespaced(self.guard.collect(name, part.every_round), name))
-        self.last_metrics = {"samples": len(self._samples.training())}
+        self.last_metrics = {"samples": self.training.count(self._samples)}
         if losses:  # a script may keep its own to itself
             self.last_metrics["train_loss"] = sum(losses) / len(losses)
         for name, part in self.parts.items():
-            self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+            if not self.training.private:
+                self.last_metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         self.last_metrics.update(self.guard.metrics())
         # Last, since a method's state may change when it summarises the round.
         self.memory.remember(round_, self.network, self.kept_keys, self.parts)

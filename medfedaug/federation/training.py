@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from monai.utils import CommonKeys as Keys
@@ -86,7 +86,12 @@ class LocalTraining:
         ahead: how many batches are made ahead (`medfedaug.data.cache.Storage`).
         frozen: entries of the network that are not trained.
         definition: makes the optimiser; by default that of the settings.
+
+    Attributes:
+        private: whether nothing of the training may leave but the weights: no loss, no time, no metric.
     """
+
+    private: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -106,6 +111,20 @@ class LocalTraining:
         self.device, self.parts = device, parts
         self.frozen = frozen
         self.criterion = DeepSupervision(network).criterion(task.loss)
+
+    def try_out(self, samples: SiteSamples) -> None:
+        """Check that the network can be trained at all, before any budget is spent for it.
+
+        Args:
+            samples: the site's.
+
+        Raises:
+            ConfigError: with the reason.
+        """
+
+    def count(self, samples: SiteSamples) -> int:
+        """The number that the server weighs the site by."""
+        return len(samples.training())
 
     def batches(self, samples: SiteSamples, dataset: Any, seed: int) -> Iterable[Any]:
         """The batches of an epoch.
