@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medfedaug.data.augmentation import TrainingDataset
-from medfedaug.errors import ConfigError, MedFedAugError, first_line
+from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
 from medfedaug.federation.samples import SiteSamples, TrainingSamples
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.methods.base import Method, SitePart
@@ -153,7 +153,7 @@ class PrivateTraining(LocalTraining):
             with self.own_random_numbers(), self._own_buffers():
                 self._pass(noise())
         except Exception as error:
-            reason = first_line(error).rstrip(".")
+            reason = withheld(first_line(error).rstrip("."))
             raise self._refused(
                 f"{self.config.network} cannot be trained on one case at a time ({reason}); no budget was "
                 "spent on it"
