@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from medfedaug.errors import ConfigError
+from medfedaug.printable import is_printable
 
-__all__ = ["check_choice", "check_keys", "is_number", "number_or_none"]
+__all__ = ["check_choice", "check_keys", "check_printable", "is_number", "number_or_none"]
+
+_LONGEST = 1_000
 
 
 def is_number(value: Any) -> bool:
@@ -64,3 +67,34 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
     extra = sorted(map(str, set(keys) - set(known)))
     if extra:
         raise ConfigError(f"{unknown} {', '.join(extra)}; known: {', '.join(known)}")
+
+
+def check_printable(name: str, value: Any) -> None:
+    r"""Check that every text in a setting, keys too, is of characters that can be seen, and no page long.
+
+    The message has the name alone: what others have set is repeated nowhere.
+
+    Args:
+        name: of the setting.
+        value: JSON, or tuples of it.
+
+    Raises:
+        ConfigError: naming the setting.
+
+    Example:
+        >>> check_printable("classes", ("background", "lesion\x1b[2J"))
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: classes: holds a control character or one that cannot be seen; remove it
+    """
+    if isinstance(value, str):
+        if not is_printable(value):
+            raise ConfigError(f"{name}: holds a control character or one that cannot be seen; remove it")
+        if len(value) > _LONGEST:
+            raise ConfigError(f"{name}: holds a text of more than {_LONGEST} characters; shorten it")
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            check_printable(name, key)
+            check_printable(name, entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            check_printable(name, entry)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from medfedaug.printable import printable
+
 __all__ = [
     "ConfigError",
     "DataError",
@@ -31,6 +33,7 @@ __all__ = [
 
 # Around text that must not leave a site; of Unicode's private use area, and in no message that is shown.
 _NAME, _DETAIL, _END = "\ue000", "\ue001", "\ue002"
+_MARKS = re.compile(f"[{_NAME}{_DETAIL}{_END}]")
 _MARKED = re.compile(f"([{_NAME}{_DETAIL}])([^{_END}]*){_END}")
 
 
@@ -39,16 +42,16 @@ def own(name: object) -> str:
 
     ``str(error)`` shows it as it is; what the site sends has a pseudonym in its place.
     """
-    return f"{_NAME}{name}{_END}"
+    return f"{_NAME}{_MARKS.sub('?', str(name))}{_END}"
 
 
 def withheld(text: object) -> str:
     """Mark what another library said in the text of an error: what the site sends does not have it."""
-    return f"{_DETAIL}{text}{_END}"
+    return f"{_DETAIL}{_MARKS.sub('?', str(text))}{_END}"
 
 
 class MedFedAugError(Exception):
-    """Base class; ``str(error)`` is one line, fit to be shown without a traceback.
+    """Base class; ``str(error)`` is one printable line, fit to be shown without a traceback.
 
     Args:
         text: the line, in which `own` marks what must not leave a site.
@@ -56,7 +59,7 @@ class MedFedAugError(Exception):
 
     def __init__(self, text: object = "") -> None:
         self.marked = str(text)
-        super().__init__(_MARKED.sub(r"\2", self.marked))
+        super().__init__(printable(_MARKED.sub(r"\2", self.marked)))
 
 
 def replace_own(error: MedFedAugError, stand_in: Callable[[str], str]) -> str:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from medfedaug.checks import check_choice
+from medfedaug.checks import check_choice, check_printable
 from medfedaug.errors import ConfigError
 
 __all__ = ["check_fields", "documented", "setting"]
@@ -86,7 +86,7 @@ def documented(cls: Class) -> Class:
 
 
 def check_fields(settings: Any) -> None:
-    """Check the type of every field, and what `setting` says of its values.
+    """Check the type of every field, that its texts are printable, and what `setting` says of its values.
 
     Args:
         settings: an object of a dataclass.
@@ -102,6 +102,8 @@ def check_fields(settings: Any) -> None:
         Traceback (most recent call last):
         medfedaug.errors.ConfigError: width must be positive, got -1.0
     """
+    for entry in dataclasses.fields(settings):
+        check_printable(entry.name, getattr(settings, entry.name))  # first: others repeat the value
     for entry in dataclasses.fields(settings):
         value, (kinds, needed) = getattr(settings, entry.name), _KINDS.get(str(entry.type), ((object,), ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and needed):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.checks import is_number
+from medfedaug.printable import printable
 
 __all__ = ["Teller", "follow", "size_text"]
 
@@ -59,10 +60,10 @@ class Teller:
         self.losses: dict[str, float] = {}
 
     def lines(self, event: Mapping[str, Any]) -> list[str]:
-        """The lines that an event is worth; none for most."""
+        """The lines that an event is worth, each printable; none for most."""
         tell = getattr(self, f"_{event['event']}", None)
         found: list[str] = tell(event) if tell else []
-        return found
+        return [printable(line) for line in found]
 
     def _of(self, event: Mapping[str, Any]) -> str:
         return f"round {event['round']}/{self.rounds}"

@@ -30,6 +30,7 @@ from medfedaug.federation.record import Event
 from medfedaug.federation.server import FederationServer
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
+from medfedaug.printable import log_printable
 from medfedaug.run_folder import REPORT, locked
 from medfedaug.settings import SiteSettings
 from medfedaug.training_bundle import content as bundles
@@ -47,6 +48,7 @@ class ProtocolController(Controller):
 
     def __init__(self, execution: dict[str, Any] | None, task_check_period: float) -> None:
         super().__init__(task_check_period=task_check_period)
+        log_printable()
         self.execution = execution or {}
         self.task_check_period = task_check_period
         self._execution = Execution.from_dict(self.execution)

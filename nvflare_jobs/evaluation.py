@@ -11,6 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
+from medfedaug.checks import check_printable
 from medfedaug.config import Execution, RunConfig
 from medfedaug.federation.door import Door
 from medfedaug.federation.evaluated import EvaluationSite
@@ -89,6 +90,7 @@ class EvaluationExecutor(AnsweringExecutor):
 
     def __init__(self, runs: dict[str, Any], threads: int = 0) -> None:
         super().__init__()
+        check_printable("runs", runs)
         self.runs = runs
         self.threads = threads
         self._configs = {key: RunConfig.from_dict(config) for key, config in runs.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from medfedaug.errors import warnings_to
 from medfedaug.federation.output import EVENTS, JOB_FOLDER
+from medfedaug.printable import printable_values
 from medfedaug.telling import Teller
 
 __all__ = ["WARNING", "EventLog"]
@@ -56,7 +57,7 @@ class EventLog:
                 _log.log(level, "%s: %s", self.name, line)
             if not self._file.closed:  # an answer may come when all is over
                 with suppress(OSError):
-                    self._file.write(json.dumps(event) + "\n")
+                    self._file.write(json.dumps(printable_values(event)) + "\n")
 
     def warnings(self) -> AbstractContextManager[None]:
         """A context that takes in our warnings, each once, as events.

@@ -29,6 +29,7 @@ from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.identity import kit_identity
 from medfedaug.nvflare_jobs.loop import ScriptLoop
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
+from medfedaug.printable import log_printable
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, Pseudonyms, public_text
 from medfedaug.settings import SiteSettings
 from medfedaug.training_bundle import content as bundles
@@ -51,6 +52,7 @@ class AnsweringExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
+        log_printable()
         self._site: Answers | None = None
         self._events: EventLog | None = None
 

@@ -20,6 +20,8 @@ from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
+from medfedaug.printable import log_printable
+
 __all__ = ["RestartingHandle", "RestartingLauncher"]
 
 # The site or its policy cannot run this job, so another attempt would end in the same way.
@@ -42,6 +44,7 @@ class RestartingLauncher(ClientProcessJobLauncher):
 
     def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
         super().__init__()
+        log_printable()  # in the site's own process, which logs what the server tells it of jobs
         self.restarts, self.pause, self.healthy = restarts, pause, healthy
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from medfedaug.admission.book import JobEntry
 from medfedaug.config import RunConfig
@@ -15,7 +15,7 @@ from medfedaug.methods.base import ServerExchange
 __all__ = ["summary"]
 
 
-def summary(entry: JobEntry) -> str:
+def summary(entry: JobEntry) -> list[str]:
     """The page of a job, in lines of text.
 
     What leaves is read off what the server's half of each method would accept.
@@ -25,7 +25,7 @@ def summary(entry: JobEntry) -> str:
         config = RunConfig.from_dict(entry.config)
         server = FederationServer(config)
     except MedFedAugError as error:
-        return "\n".join([*lines, f"  nothing: it cannot run here ({error})"])
+        return [*lines, f"  nothing: it cannot run here ({error})"]
     lines += [f"  {line}" for line in _runs(config)]
     sent = num_bytes({key: server.state[key] for key in server.acceptance.model.shapes}) / 1e6
     lines += ["", "What leaves this site"]
@@ -57,8 +57,7 @@ def summary(entry: JobEntry) -> str:
     defaults = RunConfig().to_dict()
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     lines += ["", "Settings that are not the default"]
-    lines += [f"  {name}: {json.dumps(value)}" for name, value in changed.items()]
-    return "\n".join(lines)
+    return [*lines, *(f"  {name}: {json.dumps(value)}" for name, value in changed.items())]
 
 
 def _runs(config: RunConfig) -> list[str]:
@@ -68,13 +67,18 @@ def _runs(config: RunConfig) -> list[str]:
         for method in config.methods
     ]
     return [
-        f"{config.task} of {', '.join(config.classes)}, with {config.in_channels} channels",
+        f"{config.task} of {_quoted(config.classes)}, with {config.in_channels} channels",
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
         f"methods: {', '.join(methods)}",
         f"training: {config.rounds} rounds of {steps}, {config.batch_size} samples a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
     ]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Names of others, in quotes: none of them can pass for words of this page."""
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
 
 
 def _exchanged(exchanges: Mapping[str, ServerExchange]) -> list[str]:

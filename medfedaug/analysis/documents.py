@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from medfedaug.analysis import page
+from medfedaug.analysis.text import plain_markdown
+from medfedaug.printable import printable
 
 __all__ = ["Block", "Code", "Document", "Section", "Table"]
 
@@ -89,7 +91,7 @@ class Document:
 
 def _markdown(block: Block) -> str:
     if isinstance(block, Code):
-        return f"```bash\n{block.text}\n```"
+        return f"```bash\n{printable(block.text)}\n```"
     if isinstance(block, str):
         return _escaped(block)
     rule = " | ".join(["---", *(["---" if block.words else "---:"] * (len(block.header) - 1))])
@@ -98,7 +100,5 @@ def _markdown(block: Block) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names come from the sites: they are text, and neither a table's borders nor markup."""
-    for mark in "\\|<>*_`[]":
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())
+    """Names come from the sites: they are text, and neither a table's borders nor markup nor a link."""
+    return plain_markdown(" ".join(text.split()), "\\|<>*_`[]~#&!")

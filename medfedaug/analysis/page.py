@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from medfedaug.analysis.text import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.files import write_atomic
+from medfedaug.printable import printable, printable_lines
 
 __all__ = [
     "POLICY",
@@ -113,9 +114,10 @@ def write_page(html: ET.Element, out: Path) -> None:
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
-    """Append an element, whose text and attributes are escaped."""
-    child = ET.SubElement(parent, tag, attributes)
-    child.text = text
+    """Append an element, whose text and attributes are printable, and escaped."""
+    child = ET.SubElement(parent, tag, {name: printable(value) for name, value in attributes.items()})
+    shown = printable_lines if tag in ("pre", "style") else printable
+    child.text = None if text is None else shown(text)
     return child
 
 
@@ -160,9 +162,9 @@ def text_table(section: ET.Element, content: TextTable) -> None:
     # No line break within "± 0.012" or an interval; narrow columns break before them.
     body = [
         [line[0], *(cell.replace("± ", "±\u00a0").replace(", ", ",\u00a0") for cell in line[1:])]
-        for line in content.body
+        for line in content.cells()[1:]
     ]
-    table(section, content.heading, body)
+    table(section, content.cells()[0], body)
     for note in content.notes:
         add(section, "p", note, **{"class": "soft"})
     details(section, "As Markdown, CSV, LaTeX", (content.markdown(), content.csv(), content.latex()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-__all__ = ["TextTable"]
+from medfedaug.printable import printable, printable_values
+
+__all__ = ["TextTable", "plain_markdown"]
 
 
 class TextTable(ABC):
@@ -51,20 +54,27 @@ class TextTable(ABC):
         first, *rest = self.header
         return [f"{first} (REDUCED: {self.reduced})" if self.reduced else first, *rest]
 
+    def cells(self) -> list[list[str]]:
+        """Heading and rows as printable text: names come from sites."""
+        return [[printable(cell) for cell in line] for line in (self.heading, *self.body)]
+
     @abstractmethod
     def records(self) -> list[dict[str, Any]]:
         """The rows in full precision, with the columns of `csv`; ``None`` if there is no value."""
 
     def markdown(self) -> str:
         """A Markdown table with its notes."""
-        header, *lines = ([_markdown(cell) for cell in line] for line in (self.heading, *self.body))
+        header, *lines = ([_markdown(cell) for cell in line] for line in self.cells())
         rule = ["---"] + ["---:"] * (len(header) - 1)
         text = "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
         return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes) + "\n"
 
     def csv(self) -> str:
         """CSV in full precision, with every number in its own column and empty cells for missing values."""
-        records = [{**r, **({"reduced": self.reduced} if self.reduced else {})} for r in self.records()]
+        records = [
+            printable_values({**r, **({"reduced": self.reduced} if self.reduced else {})})
+            for r in self.records()
+        ]
         stream = io.StringIO()
         writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
@@ -78,14 +88,15 @@ class TextTable(ABC):
             return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
 
         columns = "l" + "r" * (len(self.header) - 1)
+        heading, *body = self.cells()
         return "\n".join(
             [
-                *(f"% {note}" for note in self.notes),
+                *(f"% {printable(note)}" for note in self.notes),
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"  \toprule",
-                line(self.heading),
+                line(heading),
                 r"  \midrule",
-                *(line(cells) for cells in self.body),
+                *(line(cells) for cells in body),
                 r"  \bottomrule",
                 r"\end{tabular}",
                 "",
@@ -108,12 +119,12 @@ class TextTable(ABC):
                 0 leaves the widths to Rich, which may cut words.
         """
         # `Text`, since Rich would read a site's name in brackets as markup.
-        lines = [[cell.replace("± ", "±") for cell in line] for line in (self.heading, *self.body)]
+        lines = [[cell.replace("± ", "±") for cell in line] for line in self.cells()]
         kept = [index for index, cell in enumerate(self.header) if cell not in without]
         lines = [[line[index] for index in kept] for line in lines]
         columns = list(zip(*lines, strict=True))
         table = RichTable(
-            caption=Text("\n".join(self.notes)),
+            caption=Text("\n".join(map(printable, self.notes))),
             caption_justify="left",
             box=SIMPLE_HEAD,
             collapse_padding=True,
@@ -139,6 +150,19 @@ class TextTable(ABC):
         yield self.rich(without=() if fits else self.optional, room=options.max_width)
 
 
+def plain_markdown(text: str, marks: str) -> str:
+    """Markdown that shows a text as it is, in one line and without a link.
+
+    Args:
+        text: the text.
+        marks: the characters that Markdown is kept from reading, the backslash first.
+    """
+    text = printable(text)
+    for mark in marks:
+        text = text.replace(mark, f"\\{mark}")
+    return re.sub(r"://|(?i:(?<=www)\.)", lambda found: "\\".join(["", *found.group()]), text)
+
+
 def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     """Widths between `least` and `most`: the remaining room goes first to columns that need the least."""
     widths, left = list(least), room - sum(least)
@@ -150,7 +174,8 @@ def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
 
 def _markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    # Names of sites as a table needs them; brackets of intervals and underlines of names stay readable.
+    return plain_markdown(text, "\\|<`").replace("](", "]\\(").replace("][", "]\\[")
 
 
 def _latex(text: str) -> str:

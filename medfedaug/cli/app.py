@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -13,6 +16,7 @@ import typer
 from medfedaug._version import __version__
 from medfedaug.cli.console import say
 from medfedaug.errors import MedFedAugError, warnings_to
+from medfedaug.printable import log_printable, printable_lines
 
 __all__ = ["app", "main"]
 
@@ -26,6 +30,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: errors that a user can fix are shown as one line, with exit code 2."""
+    log_printable()
+    sys.excepthook = _show_traceback
     try:
         with warnings_to(_show_warning), _ends_on_signals():
             app()
@@ -59,6 +65,12 @@ def _ends_on_signals() -> Iterator[None]:
 
 def _show_warning(text: str) -> None:
     say(f"medfedaug: warning: {text}", "yellow", err=True)
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show the traceback of an error of ours, in whose text others may have words."""
+    whole = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(printable_lines(whole.rstrip("\n"), "    ") + "\n")
 
 
 def _version(show: bool) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from medfedaug.cli.console import out_console
+from medfedaug.cli.console import Table, out_console
 
 if TYPE_CHECKING:
     from medfedaug.described import Described

@@ -1,32 +1,94 @@
-"""What the commands print to, and the tables that several of them print."""
+"""The consoles of all commands, and the tables that several of them print.
+
+Nothing reaches a terminal but through these: texts from outside hold no character that steers it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.status import Status
+from rich.table import Table as RichTable
+from rich.text import Text
 
+from medfedaug.printable import printable, printable_lines
 from medfedaug.scores import METRICS
 
-__all__ = ["err_console", "number", "out_console", "print_scores", "say"]
+__all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say"]
+
+
+class _Console(Console):
+    """A console that shows characters which steer a terminal as escapes, wherever a text comes from."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render; only Rich's own control codes stay as they are."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable_lines(segment.text))
+
+    def status(self, status: RenderableType, **options: Any) -> Status:
+        """Show a spinner with a text, which has no markup."""
+        return _Status(_shown(status), console=self, **options)
+
+
+class _Status(Status):
+    def update(self, status: RenderableType | None = None, **options: Any) -> None:
+        super().update(None if status is None else _shown(status), **options)
+
+
+class Table(RichTable):
+    """A table whose headings and cells have one line each, whatever texts they are given."""
+
+    def __init__(self, *headers: Any, title: Any = None, **options: Any) -> None:
+        super().__init__(*headers, title=_shown(title), **options)  # each through `add_column`
+
+    def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
+        super().add_column(_shown(header), *args, **options)
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*map(_shown, cells), **options)
+
+
+def _shown(cell: Any) -> Any:
+    """A text as `printable` has it; other contents as they are."""
+    if isinstance(cell, str):
+        return Text(printable(cell))
+    if isinstance(cell, Text) and printable(cell.plain) != cell.plain:
+        return Text(printable(cell.plain), style=cell.style)
+    return cell
+
 
 # Names of sites, files and classes may have brackets, which Rich would read as markup.
-out_console, err_console = (Console(stderr=err, markup=False, highlight=False) for err in (False, True))
+out_console, err_console = (_Console(stderr=err, markup=False, highlight=False) for err in (False, True))
 
 
 def say(text: str, style: str | None = None, *, err: bool = False) -> None:
-    """Print a text as it is, without line breaks of ours: paths and commands can be copied.
+    """Print a text in one line, without line breaks of ours: paths and commands can be copied.
 
     Args:
         text: the text.
         style: its colour.
         err: whether it is for the standard error.
     """
-    # A file name may have bytes that are no text.
-    text = text.encode("utf-8", "backslashreplace").decode()
-    (err_console if err else out_console).print(text, style=style, soft_wrap=True)
+    (err_console if err else out_console).print(printable(text), style=style, soft_wrap=True)
+
+
+def print_page(lines: Iterable[str]) -> None:
+    """Print the lines of a page.
+
+    In a terminal, the continuation of a long line is indented more than the beginning of any line: a text
+    that is as wide as the terminal cannot look like a line of its own.
+    """
+    for line in lines:
+        if out_console.is_terminal:
+            line = textwrap.fill(
+                printable(line), max(out_console.width, 40), subsequent_indent=" " * 12, drop_whitespace=False
+            )
+        for part in line.split("\n") if out_console.is_terminal else [line]:
+            say(part)
 
 
 def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) -> None:

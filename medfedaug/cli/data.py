@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import Limit
 from medfedaug.errors import ConfigError
 

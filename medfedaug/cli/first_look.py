@@ -8,9 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
 
@@ -76,7 +75,9 @@ def demo(
         notes = [_DIFFERENT, scanners, "What each method does:", _told()]
         page = write_report(runs, out / "report.html", data=out / "data", notes=notes)
     _outcome(table)
-    say(f"\nThe page, with pictures of truth and prediction: {page}\nNext:")
+    say("")
+    say(f"The page, with pictures of truth and prediction: {page}")
+    say("Next:")
     for what, command in _NEXT:
         say(f"  {command.format(data=quote(str(out / 'data')))}   # {what}")
 

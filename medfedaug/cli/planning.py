@@ -8,9 +8,8 @@ from shlex import quote
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import Data, Given, PlanMemory, takes
 from medfedaug.config import RunConfig
 from medfedaug.plan import Plan, planning_settings

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from medfedaug.cli.console import out_console, say
+from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Device, State
 from medfedaug.cli.progress import CaseProgress
 

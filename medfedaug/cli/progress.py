@@ -16,11 +16,14 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.text import Text
 
 from medfedaug.cli.console import err_console, say
+from medfedaug.printable import printable
 from medfedaug.telling import Teller
 
 __all__ = ["CaseProgress", "RoundProgress", "SweepProgress", "resumable"]
@@ -30,9 +33,16 @@ QUIET = 20.0
 """Seconds without a line after which one says that the run goes on, where there is no terminal."""
 
 
+class _Doing(ProgressColumn):
+    """What a bar is at: names of sites and cases, in one line and without markup."""
+
+    def render(self, task: Task) -> Text:
+        return Text(printable(task.description))
+
+
 def _bar(*more: ProgressColumn) -> Progress:
     return Progress(
-        TextColumn("{task.description}", markup=False),
+        _Doing(),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -9,9 +9,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from medfedaug.cli.console import err_console, number, out_console, print_scores, say
+from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
 from medfedaug.cli.options import (
     Arguments,
     Bundle,
@@ -250,7 +249,8 @@ def export(
         say(f"training loop {reference} ({note}): sites take part that allow it with")
         say(f"  medfedaug site-config --kit KIT --allow-loop {reference}")
     if initial is not None:
-        say(initial.summary())
+        for line in initial.summary():
+            say(line)
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 

@@ -9,9 +9,8 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.errors import ConfigError
 
 __all__ = ["init", "project"]

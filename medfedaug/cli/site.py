@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from medfedaug.admission import JobRules
-from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, takes
 
 Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
@@ -190,7 +189,7 @@ def jobs(
     out_console.print(table)
     for entry in entries:
         if job or entry.verdict == WAITING:
-            say(f"\n{summary(entry)}")
+            print_page(["", *summary(entry)])
 
 
 def approve(

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.progress import duration
 
 if TYPE_CHECKING:

@@ -74,13 +74,11 @@ class InitialWeights:
             warn(f"{name}: only {len(fit.entries)} of {fit.of} entries of the network are started from it")
         return cls(fit.entries, report)
 
-    def summary(self) -> str:
+    def summary(self) -> list[str]:
         """The report in words, a line for each entry that was not used."""
         loaded, of, file = (self.report[name] for name in ("loaded", "of", "file"))
         told = f"{loaded} of {of} entries of the network from {file}"
-        return "\n".join(
-            [told, *(f"  not used: {name} ({why})" for name, why in self.report["skipped"].items())]
-        )
+        return [told, *(f"  not used: {name} ({why})" for name, why in self.report["skipped"].items())]
 
     @property
     def digest(self) -> str:

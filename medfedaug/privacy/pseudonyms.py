@@ -17,6 +17,7 @@ from filelock import FileLock
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, replace_own
 from medfedaug.files import write_atomic
+from medfedaug.printable import printable
 
 __all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
 
@@ -160,12 +161,13 @@ class Pseudonyms:
                 lambda match: stand_in(match.group()),
                 told,
             )
-        return _PATH.sub(_WITHHELD, told)
+        # Last, since names are found as they are.
+        return printable(_PATH.sub(_WITHHELD, told))
 
 
 def public_text(error: MedFedAugError) -> str:
     """The line of an error without anything of the site's own, where there are no pseudonyms."""
-    return _PATH.sub(_WITHHELD, replace_own(error, lambda text: _WITHHELD))
+    return printable(_PATH.sub(_WITHHELD, replace_own(error, lambda text: _WITHHELD)))
 
 
 def _case_names(data: SiteFolder) -> dict[str, str]:

@@ -1,0 +1,101 @@
+r"""Make text from outside safe to show: characters that steer a terminal or cannot be seen become escapes.
+
+Names of sites, classes, files and cases, settings of jobs and texts of errors come from other people.
+Whatever prints them goes through `printable`: the console and its tables (`medfedaug.cli.console`), errors
+(`medfedaug.errors`), lines about events (`medfedaug.telling`), pages and tables in files
+(`medfedaug.analysis`), the event log (`medfedaug.nvflare_jobs.events`) and log records (`PrintableRecord`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+import unicodedata
+from typing import Any
+
+__all__ = [
+    "PrintableRecord",
+    "is_printable",
+    "log_printable",
+    "printable",
+    "printable_lines",
+    "printable_values",
+]
+
+# Letters and marks by their category, and yet without a glyph: Unicode's default ignorable code points.
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+_INDENT = "    "
+
+
+def printable(text: object) -> str:
+    r"""Return a text as one line in which every character can be seen.
+
+    Control characters (C0, C1, ESC, DEL), line and paragraph separators, marks of direction, characters of no
+    width, private and unassigned characters and lone surrogates become escapes as in Python. Letters of all
+    scripts and spaces stay.
+
+    Example:
+        >>> printable("lesion\x1b[2J, \u202egnul\u202c\nM\u00fcller")
+        'lesion\\x1b[2J, \\u202egnul\\u202c\\nMüller'
+    """
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _seen(char) else char.encode("unicode_escape").decode() for char in text)
+
+
+def is_printable(text: str) -> bool:
+    """Whether `printable` leaves a text as it is."""
+    return all(map(_seen, text))
+
+
+def printable_lines(text: object, indent: str = "") -> str:
+    r"""Do as `printable`, but keep line breaks.
+
+    Args:
+        text: the text.
+        indent: what every line but the first begins with, so that none can be taken for another entry.
+    """
+    return f"\n{indent}".join(printable(line) for line in str(text).split("\n"))
+
+
+def printable_values(value: Any) -> Any:
+    """Return a JSON value with all its texts, keys too, made printable."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable_values(key): printable_values(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_values(entry) for entry in value]
+    return value
+
+
+class PrintableRecord(logging.LogRecord):
+    """A log record whose message and traceback are printable.
+
+    Lines after the first are indented: none of them can look like a record of its own.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.exc_info and self.exc_info[0] is not None:
+            whole = "".join(traceback.format_exception(*self.exc_info)).rstrip("\n")
+            self.exc_text = printable_lines(whole, _INDENT)
+
+    def getMessage(self) -> str:  # noqa: N802  (the name is that of logging)
+        return printable_lines(super().getMessage(), _INDENT)
+
+
+def log_printable() -> None:
+    """Make every log record of this process printable, whoever logs it."""
+    if logging.getLogRecordFactory() is not PrintableRecord:
+        logging.setLogRecordFactory(PrintableRecord)
+
+
+def _seen(char: str) -> bool:
+    if char.isprintable():
+        return char.isascii() or not _BLANK.match(char)
+    return unicodedata.category(char) == "Zs"
