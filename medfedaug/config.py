@@ -58,6 +58,11 @@ class RunConfig:
         'The methods, in order: [{"name": "fedfa", "args": {"prob": 0.5}}, ...].',
         flags=None,
     )
+    purpose: str = setting(
+        "",
+        "One line for the sites' administrators and ethics boards: what the model is for. It is on the page "
+        "that they approve, and computes nothing.",
+    )
     task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
     network: str = setting(
         "basicunet",

@@ -29,6 +29,7 @@ from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.identity import kit_identity
 from medfedaug.nvflare_jobs.loop import ScriptLoop
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
+from medfedaug.nvflare_jobs.origin import job_origin
 from medfedaug.printable import log_printable
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, Pseudonyms, public_text
 from medfedaug.settings import SiteSettings
@@ -54,6 +55,7 @@ class AnsweringExecutor(Executor):
         super().__init__()
         log_printable()
         self._site: Answers | None = None
+        self._door: Door | None = None
         self._events: EventLog | None = None
 
     def job_settings(self) -> dict[str, Any]:
@@ -77,6 +79,11 @@ class AnsweringExecutor(Executor):
             fobs.register(TensorDecomposer)
         elif event_type == EventType.END_RUN and self._events is not None:
             self._events({"event": "ended"})
+            try:
+                if self._door is not None:
+                    self._door.ended()
+            except MedFedAugError as error:
+                self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})")
         super().handle_event(event_type, fl_ctx)
 
     def execute(
@@ -116,8 +123,8 @@ class AnsweringExecutor(Executor):
         settings = SiteSettings.load(kit)
         plugins.restrict(settings.plugins)
         bundles.restrict(settings.bundles)
-        door = Door() if settings.simulation else _door(name, settings, kit, fl_ctx.get_job_id())
-        return self.open_site(name, settings, door, events)
+        self._door = Door() if settings.simulation else _door(name, settings, kit, fl_ctx)
+        return self.open_site(name, settings, self._door, events)
 
 
 class SiteExecutor(AnsweringExecutor):
@@ -182,10 +189,11 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
     )
 
 
-def _door(name: str, settings: SiteSettings, kit: str, job: str) -> Door:
+def _door(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Door:
     assert settings.state is not None
     book = JobBook(settings.state / name / JOBS_FOLDER)
     pseudonyms = Pseudonyms.of_site(settings.state / name)
     approve = f"medfedaug approve {kit}"
     identity = partial(kit_identity, Path(kit))
-    return GuardedDoor(name, settings.jobs, pseudonyms, book, job, approve, identity)
+    job, origin = fl_ctx.get_job_id(), job_origin(fl_ctx)
+    return GuardedDoor(name, settings.jobs, pseudonyms, book, job, approve, identity, origin)

@@ -50,7 +50,11 @@ class Hospital:
         self.context = SimpleNamespace(
             get_identity_name=lambda: self.name,
             get_workspace=lambda: SimpleNamespace(
-                get_root_dir=lambda: str(self.kit), get_run_dir=lambda job: str(self.kit / job)
+                get_root_dir=lambda: str(self.kit),
+                get_run_dir=lambda job: str(self.kit / job),
+                get_startup_kit_dir=lambda: str(self.kit / "startup"),
+                get_app_dir=lambda job: str(self.kit / job / f"app_{self.name}"),
+                get_job_meta_path=lambda job: str(self.kit / job / "meta.json"),
             ),
             get_job_id=lambda: job,
         )

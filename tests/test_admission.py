@@ -205,6 +205,26 @@ def test_only_so_many_jobs_begin_in_a_day_and_a_restart_is_no_job(
     assert runs == [2, 1]
 
 
+def test_one_identifier_with_many_configurations_gets_no_more_answers_than_many_identifiers(
+    hospital, tiny_config
+):
+    words = "2 jobs began in the last 24 hours, and the site's rule max_jobs_per_day is 2"
+    site = hospital(max_jobs_per_day=2)
+    told = []
+    for seed in range(6):
+        site.start(tiny_config(rounds=1, seed=seed), "job-1")
+        told.append(site.answer(Request("prepare")).error)
+    assert told[:2] == ["", ""]
+    assert all(words in error for error in told[2:])
+    book = JobBook(site.kit / "medfedaug/site_A/jobs")
+    assert [len(entry.runs) for entry in book.entries()] == [1, 1]  # those beyond are not noted either
+    # A configuration that began goes on, and under another identifier it is another job.
+    site.start(tiny_config(rounds=1, seed=1), "job-1")
+    assert not site.answer(Request("prepare")).error
+    site.start(tiny_config(rounds=1, seed=1), "job-2")
+    assert words in site.answer(Request("prepare")).error
+
+
 def test_jobs_dated_by_a_clock_that_was_years_ahead_do_not_use_up_the_day(
     hospital, deploy, tiny_config, monkeypatch
 ):

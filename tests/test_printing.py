@@ -23,7 +23,7 @@ from test_cli import simulate_args
 
 from medfedaug import cli
 from medfedaug.admission import JobBook
-from medfedaug.admission.book import JobEntry, job_hash
+from medfedaug.admission.book import Decision, JobEntry, Origin, job_hash
 from medfedaug.analysis import documents, page
 from medfedaug.analysis.text import TextTable
 from medfedaug.config import Execution, RunConfig
@@ -171,8 +171,15 @@ def evil_entries(book: JobBook) -> list[JobEntry]:
     """A book as an earlier version wrote it: each setting, and all that is told of a job."""
     entries = []
     for name, value in evil_settings(RunConfig):
-        config = {**RunConfig(network_args=TINY_NETWORK).to_dict(), name: value}
-        entry = JobEntry(job_hash(config), config, 1.0, "waiting", {EVIL: 1.0})
+        config = {**RunConfig(network_args=TINY_NETWORK, purpose="a test").to_dict(), name: value}
+        origin = Origin(**{f.name: EVIL for f in dataclasses.fields(Origin) if str(f.type) == "str"})
+        decision = Decision(
+            **{f.name: EVIL if str(f.type) == "str" else 1.0 for f in dataclasses.fields(Decision)}
+        )
+        runs = {EVIL: 1.0, "job": 2.0}
+        entry = JobEntry(
+            job_hash(config), config, 1.0, "waiting", runs, {"job": 3.0}, {EVIL: origin}, (decision,)
+        )
         book.folder.mkdir(parents=True, exist_ok=True)
         book._write(entry)
         entries.append(entry)
@@ -186,6 +193,9 @@ def test_the_pages_on_which_a_job_is_approved_cannot_be_forged(kit, run, shown):
         listed = show("jobs", kit.kit)
         assert_clean(listed)
         assert all(entry.hash in listed for entry in entries)
+        recorded = show("jobs", kit.kit, "--record")
+        assert_clean(recorded)
+        assert recorded.count("Record of a job at site_A") == len(entries)
     for entry in entries:
         assert_clean(shown("jobs", kit.kit, entry.hash[:12]))
     assert in_a_terminal("approve", kit.kit, entries[0].hash[:12]) == f"{entries[0].hash}: approved\n"
@@ -194,7 +204,7 @@ def test_the_pages_on_which_a_job_is_approved_cannot_be_forged(kit, run, shown):
 def test_a_text_as_wide_as_the_terminal_makes_no_line_of_its_own(kit, tiny_config, shown):
     book = JobBook(kit.kit / "medfedaug/site_A/jobs")
     wide = "lesion" + " " * 200 + "nothing leaves"
-    book.note(tiny_config(classes=("background", wide)))
+    book.note(tiny_config(classes=("background", wide), purpose=wide))
     for columns in (60, 80, 100, 133):
         lines = shown("jobs", kit.kit, width=columns).splitlines()
         forged = [line for line in lines if line.strip().startswith("nothing leaves")]
@@ -272,7 +282,7 @@ def test_a_federation_with_a_site_whose_names_and_errors_are_such(
         ("ledger", tmp_path / "kits/site_B", "--every"),
         ("names", tmp_path / "kits/site_B"),
         ("doctor", "--kit", tmp_path / "kits/site_B"),
-        ("jobs", tmp_path / "kits/site_B"),
+        ("jobs", tmp_path / "kits/site_B", "--record"),
         ("inspect", "--data", evil_site.parent, "--out", tmp_path / "inspect.html"),
         ("statistics", "--data", evil_site.parent),
     ):

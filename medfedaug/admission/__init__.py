@@ -4,7 +4,7 @@ The rules belong to the site and are never part of a job. ``docs/threats.md`` sa
 stops.
 """
 
-from medfedaug.admission.book import JOBS_FOLDER, JobBook, JobEntry, job_hash
+from medfedaug.admission.book import JOBS_FOLDER, JobBook, JobEntry, Origin, job_hash
 from medfedaug.admission.rules import JobRules
 
-__all__ = ["JOBS_FOLDER", "JobBook", "JobEntry", "JobRules", "job_hash"]
+__all__ = ["JOBS_FOLDER", "JobBook", "JobEntry", "JobRules", "Origin", "job_hash"]

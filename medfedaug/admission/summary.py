@@ -1,18 +1,73 @@
-"""One page about a job for the administrator of a site: what runs, what leaves, how often."""
+"""Pages about a job for a site's administrator and board: who asks and decides, what runs, what leaves."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
-from medfedaug.admission.book import JobEntry
+from medfedaug.admission.book import JobBook, JobEntry
 from medfedaug.config import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import num_bytes
 from medfedaug.federation.server import FederationServer
 from medfedaug.methods.base import ServerExchange
 
-__all__ = ["summary"]
+__all__ = ["job_state", "record", "summary"]
+
+
+def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
+    """The record of a configuration for the site's files: who asked, who decided and when, and its page."""
+    lines = [
+        f"Record of a job at {site}",
+        "",
+        f"configuration: {entry.hash}",
+        f"first seen: {_when(entry.seen)}",
+    ]
+    lines += [f"purpose: {_purpose(entry.config)}", "", "Decisions"]
+    lines += [
+        f"  {_when(decision.when)}: {decision.verdict} by {decision.by or 'somebody who was not recorded'}"
+        for decision in entry.decisions
+    ]
+    if not entry.decisions:
+        waits = "none: it waits for one" if entry.verdict == "waiting" else entry.verdict
+        lines += [f"  {waits}"]
+    lines += ["", *_jobs(entry, book), "", "The page of this configuration", ""]
+    return [*lines, *summary(entry)]
+
+
+def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
+    """The state of a job at this site: waiting, running, ended, or gone without a word."""
+    if job not in entry.runs:
+        return "has not begun"
+    if job in entry.ends:
+        return "ended"
+    return "running" if book.is_running(job) else "no process: it was killed, or its machine was"
+
+
+def _jobs(entry: JobEntry, book: JobBook) -> Iterator[str]:
+    yield "Jobs with it (identifier and name as the server says)"
+    for job in dict.fromkeys([*entry.origins, *entry.runs]):
+        origin = entry.origins.get(job)
+        told = [f"  {job}"]
+        if origin is not None:
+            who = ", ".join(part for part in (origin.submitter, origin.organisation, origin.role) if part)
+            proof = "by the certificate that signed it" if origin.signed else "as the server says; not signed"
+            told += [f"name {json.dumps(origin.name, ensure_ascii=False)}"]
+            told += [f"submitted by {who or 'nobody who is named'} ({proof})", f"asked {_when(origin.asked)}"]
+        told += [f"began {_when(entry.runs[job])}"] if job in entry.runs else []
+        told += [f"ended {_when(entry.ends[job])}"] if job in entry.ends else [job_state(entry, job, book)]
+        yield "; ".join(told)
+    if not entry.origins and not entry.runs:
+        yield "  none"
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _purpose(config: Mapping[str, object]) -> str:
+    return str(config.get("purpose") or "") or "none given"
 
 
 def summary(entry: JobEntry) -> list[str]:
@@ -20,7 +75,7 @@ def summary(entry: JobEntry) -> list[str]:
 
     What leaves is read off what the server's half of each method would accept.
     """
-    lines = [f"job {entry.hash}", "", "What runs"]
+    lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
     try:
         config = RunConfig.from_dict(entry.config)
         server = FederationServer(config)

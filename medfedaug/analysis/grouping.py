@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 # Runs that differ only in these settings are repetitions of one experiment.
-_REPETITION = ("seed", *(entry.name for entry in fields(Execution)))
+_REPETITION = ("seed", "purpose", *(entry.name for entry in fields(Execution)))
 _REPETITION_OF_DATA = ("fold", "fold_seed")
 
 

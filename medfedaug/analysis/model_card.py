@@ -157,6 +157,8 @@ class _Card:
         ]
         if self.record.get("init"):
             rows.append(("began with", "given weights, not random ones"))
+        if self.config.purpose:
+            rows.append(("purpose", self.config.purpose))
         return (Table(("setting", "value"), tuple((a, b.strip()) for a, b in rows)),)
 
     def scores(self) -> tuple[Block, ...]:

@@ -160,31 +160,48 @@ def jobs(
     job: Annotated[
         str | None, typer.Argument(metavar="[HASH]", help="The first digits of a hash: only this job.")
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Print the record for the site's files or its board: purpose, submitters, decisions, and "
+            "what runs and leaves.",
+        ),
+    ] = False,
 ) -> None:
     """List the jobs that a site has seen, and print what those that wait would run and send."""
+    from collections import Counter
     from datetime import datetime
 
     from medfedaug import plugins
     from medfedaug.admission.book import WAITING
-    from medfedaug.admission.summary import summary
+    from medfedaug.admission.summary import job_state, summary
+    from medfedaug.admission.summary import record as record_of
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.settings import SiteSettings
     from medfedaug.training_bundle import content
 
-    book, settings = open_kit(kit).job_book(), SiteSettings.load(kit)
+    opened = open_kit(kit)
+    book, settings = opened.job_book(), SiteSettings.load(kit)
     plugins.restrict(settings.plugins)  # a job is described by what it would use here
     content.restrict(settings.bundles)
     entries = [book.find(job)] if job else book.entries()
     if not entries:
         say("no job has come to this site")
         return
-    table = Table("hash", "seen", "approval", "begun", "methods", "rounds")
+    if record:
+        for entry in entries:
+            print_page([*record_of(entry, book, opened.name), ""])
+        return
+    table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:
         methods = ", ".join(method["name"] for method in entry.config["methods"])
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
+        states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
         table.add_row(
-            *(entry.hash[:12], seen, entry.verdict, str(len(entry.runs)), methods),
-            str(entry.config["rounds"]),
+            *(entry.hash[:12], seen, entry.verdict),
+            ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun",
+            *(methods, str(entry.config["rounds"]), str(entry.config.get("purpose", ""))),
         )
     out_console.print(table)
     for entry in entries:
@@ -196,13 +213,33 @@ def approve(
     kit: SiteKit,
     job: Annotated[str, typer.Argument(metavar="HASH", help="The first digits of the job's hash.")],
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse it, also if it was approved.")] = False,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Who decides, for the record; by default the name of the system's user."),
+    ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
     from medfedaug.admission.book import APPROVED, REFUSED
+    from medfedaug.checks import check_printable
     from medfedaug.nvflare_jobs.kit import open_kit
 
-    entry = open_kit(kit).job_book().judge(job, REFUSED if refuse else APPROVED)
+    check_printable("--by", by)
+    verdict = REFUSED if refuse else APPROVED
+    entry = open_kit(kit).job_book().judge(job, verdict, by or _user())
     say(f"{entry.hash}: {entry.verdict}")
+
+
+def _user() -> str:
+    """The system's user; with sudo, who called it."""
+    import getpass
+    import os
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"user {os.getuid()}"
+    real = os.environ.get("SUDO_USER")
+    return f"{user} for {real}" if real and real != user else user
 
 
 def names(kit: SiteKit) -> None:

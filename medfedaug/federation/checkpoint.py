@@ -65,8 +65,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> None:
     """Check that a checkpoint is of the run that is to be continued.
 
-    Only the number of rounds may differ, and not with a schedule, which has decided over the learning rates
-    of the rounds that are over, nor with a method that goes by it.
+    Only the purpose and the number of rounds may differ, and the latter not with a schedule, which has
+    decided over the learning rates of the rounds that are over, nor with a method that goes by it.
 
     Args:
         path: of the checkpoint, for the message.
@@ -79,7 +79,7 @@ def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> N
     # Through `RunConfig`, so that a setting that came with a later release has its default.
     asked, before = config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
     planned = config.schedule != "constant" or any(m.plans_rounds for m in build_methods(config.methods))
-    free = set() if planned else {"rounds"}
+    free = {"purpose"} if planned else {"purpose", "rounds"}
     differing = sorted(name for name in {*asked} - free if asked[name] != before[name])
     if differing:
         name = differing[0]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from medfedaug.admission import JobBook, JobEntry, JobRules
+from medfedaug.admission import JobBook, JobEntry, JobRules, Origin
 from medfedaug.admission.book import APPROVED, REFUSED
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -73,6 +73,9 @@ class Door:
         """
         return reply
 
+    def ended(self) -> None:
+        """Called when the job has ended for this site."""
+
     def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
         """What the server is told of an error in place of an answer, in one line."""
         if isinstance(error, MedFedAugError):
@@ -91,6 +94,7 @@ class GuardedDoor(Door):
         job: the job's identifier.
         approve: the command with which the site's administrator approves a job, without its hash.
         identity: opens what the site signs its keys with under secure aggregation.
+        origin: where the job comes from, for the record.
     """
 
     def __init__(
@@ -102,10 +106,11 @@ class GuardedDoor(Door):
         job: str,
         approve: str,
         identity: Callable[[], Identity],
+        origin: Origin | None = None,
     ) -> None:
         self.site, self.rules, self.pseudonyms = site, rules, pseudonyms
         self.book, self.job, self.approve = book, job, approve
-        self.identity = identity
+        self.identity, self.origin = identity, origin
         self._admitted: list[RunConfig] = []
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
@@ -120,12 +125,17 @@ class GuardedDoor(Door):
         self._check_bundle(config)
         self.rules.check(self.site, config)
         # Before the configuration is noted: those of jobs beyond the limit would fill the book.
-        self.book.check(self.site, self.job, self.rules.max_jobs_per_day)
+        self.book.check(self.site, config, self.job, self.rules.max_jobs_per_day)
         entry = self._check_verdict(config)
         if self.rules.approve and entry.verdict != APPROVED:
             self._wait(config, entry.hash[:12], should_stop)
         self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
         self._admitted.append(config)
+
+    def ended(self) -> None:
+        """Enter in the book that the job has ended."""
+        if self._admitted:
+            self.book.end(self.job)
 
     def _check_bundle(self, config: RunConfig) -> None:
         if config.bundle:
@@ -148,7 +158,7 @@ class GuardedDoor(Door):
 
     def _check_verdict(self, config: RunConfig) -> JobEntry:
         """What the administrator said holds also where no job needs an approval."""
-        entry = self.book.note(config)
+        entry = self.book.note(config, self.job, self.origin)
         if entry.verdict == REFUSED:
             raise JobRefused(
                 self.site, f"the site's administrator has refused the configuration {entry.hash[:12]}"

@@ -1,0 +1,50 @@
+"""Where a job comes from, as far as a site can know: for the record of approvals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+
+from medfedaug.admission import Origin
+from medfedaug.printable import printable
+
+__all__ = ["job_origin"]
+
+_LONGEST = 200
+_ROOT = "rootCA.pem"
+
+
+def job_origin(fl_ctx: FLContext) -> Origin:
+    """Read a job's name and submitter at a site.
+
+    The name is what the server says, as is the identifier. The submitter is taken from the certificate that
+    signed the content of the job, where there is one of the project's; otherwise the server says it too.
+    """
+    workspace, job = fl_ctx.get_workspace(), fl_ctx.get_job_id()
+    told = _meta(Path(workspace.get_job_meta_path(job)))
+    name = _text(told.get(JobMetaKey.JOB_NAME.value))
+    root = Path(workspace.get_startup_kit_dir()) / _ROOT
+    app = Path(workspace.get_app_dir(job))
+    if root.is_file() and app.is_dir():
+        verified, signers = verify_folder_signature_and_get_signers(str(app), str(root))
+        if verified and len(signers) == 1:
+            return Origin(name, *map(_text, signers[0]), signed=True)
+    claimed = (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE)
+    return Origin(name, *(_text(told.get(key.value)) for key in claimed))
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _text(value: object) -> str:
+    return printable("" if value is None else value)[:_LONGEST]
