@@ -31,6 +31,7 @@ from medfedaug.loops import find_loop
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs import allowed
+from medfedaug.nvflare_jobs.cleaning import survey
 from medfedaug.nvflare_jobs.kit import (
     DEFAULT_LAUNCHER,
     LAUNCHER,
@@ -42,9 +43,13 @@ from medfedaug.nvflare_jobs.kit import (
 )
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.settings import SiteSettings
+from medfedaug.telling import size_text
 from medfedaug.training_bundle.content import AllowedBundle, short_hash
 
 __all__ = ["Check", "examine"]
+
+_OLD = 90
+"""Days after which leftovers of jobs are worth a word."""
 
 _LEAST_DISK = 2 * 2**30
 """Bytes that must be free where the site keeps its state: a job leaves logs and checkpoints."""
@@ -93,7 +98,7 @@ def examine(kit: str | Path | None = None, data: str | Path | None = None) -> li
     checks += _plugins(settings.plugins if opened else None)
     checks += [_bundle(bundle) for bundle in settings.bundles.values()]
     if opened is not None and opened.server:
-        return [*checks, _disk("disk", opened.path)]
+        return [*checks, _disk("disk", opened.path), _used(opened)]
     checks.append(_device(settings.device))
     rules = settings.jobs if opened is not None else None
     folder = Path(data) if data else settings.data
@@ -104,6 +109,8 @@ def examine(kit: str | Path | None = None, data: str | Path | None = None) -> li
         checks.append(_jobs(settings))
     if settings.state is not None:
         checks.append(_disk("state folder", settings.state))
+    if opened is not None:
+        checks.append(_used(opened))
     return [*checks, _prepared(settings)]
 
 
@@ -384,6 +391,24 @@ def _prepared(settings: SiteSettings) -> Check:
     # All images may fit into memory: little room need be no obstacle.
     disk = _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), little=None)
     return replace(disk, found=f"up to {settings.memory:g} GiB in memory, the rest in {disk.found}")
+
+
+def _used(kit: Kit) -> Check:
+    """The disk space that a kit and its jobs take."""
+    try:
+        found = survey(kit, _OLD)
+    except ConfigError as error:
+        return Check("disk used", None, str(error))
+    sizes: dict[str, int] = {}
+    for one in found:
+        sizes[one.kind] = sizes.get(one.kind, 0) + one.size
+    parts = [f"{kind} {size_text(size)}" for kind, size in sorted(sizes.items(), key=lambda part: -part[1])]
+    old = sum(one.size for one in found if not one.needed)
+    told = (
+        f"{size_text(sum(sizes.values()))}: {', '.join(part for part in parts if not part.endswith(' 0 B'))}"
+    )
+    clean = f"medfedaug clean --kit {kit.path} --older-than {_OLD} says what of it may go."
+    return Check("disk used", True, f"{told}; {size_text(old)} are old and may go", clean if old else "")
 
 
 def _disk(name: str, folder: Path, little: bool | None = False) -> Check:

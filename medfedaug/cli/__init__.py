@@ -15,7 +15,7 @@ from medfedaug.cli.predicting import predict
 from medfedaug.cli.results import evaluate, report
 from medfedaug.cli.run import export, simulate
 from medfedaug.cli.setup import init, project
-from medfedaug.cli.site import approve, doctor, jobs, ledger, names, site_config
+from medfedaug.cli.site import approve, clean, doctor, jobs, ledger, names, site_config
 from medfedaug.cli.watching import watch
 
 __all__ = ["app", "err_console", "main", "out_console"]
@@ -44,4 +44,5 @@ app.command()(jobs)
 app.command()(approve)
 app.command()(ledger)
 app.command()(names)
+app.command()(clean)
 app.command()(watch)

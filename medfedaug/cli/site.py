@@ -1,4 +1,4 @@
-"""Commands for a site: `site-config`, `doctor`, `jobs`, `approve`, `ledger` and `names`."""
+"""Commands for a site: `site-config`, `doctor`, `jobs`, `approve`, `ledger`, `names` and `clean`."""
 
 from __future__ import annotations
 
@@ -291,3 +291,46 @@ def ledger(
     spent = sum(one.releases for one in account.releases())
     if spent:
         say(f"{spent} releases with noise count against the budget of ε")
+
+
+def clean(
+    kit: Kit,
+    older_than: Annotated[
+        float, typer.Option("--older-than", metavar="DAYS", min=1, help="Remove nothing that is younger.")
+    ],
+    results: Annotated[
+        bool,
+        typer.Option(
+            "--results", help="Remove results of finished jobs too. The server may have the only copy."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this option only say what.")] = False,
+) -> None:
+    """Say what old jobs left in a kit and may go, and what stays and why; with --yes remove the former.
+
+    A run whose state goes can be neither resumed nor evaluated at this kit any more. Ledger, keys, approvals,
+    settings and certificates stay, and so does everything that a running job may need.
+    """
+    from datetime import datetime
+
+    from medfedaug.nvflare_jobs.cleaning import remove, survey
+    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.telling import size_text
+
+    with err_console.status("looking"):
+        found = survey(open_kit(kit), older_than, results=results)
+    going = [one for one in found if not one.needed]
+    for one in going:
+        when = datetime.fromtimestamp(one.used).isoformat(" ", "minutes")
+        if yes:
+            remove(one)
+        what = "removed" if yes else "would go"
+        say(f"{what}: {one.path} ({one.kind}, {size_text(one.size)}, last used {when})")
+    stays: dict[tuple[str, str], list[int]] = {}
+    for one in found:
+        if one.needed:
+            stays.setdefault((one.kind, one.needed), []).append(one.size)
+    for (kind, why), sizes in stays.items():
+        say(f"stays: {kind} ({len(sizes)}, {size_text(sum(sizes))}): {why}")
+    total = f"{len(going)} of {len(found)} entries, {size_text(sum(one.size for one in going))}"
+    say(f"removed: {total}" if yes else f"would go: {total}" + ("; --yes removes them" if going else ""))
