@@ -6,11 +6,12 @@ r"""Gain against shift: phantom sites whose scanners are more and more apart, wi
 
 For each seed and each setting of the phantom's dial (`medfedaug phantom --shift`), a federation of four
 sites is made: other patients, other scanners, other initial weights. With `--odd` one scanner alone is
-moved, the one whose contrast is farthest from the middle, and the other three are alike. The distance of the
-sites is the one that `medfedaug inspect` prints. A method's gain is its test Dice minus that of FedAvg on the
-same federation: the mean over the sites, and that of the site which is farthest from the others.
-`numbers.json` has every run, `table.md` and the two pictures what is made of them; runs that are in
-`numbers.json` already are not repeated.
+moved, the one whose contrast is farthest from the middle, and the other three are alike. With `--inverted
+N` the last N sites store dark what the others store bright, and the table is of that (`polarity.md`). The
+distance of the sites is the one that `medfedaug inspect` prints. A method's gain is its test Dice minus
+that of FedAvg on the same federation: the mean over the sites, and that of the site which is farthest from
+the others. `numbers.json` has every run, `table.md` and the two pictures what is made of them; runs that
+are in `numbers.json` already are not repeated.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def federations(runs: Sequence[Mapping[str, Any]], place: str) -> list[dict[str,
         apart = run["apart"]
         site = max(apart, key=lambda name: apart[name])
         far = apart[site] if place == FARTHEST else run["distance"]
-        one = found.setdefault((run["seed"], run["shift"], run["odd"]), {"distance": far, "dice": {}})
+        key = (run["seed"], run["shift"], run["odd"])
+        one = found.setdefault(key, {"distance": far, "dice": {}})
         one["odd"] = run["odd"]
         one["dice"][run["methods"]] = run["dice"][site] if place == FARTHEST else fmean(run["dice"].values())
     return [one for one in found.values() if BASELINE in one["dice"]]
@@ -199,6 +201,24 @@ def draw(
     plt.close(figure)
 
 
+def polarity_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The mean Dice of each method by the number of inverted sites: at them, and at the others."""
+    lines = ["| inverted sites | methods | federations | inverted sites: Dice | other sites: Dice |"]
+    lines.append("|---:|---|---:|---:|---:|")
+    for number in sorted({run["inverted"] for run in runs}):
+        here = [run for run in runs if run["inverted"] == number]
+        for methods in dict.fromkeys(run["methods"] for run in here):
+            own = [run for run in here if run["methods"] == methods]
+            sites = [sorted(run["dice"].items()) for run in own]
+            cut = len(sites[0]) - number
+            means = [
+                ", ".join(f"{fmean(v for _, v in part):.3f}" for one in sites if (part := one[start:end]))
+                for start, end in ((cut, None), (0, cut))
+            ]
+            lines.append(f"| {number} | `{methods}` | {len(own)} | {means[0] or '–'} | {means[1]} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Make the runs that are missing, and write what is made of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -207,6 +227,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--shifts", type=float, nargs="+", default=list(SHIFTS))
     parser.add_argument("--odd", action="store_true", help="move one scanner alone")
+    parser.add_argument("--inverted", type=int, nargs="*", default=[], help="numbers of inverted sites")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--patients", type=int, default=15)
     parser.add_argument("--shape", type=int, nargs=3, default=[64, 64, 12])
@@ -234,15 +255,17 @@ def main() -> None:
         name, _, folder = text.partition("=")
         shift = distance(Path(folder))
         record["real"][name] = {"distance": shift.shift, "apart": shift.by_site}
-    for seed, dial in product(options.seeds, options.shifts):
+    for seed, dial, number in product(options.seeds, options.shifts, options.inverted or [0]):
         federation = {"seed": seed, "shift": dial, "odd": options.odd}
+        federation |= {"inverted": number} if options.inverted else {}
         done = {run["methods"] for run in runs if federation.items() <= run.items()}
         missing = [methods for methods in options.methods if methods not in done]
-        data = options.work / f"seed_{seed}_shift_{dial:g}{'_odd' if options.odd else ''}"
+        data = options.work / f"seed_{seed}_shift_{dial:g}{'_odd' if options.odd else ''}_{number}"
         if missing:
             shutil.rmtree(data, ignore_errors=True)
             apart = moved(options.work, seed, dial) if options.odd else dial
-            make_phantom(data, 4, options.patients, options.shape, seed, shift=apart)
+            inverted = [k >= 4 - number for k in range(4)]
+            make_phantom(data, 4, options.patients, options.shape, seed, shift=apart, inverted=inverted)
             shift = distance(data)
             federation |= {"distance": shift.shift, "apart": shift.by_site}
         for methods in missing:
@@ -254,6 +277,10 @@ def main() -> None:
             print(f"{seed} {dial:g} {methods}: {fmean(dice.values()):.3f}, {seconds:.0f} s", flush=True)
         shutil.rmtree(data, ignore_errors=True)
     write_json(numbers, record)
+    if options.inverted:
+        (options.out / "polarity.md").write_text(polarity_table(runs) + "\n")
+        print(polarity_table(runs))
+        return
     rows, tables = [], []
     for place, picture in ((MEAN, "gain.png"), (FARTHEST, "gain_farthest.png")):
         found = federations(runs, place)

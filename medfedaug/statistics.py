@@ -19,6 +19,7 @@ import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,13 @@ from torch import Tensor
 from medfedaug.files import parse_versioned, write_versioned
 
 __all__ = [
+    "FOREIGN",
     "SIGMA_FLOOR",
     "ChannelStatistics",
+    "ForeignPair",
     "average_moments",
     "channel_statistics",
+    "foreign_pairs",
     "image_moments",
     "load_statistics",
     "other_statistics",
@@ -299,6 +303,66 @@ def _moments(voxels: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
         mean = mean + shift * (size / total)
         count = total
     return mean, squares / count
+
+
+@dataclass(frozen=True)
+class ForeignPair:
+    """Two sites in one channel, whose images are far from 0 under each other's pair.
+
+    Attributes:
+        sites: their names.
+        channel: the channel.
+        landing: where the mean of each site's images is under the other's pair, (μ_k − μ_j) / σ_j and
+            (μ_j − μ_k) / σ_k, in deviations.
+    """
+
+    sites: tuple[str, str]
+    channel: int
+    landing: tuple[float, float]
+
+    def __str__(self) -> str:
+        (one, other), (first, second) = self.sites, self.landing
+        return f"{one} {first:+.1f} under {other}'s and {other} {second:+.1f} under {one}'s"
+
+
+FOREIGN = 1.5
+"""Deviations from 0 from which two sites' images are foreign to each other (`foreign_pairs`)."""
+
+
+def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPair]:
+    r"""The pairs of sites whose images lie far from 0 under each other's pair, the farthest first.
+
+    Normalised by its own pair the mean image of a site lies at 0. Under another site's it lies at
+    :math:`z_{kj} = (\mu_k - \mu_j) / \sigma_j`. Images of two scanners with other gain or contrast can be far
+    in one direction, where one of them hardly varies; in both directions they are far where one site stores
+    bright what the other stores dark. Two sites are foreign to each other where the smaller of
+    :math:`|z_{kj}|` and :math:`|z_{jk}|` is `FOREIGN` or more in a channel. A method that shows the network
+    an image under others' pairs (FedRDN) then shows it what is none of the sites' images.
+
+    Channels that are constant at one of two sites are left out.
+
+    Args:
+        statistics: by site.
+
+    Example:
+        >>> bright, dark = ChannelStatistics([0.8], [0.2], 9), ChannelStatistics([0.2], [0.15], 9)
+        >>> print(*foreign_pairs({"A": bright, "B": dark}))
+        A +4.0 under B's and B -3.0 under A's
+    """
+    found = []
+    for one, other in combinations(sorted(statistics), 2):
+        first, second = statistics[one], statistics[other]
+        both = [c for c in range(len(first.mean)) if c not in (*first.constant, *second.constant)]
+        if len(first.mean) != len(second.mean) or not both:
+            continue
+        apart = (first.mean - second.mean)[both].double()
+        landings = apart / second.std[both].double(), -apart / first.std[both].double()
+        nearer = torch.minimum(*(values.abs() for values in landings))
+        place = int(nearer.argmax())
+        if float(nearer[place]) >= FOREIGN:
+            landing = float(landings[0][place]), float(landings[1][place])
+            found.append(ForeignPair((one, other), both[place], landing))
+    return sorted(found, key=lambda pair: -min(map(abs, pair.landing)))
 
 
 def usable_pairs(

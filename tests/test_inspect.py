@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -18,11 +19,17 @@ from results import Page
 from test_report_browser import CHROMIUM, probe
 
 from medfedaug.analysis.gain import FARTHEST, expectation, gains_at, measured_gains
-from medfedaug.analysis.inspection_page import federation_shift, inspection_record
+from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
 from medfedaug.analysis.shift import site_shift
 from medfedaug.data.inspection import QUANTILES, inspect_sites
+from medfedaug.data.phantom import make_phantom
+from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.statistics import channel_statistics
+from medfedaug.errors import MedFedAugWarning
+from medfedaug.federation import run_in_process
+from medfedaug.methods import parse_methods
+from medfedaug.simulate import configure
+from medfedaug.statistics import ChannelStatistics, channel_statistics
 
 
 def test_the_shift_is_that_of_the_formula_written_out():
@@ -336,12 +343,14 @@ def test_what_to_expect_follows_from_federations_that_were_as_far_apart():
         assert gain.federations >= 3
     assert {gain.farthest for gain in gains_at(0.1)} == {min(gain.farthest for gain in gains)}
     for gain in gains:
-        verdict = "a gain" if gain.low > 0 and gain.mean >= 0.02 else "little"
+        shown = gain.low > 0 and gain.mean >= 0.02 and gain.federations >= 10
         told = expectation([gain])
-        where = {"mean": " in the mean of the sites: on", "farthest": " there: at the farthest site of"}[
-            gain.at
-        ]
-        assert told.startswith(f"Expect {verdict}{where} {gain.federations} phantom federations")
+        place, where = {
+            "mean": ("in the mean of the sites", "on"),
+            "farthest": ("there", "at the farthest site of"),
+        }[gain.at]
+        verdict = f"Expect a gain {place} with {gain.methods}" if shown else f"No gain is shown {place}"
+        assert told.startswith(f"{verdict}: {where} {gain.federations} phantom federations")
         assert f"was {gain.methods} {gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})" in told
     assert "No phantom federation" in expectation(gains_at(1000))
 
@@ -359,6 +368,38 @@ def test_one_odd_site_among_others_that_are_alike_is_named():
     assert odd.by_site["C"] == pytest.approx(sum(distances) / 3)
     there = expectation(gains_at(odd.by_site["C"], FARTHEST))
     assert f"Farthest from the others is C, {odd.by_site['C']:.2f} away in the mean. {there}" in odd.sentence
-    assert there.split(":")[0] in ("Expect a gain there", "Expect little there")
+    assert there.startswith(("Expect a gain there with ", "No gain is shown there: "))
     assert "Farthest" not in shift(A=0, C=4).sentence  # each of two is as far from the other
     assert "Farthest" not in shift(A=0, B=0, C=0).sentence
+
+
+def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numbers(run, tmp_path):
+    """By inspect and by each such site as a run with FedRDN starts, from the pairs that sites exchange."""
+    make_phantom(tmp_path / "data", 4, 5, (48, 48, 4), seed=2, inverted=(False, False, False, True))
+    code, _, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
+    told = " ".join(err.split())
+    assert code == 0, err
+    record = json.loads((tmp_path / "i.json").read_text())
+    pairs = {name: ChannelStatistics(s["mean"], s["std"], 4) for name, s in record["sites"].items()}
+    odd = pairs["site_D"]
+    for name in ("site_A", "site_B", "site_C"):
+        one = pairs[name]
+        there = float((one.mean - odd.mean) / odd.std), float((odd.mean - one.mean) / one.std)
+        assert f"{name} {there[0]:+.1f} under site_D's and site_D {there[1]:+.1f} under {name}'s" in told
+    assert {tuple(p["sites"]) for p in record["foreign_pairs"]} == {
+        (f"site_{name}", "site_D") for name in "ABC"
+    }
+    assert "Images lie far from 0" in Page((tmp_path / "i.html").read_text()).text
+
+    folders = find_sites(tmp_path / "data")
+    config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, network_args={"features": [4] * 6})
+    with pytest.warns(MedFedAugWarning, match="far from 0 under other sites' pairs") as found:
+        run_in_process(replace(config, local_steps=1), tmp_path / "data", folders, "cpu")
+    warned = {str(one.message) for one in found if "far from 0" in str(one.message)}
+    assert [text.split(":")[0] for text in sorted(warned)] == [f"site site_{name}" for name in "ABCD"]
+    assert all("compare single and norm with it first" in text for text in warned)
+
+
+def test_sites_that_are_merely_apart_are_not_foreign_to_each_other(tmp_path):
+    make_phantom(tmp_path / "data", 4, 4, (48, 48, 4), seed=0, shift=3)
+    assert foreign_sites(inspect_sites(tmp_path / "data")) == []

@@ -131,7 +131,7 @@ def test_scanners_differ_more_than_patients(folder):
 def test_four_scanners_share_no_quarter_of_any_range():
     low, high = phantom._RANGES.T
     for seed in range(5):
-        values = np.array([list(vars(phantom._scanner(seed, site)).values()) for site in range(4)])
+        values = np.array([list(phantom._scanner(seed, site).to_dict().values()) for site in range(4)])
         quarter = np.floor(4 * np.log(values / low) / np.log(high / low))
         assert (np.sort(quarter, axis=0) == np.arange(4)[:, None]).all()
 
@@ -263,12 +263,29 @@ def test_heads_are_as_large_in_voxels_of_any_size(folder, tmp_path):
         ({"classes": 6}, "classes must be from 2 to 5"),
         ({"spacings": [(1, 1)]}, "three positive edges"),
         ({"spacings": [(1, 1, 0)]}, "three positive edges"),
+        ({"inverted": [True]}, "inverted must say yes or no for each of the 2 sites"),
     ],
 )
 def test_classes_and_spacings_out_of_range(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
         make_phantom(tmp_path / "data", sites=2, patients=3, **options)
     assert not (tmp_path / "data").exists()
+
+
+def test_an_inverted_site_stores_dark_what_was_bright_and_leaves_the_others_as_they_are(tmp_path):
+    plain = make_phantom(tmp_path / "plain", 2, 3, (32, 32, 4), seed=1)
+    turned = make_phantom(tmp_path / "turned", 2, 3, (32, 32, 4), seed=1, inverted=(False, True))
+    for site, other in zip(plain, turned, strict=True):
+        for file in sorted(site.glob("*/*.nii.gz")):
+            one, two = (voxels(folder / file.relative_to(site)).astype(float) for folder in (site, other))
+            if site.name == "site_A" or file.parent.name == "labels":
+                np.testing.assert_array_equal(one, two)
+            else:
+                total = one + two  # gain, and twice the offset, to the rounding and the floor at 0
+                assert np.ptp(total[two > 0]) <= 1
+                assert np.corrcoef(one.flat, two.flat)[0, 1] < -0.99
+    sites = json.loads((tmp_path / "turned" / MANIFEST).read_text())["sites"]
+    assert [scanner.get("inverted", False) for scanner in sites.values()] == [False, True]
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ MEAN, FARTHEST = "mean", "farthest"
 
 _FILE = "gain_by_distance.csv"
 _WORTH = 0.02
-"""A smaller gain is called little, however sure it is."""
+"""A smaller gain is none to be expected, however sure it is."""
+_ENOUGH = 10
+"""Of fewer federations nothing is expected."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Gain:
     low: float
     high: float
     at: str = MEAN
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is 0.02 or more, over ten federations or more, with an interval above 0."""
+        return self.low > 0 and self.mean >= _WORTH and self.federations >= _ENOUGH
 
 
 @cache
@@ -76,22 +83,39 @@ def gains_at(distance: float, at: str = MEAN) -> list[Gain]:
 
 
 def expectation(found: Sequence[Gain]) -> str:
-    """What to expect where these gains were measured: a gain, if one is 0.02 or more and surely above 0.
+    """What to expect where these gains were measured.
+
+    A gain is expected of a method alone whose gain was 0.02 or more, on ten federations or more, and surely
+    above 0. All other numbers are told as what they are.
 
     Example:
         >>> expectation([Gain("fedrdn", 2, 3, 12, 0.05, 0.03, 0.07)]).split(":")[0]
-        'Expect a gain in the mean of the sites'
+        'Expect a gain in the mean of the sites with fedrdn'
+        >>> expectation([Gain("fedrdn", 2, 3, 9, 0.05, 0.03, 0.07)]).split(":")[0]
+        'No gain is shown in the mean of the sites'
         >>> expectation([Gain("fedrdn", 0, 1, 12, 0.01, -0.01, 0.03, "farthest")]).split(":")[0]
-        'Expect little there'
+        'No gain is shown there'
     """
     if not found:
         return "No phantom federation was tried that is as far apart."
-    verdict = "a gain" if any(gain.low > 0 and gain.mean >= _WORTH for gain in found) else "little"
+    sure = [gain for gain in found if gain.is_shown]
+    place = "there" if found[0].at == FARTHEST else "in the mean of the sites"
+    told = (
+        f"Expect a gain {place} with {', '.join(g.methods for g in sure)}: {_measured(sure)}." if sure else ""
+    )
+    rest = [gain for gain in found if not gain.is_shown]
+    if not rest:
+        return told
+    none = "Of other methods none is shown there" if sure else f"No gain is shown {place}"
+    return f"{told} {none}: {_measured(rest)}.".strip()
+
+
+def _measured(found: Sequence[Gain]) -> str:
     counts = sorted({gain.federations for gain in found})
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     span = f"{found[0].nearest:g} to {found[0].farthest:g}"
-    where = f"in the mean of the sites: on {number} phantom federations with a shift of {span}"
+    where = f"on {number} phantom federations with a shift of {span}"
     if found[0].at == FARTHEST:
-        where = f"there: at the farthest site of {number} phantom federations, {span} away"
+        where = f"at the farthest site of {number} phantom federations, {span} away"
     told = ", ".join(f"{g.methods} {g.mean:+.3f} ({g.low:+.3f} to {g.high:+.3f})" for g in found)
-    return f"Expect {verdict} {where}, the gain in Dice over fedavg (95% interval) was {told}."
+    return f"{where}, the gain in Dice over fedavg (95% interval) was {told}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,21 @@ from medfedaug.data.inspection import QUANTILES, SiteInspection
 from medfedaug.errors import ConfigError
 from medfedaug.files import write_json
 from medfedaug.run_folder import is_json_with
+from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 
-__all__ = ["federation_shift", "inspection_record", "pair_picture", "write_inspection"]
+__all__ = [
+    "federation_shift",
+    "foreign_note",
+    "foreign_sites",
+    "inspection_record",
+    "pair_picture",
+    "write_inspection",
+]
 
 _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
 _MOST_PAIRS = 30
+_MOST_FOREIGN = 3
 _MOST_SITES = 12  # in figures
 
 
@@ -34,6 +44,30 @@ def federation_shift(found: Sequence[SiteInspection]) -> Shift | None:
     """How far the sites that were looked at are apart (`medfedaug.analysis.shift.site_shift`)."""
     pairs, seen = _in_federations_order(found)
     return site_shift(pairs, seen)
+
+
+def foreign_sites(found: Sequence[SiteInspection]) -> list[ForeignPair]:
+    """The pairs of sites whose images lie far from 0 under each other's statistics."""
+    pairs, _ = _in_federations_order(found)
+    if len({values.shape[1] for values in pairs.values()}) > 1:
+        return []
+    means = {site: np.nan_to_num(values.mean(axis=0)) for site, values in pairs.items()}
+    return foreign_pairs(
+        {site: ChannelStatistics(mean[:, 0], mean[:, 1], len(pairs[site])) for site, mean in means.items()}
+    )
+
+
+def foreign_note(found: Sequence[ForeignPair]) -> str:
+    """A warning about sites whose images are foreign to each other; empty where there are none."""
+    if not found:
+        return ""
+    more = f"; and {len(found) - _MOST_FOREIGN} more pairs" if len(found) > _MOST_FOREIGN else ""
+    return (
+        "Images lie far from 0 under other sites' statistics, in deviations: "
+        f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. So it is where one site stores bright what the "
+        "other stores dark. FedRDN shows the network each image under all sites' statistics, and can fall "
+        "below fedavg there: compare single and norm with it first."
+    )
 
 
 def _in_federations_order(
@@ -98,6 +132,7 @@ def inspection_record(found: Sequence[SiteInspection], shift: Shift | None, inte
             {"sites": list(p.sites), "statistics": p.statistics, "histogram": p.histogram, "chance": p.chance}
             for p in (shift.pairs if shift else ())
         ],
+        "foreign_pairs": [asdict(pair) for pair in foreign_sites(found)],
         "sites": {site.name: _site_record(site) for site in found},
     }
 
@@ -215,6 +250,8 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         return
     sentence = shift.sentence
     add(section, "p", sentence[0].upper() + sentence[1:])
+    if note := foreign_note(foreign_sites(found)):
+        add(section, "p", note)
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [
         [

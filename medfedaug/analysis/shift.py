@@ -80,7 +80,8 @@ class Shift:
         A mean hides one odd site among others that are alike: with more than two sites, one that is farther
         from the others than chance would put it is named.
         """
-        told = f"{self._meaning} {expectation(gains_at(self.shift))}"
+        first = "First compare single with fedavg: does training together help at all?"
+        told = f"{self._meaning} {first} {expectation(gains_at(self.shift))}"
         site, apart = self.farthest, self.by_site
         chance = fmean(pair.chance for pair in self.pairs if site in pair.sites)
         if len(apart) < 3 or apart[site] < _FARTHEST * chance:

@@ -51,14 +51,27 @@ def phantom(
             help="How far the scanners are apart: 0 for the same at all sites, 1 as usual.",
         ),
     ] = 1.0,
+    inverted: Annotated[
+        int,
+        typer.Option(min=0, help="The last so many sites store dark what the others store bright."),
+    ] = 0,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
     from medfedaug.data.phantom import SPACINGS, make_phantom
 
     spacings = SPACINGS if spacing_varies else None
+    if inverted > sites:
+        raise ConfigError(f"--inverted {inverted} is more than the {sites} sites")
     try:
         folders = make_phantom(
-            out, sites=sites, patients=patients, seed=seed, classes=classes, spacings=spacings, shift=shift
+            out,
+            sites=sites,
+            patients=patients,
+            seed=seed,
+            classes=classes,
+            spacings=spacings,
+            shift=shift,
+            inverted=[k >= sites - inverted for k in range(sites)],
         )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -77,7 +90,12 @@ def inspect(
     ] = Stored.scale,
 ) -> None:
     """Look at the data before training: geometry, classes, odd cases, and how far the sites are apart."""
-    from medfedaug.analysis.inspection_page import federation_shift, write_inspection
+    from medfedaug.analysis.inspection_page import (
+        federation_shift,
+        foreign_note,
+        foreign_sites,
+        write_inspection,
+    )
     from medfedaug.data.inspection import inspect_sites
 
     with err_console.status("reading"):
@@ -97,6 +115,8 @@ def inspect(
             say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
     if (shift := federation_shift(found)) is not None:
         say(shift.sentence)
+    if note := foreign_note(foreign_sites(found)):
+        say(note, "yellow", err=True)
     say(f"{out}, {record}")
 
 

@@ -12,8 +12,9 @@ import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -62,6 +63,7 @@ class Scanner:
         noise: standard deviation of the Rician noise, fat signal as 1 (`RandRicianNoise`).
         gain: stored intensity of the fat signal (`ScaleIntensity`).
         offset: stored intensity of no signal (`ShiftIntensity`).
+        inverted: whether it stores no signal as bright, and the fat signal as dark.
     """
 
     field_of_view: float
@@ -72,6 +74,12 @@ class Scanner:
     noise: float
     gain: float
     offset: float
+    inverted: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, and ``inverted`` where it is."""
+        values = asdict(self)
+        return values if self.inverted else {k: v for k, v in values.items() if k != "inverted"}
 
     def shifted(self, shift: float) -> Scanner:
         r"""The scanner ``shift`` times as far from the middle of all scanners.
@@ -87,13 +95,14 @@ class Scanner:
             return self
         low, high = _RANGES.T
         middle = np.sqrt(low * high)
-        values = np.array(list(asdict(self).values()))
-        moved = dict(zip(asdict(self), middle * (values / middle) ** shift, strict=True))
+        numbers = {name: value for name, value in asdict(self).items() if name != "inverted"}
+        values = np.array(list(numbers.values()))
+        moved = dict(zip(numbers, middle * (values / middle) ** shift, strict=True))
         moved["bias"] = min(self.bias * shift, _STRONGEST_BIAS)
         for index, name in enumerate(moved):
             if name in ("field_of_view", "coverage", "blur", "noise"):
                 moved[name] = min(max(moved[name], low[index]), high[index])
-        return Scanner(**{name: round(float(value), 6) for name, value in moved.items()})
+        return Scanner(**{name: round(float(v), 6) for name, v in moved.items()}, inverted=self.inverted)
 
 
 _STRONGEST_BIAS = 0.8  # beyond, parts of the head are dark
@@ -115,6 +124,7 @@ def make_phantom(
     classes: int = 2,
     spacings: Sequence[Sequence[float]] | None = None,
     shift: float | Sequence[float] = 1.0,
+    inverted: Sequence[bool] = (),
 ) -> list[Path]:
     """Write a federation of phantom sites, one NIfTI volume and one label map per patient.
 
@@ -136,6 +146,8 @@ def make_phantom(
         shift: how far the sites' scanners are apart (`Scanner.shifted`): 0 for the same scanner everywhere,
             up to 3; or a number for each site, such as (2, 0, 0, 0) for one odd scanner. The patients do not
             depend on it.
+        inverted: for each site whether its images are inverted, bright where those of the others are dark,
+            as stains and modalities differ; none by default. The patients do not depend on it.
 
     Returns:
         The sites' folders.
@@ -166,13 +178,19 @@ def make_phantom(
         raise ValueError(
             f"shift must be from 0 to 3, or such a number for each of the {sites} sites, got {shift}"
         )
+    if inverted and len(inverted) != sites:
+        raise ValueError(f"inverted must say yes or no for each of the {sites} sites, got {list(inverted)}")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     out = Path(out_dir).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
 
-    scanners = {_site_name(k): _scanner(seed, k).shifted(shifts[k]) for k in range(sites)}
+    inversions = [bool(one) for one in inverted] or [False] * sites
+    scanners = {
+        _site_name(k): replace(_scanner(seed, k).shifted(shifts[k]), inverted=inversions[k])
+        for k in range(sites)
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
         root = Path(temporary) / out.name
@@ -187,8 +205,9 @@ def make_phantom(
                 **({"spacings": [list(edges) for edges in spacings]} if spacings else {"shape": shape}),
                 **({"classes": classes} if classes > 2 else {}),
                 **({"shift": shift} if shift != 1 else {}),
+                **({"inverted": inversions} if any(inversions) else {}),
             },
-            "sites": {name: asdict(scanner) for name, scanner in scanners.items()},
+            "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},
         }
         (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         if out.exists():  # empty, but maybe the working directory or a mount: fill it, do not replace it
@@ -367,4 +386,6 @@ def _acquire(
         ShiftIntensity(scanner.offset),
     ):
         stored = effect(stored)
+    if scanner.inverted:
+        stored = gain + 2 * scanner.offset - np.asarray(stored)
     return np.clip(np.rint(np.asarray(stored)[0]), 0, np.iinfo(np.int16).max).astype(np.int16)

@@ -10,6 +10,7 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.checks import check_choice
+from medfedaug.errors import warn
 from medfedaug.methods.base import (
     INTENSITY_MEAN,
     INTENSITY_STD,
@@ -24,7 +25,7 @@ from medfedaug.methods.base import (
     SitePart,
 )
 from medfedaug.methods.gathered import GatheredServer
-from medfedaug.statistics import ChannelStatistics, usable_pairs
+from medfedaug.statistics import ChannelStatistics, foreign_pairs, usable_pairs
 from medfedaug.transforms import FedRDNd
 
 __all__ = ["FedRDN", "FedRDNServer", "FedRDNSite"]
@@ -111,6 +112,15 @@ class FedRDNSite(SitePart, SiteExchange):
             site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])
             for site in sites
         }
+        met = [pair for pair in foreign_pairs(self.pairs) if self.context.name in pair.sites]
+        if met and not self.average:
+            warn(
+                "images lie far from 0 under other sites' pairs, in deviations: "
+                f"{'; '.join(map(str, met[:3]))}",
+                site=self.context.name,
+                hint="FedRDN can fall below FedAvg there: compare single and norm with it first "
+                "(docs/results/shift).",
+            )
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         """A random pair in training and the site's own in evaluation, or the average in both."""
