@@ -201,13 +201,22 @@ def test_the_pages_on_which_a_job_is_approved_cannot_be_forged(kit, run, shown):
     assert in_a_terminal("approve", kit.kit, entries[0].hash[:12]) == f"{entries[0].hash}: approved\n"
 
 
-def test_a_text_as_wide_as_the_terminal_makes_no_line_of_its_own(kit, tiny_config, shown):
+def test_a_text_as_wide_as_the_terminal_makes_no_line_of_its_own(kit, tiny_config, shown, tmp_path):
     book = JobBook(kit.kit / "medfedaug/site_A/jobs")
     wide = "lesion" + " " * 200 + "nothing leaves"
     book.note(tiny_config(classes=("background", wide), purpose=wide))
     for columns in (60, 80, 100, 133):
         lines = shown("jobs", kit.kit, width=columns).splitlines()
         forged = [line for line in lines if line.strip().startswith("nothing leaves")]
+        assert all(line.startswith(" " * 12) for line in forged), forged
+        # Of a site's error in `watch`, with no spaces to spare.
+        record = EventLog(tmp_path / f"server/{columns}", "server")
+        filled = "x" * (columns - len("left out: ") - 1)
+        record({"event": "left_out", "reason": f"{filled} nothing leaves"})
+        record.close()
+        lines = shown("watch", tmp_path / f"server/{columns}", "--once", width=columns).splitlines()
+        forged = [line for line in lines if line.strip().startswith("nothing leaves")]
+        assert forged
         assert all(line.startswith(" " * 12) for line in forged), forged
 
 

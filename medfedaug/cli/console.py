@@ -18,7 +18,7 @@ from rich.text import Text
 from medfedaug.printable import printable, printable_lines
 from medfedaug.scores import METRICS
 
-__all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say"]
+__all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say", "wrapped"]
 
 
 class _Console(Console):
@@ -77,18 +77,23 @@ def say(text: str, style: str | None = None, *, err: bool = False) -> None:
 
 
 def print_page(lines: Iterable[str]) -> None:
-    """Print the lines of a page.
-
-    In a terminal, the continuation of a long line is indented more than the beginning of any line: a text
-    that is as wide as the terminal cannot look like a line of its own.
-    """
+    """Print the lines of a page, each as `wrapped` has it."""
     for line in lines:
-        if out_console.is_terminal:
-            line = textwrap.fill(
-                printable(line), max(out_console.width, 40), subsequent_indent=" " * 12, drop_whitespace=False
-            )
-        for part in line.split("\n") if out_console.is_terminal else [line]:
+        for part in wrapped(line).split("\n"):
             say(part)
+
+
+def wrapped(line: str) -> str:
+    """A line as it fits the terminal, if it is for one.
+
+    Its continuation is indented more than the beginning of any line: a text that is as wide as the terminal
+    cannot look like a line of its own.
+    """
+    line = printable(line)
+    if not out_console.is_terminal:
+        return line
+    width = max(out_console.width, 40)
+    return textwrap.fill(line, width, subsequent_indent=" " * 12, drop_whitespace=False)
 
 
 def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
 
 if TYPE_CHECKING:
@@ -108,4 +108,4 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     for site, scores in sorted(watched.tested.items()):
         said = ", ".join(f"{k} {v:.4f}" for k, v in scores.items())
         table.add_row(f"{site}: tested", said or "none sent", "")
-    return Group(Text(title), table, *(Text(line) for line in watched.lines[-_LAST:]))
+    return Group(Text(title), table, *(Text(wrapped(line)) for line in watched.lines[-_LAST:]))
