@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -16,6 +17,7 @@ __all__ = [
     "check_version",
     "parse_json",
     "parse_versioned",
+    "sha256",
     "version_mark",
     "write_atomic",
     "write_json",
@@ -75,6 +77,19 @@ def _system_error(error: BaseException | None) -> OSError | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, read in pieces.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:

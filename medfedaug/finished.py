@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,22 +16,25 @@ from torch import Tensor
 
 from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, first_line
+from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.output import (
     FINAL_MODEL,
     GLOBAL_MODEL,
+    HASHES,
     RESULTS,
     STATE,
     STATISTICS,
+    check_unchanged,
     exchange_file,
 )
 from medfedaug.federation.trainer import SiteTrainer
-from medfedaug.files import parse_json
+from medfedaug.files import parse_json, sha256
 from medfedaug.scores import GLOBAL, UNSEEN
 from medfedaug.settings import STATE_VARIABLE, SiteSettings
 from medfedaug.statistics import ChannelStatistics, load_statistics
+from medfedaug.tensor_files import load_tensors
 
 __all__ = ["FinishedRun"]
 
@@ -80,6 +82,14 @@ class FinishedRun:
                 f"{given}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
             )
         record = _load_record(file)
+        if HASHES not in record:
+            warn(
+                "has no hashes of the run's files, as of earlier releases: nobody can say whether model and "
+                "statistics are as they were",
+                path=file,
+            )
+        for used in (model, exchange_file(model)):
+            check_unchanged(used, record)
         weights, beside = _load_weights(model), exchange_file(model)
         payload = _load_weights(beside) if beside.exists() else {}
         run = cls(model, record, weights, payload, _find_state(model.parent, state))
@@ -121,8 +131,11 @@ class FinishedRun:
             ConfigError: when the file is damaged.
         """
         path = self.model.parent / STATISTICS
+        if not path.exists():
+            return {}
+        check_unchanged(path, self.record)
         try:
-            return load_statistics(path) if path.exists() else {}
+            return load_statistics(path)
         except ValueError as error:
             raise ConfigError(f"{path}: {first_line(error)}") from error
 
@@ -149,7 +162,7 @@ class FinishedRun:
     @cached_property
     def sha256(self) -> str:
         """The hash of the model's file."""
-        return hashlib.sha256(self.model.read_bytes()).hexdigest()
+        return sha256(self.model)
 
     @property
     def sites_with_layers(self) -> list[str]:
@@ -230,7 +243,7 @@ def _find_state(folder: Path, given: str | Path | None) -> Path:
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
+        weights = load_tensors(path)
     except Exception as error:  # a damaged file fails anywhere between zip and pickle
         raise ConfigError(f"{path}: not a model ({first_line(error)})") from error
     if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):

@@ -31,7 +31,15 @@ from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.definition import bundle_run_settings, define
 from medfedaug.federation.initial import InitialWeights
-from medfedaug.federation.output import FINAL_MODEL, RESULTS, STATE, STATISTICS, write_run
+from medfedaug.federation.output import (
+    FINAL_MODEL,
+    HASHES,
+    RESULTS,
+    STATE,
+    STATISTICS,
+    file_hashes,
+    write_run,
+)
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.files import write_json
 from medfedaug.loops import loop_reference
@@ -347,7 +355,6 @@ def _finish(
         results["input"]["uneven"] = uneven
     if is_federation(data_dir):
         results["data"], _, results["data_options"] = read_federation(data_dir)
-    write_json(work / RESULTS, results)
     if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
         done = RunConfig.from_dict(results["config"])
         task = define(done).task(done, normalised=composition.normalises_input)
@@ -357,5 +364,6 @@ def _finish(
             if site.name in results["sites"]
         }
         save_statistics(work / STATISTICS, statistics, intensity)
+    write_json(work / RESULTS, {**results, HASHES: file_hashes(work)})
     publish(work, out)
     return results

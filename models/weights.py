@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.tensor_files import load_tensors
 
 __all__ = ["Fit", "fit_weights", "read_weights"]
 
@@ -53,7 +54,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except Exception as error:  # a damaged file fails anywhere between zip and pickle

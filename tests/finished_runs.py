@@ -10,6 +10,7 @@ import torch
 from conftest import TINY_NETWORK, command
 from monai.utils import CommonKeys as Keys
 
+from medfedaug.federation.output import file_hashes
 from medfedaug.finished import FinishedRun
 
 FEW = ("--limit", 1)  # cases of each split and site
@@ -50,6 +51,13 @@ def balanced(run: Path, data: Path, site: str) -> Path:
         widest = int(middle.diff().argmax())
         weights[key][index] -= (middle[widest : widest + 2].mean()).float()
     torch.save(weights, run / "global_model.pt")
+    return rehashed(run)
+
+
+def rehashed(run: Path) -> Path:
+    """Write down that what is in the folder is what the run wrote, after a test has changed it."""
+    record = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**record, "sha256": file_hashes(run)}))
     return run
 
 

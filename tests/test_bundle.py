@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_NETWORK, command
+from finished_runs import rehashed
 from PIL import Image
 
 from medfedaug.bundle.inference import plain_inference
@@ -89,6 +90,7 @@ def give_random_weights(run: Path) -> None:
                     drawn = torch.randn(value.shape, generator=generator) * (0.5 if value.ndim > 1 else 0.2)
                     value.copy_(drawn.abs() + 0.5 if key.endswith("running_var") else drawn)
         torch.save(found, file)
+    rehashed(run)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +177,7 @@ def balance(run: Path, images: Path) -> None:
     weights = torch.load(run / "global_model.pt", weights_only=True)
     weights["final_conv.bias"][1] -= (logits[1] - logits[0]).median()
     torch.save(weights, run / "global_model.pt")
+    rehashed(run)
 
 
 def run_alone(jobs: list[tuple[Path, Path, Path]]) -> None:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from finished_runs import simulated
+from finished_runs import rehashed, simulated
 from monai.bundle import run as run_bundle
 from PIL import Image
 from test_formats import write
@@ -65,6 +65,7 @@ def test_labels_above_255_are_trained_on_scored_and_written(run, make_many, tmp_
     weights = torch.load(model / "global_model.pt", weights_only=True)
     weights["final_conv.bias"][299] += 100  # the one class that it says
     torch.save(weights, model / "global_model.pt")
+    rehashed(model)
     out, scores, bundle = tmp_path / "out", tmp_path / "scores.json", tmp_path / "bundle"
     code, _, err = run("predict", "--model", model, "--images", data / "A", "--out", out)
     assert code == 0, err

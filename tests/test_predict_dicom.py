@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pydicom
 import pytest
-from finished_runs import FEW, balanced, simulated
+from finished_runs import FEW, balanced, rehashed, simulated
 from test_formats import AFFINE, itk_image, turn, write, write_dicom
 
 from medfedaug.data import dicom_segmentation
@@ -134,6 +134,7 @@ def test_a_series_without_anything_found_has_a_segmentation_too(run, phantom_dir
     weights = torch.load(empty / "global_model.pt", weights_only=True)
     weights["final_conv.bias"][0] += 1000
     torch.save(weights, empty / "global_model.pt")
+    rehashed(empty)
     folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
     code, _, err = run("predict", "--model", empty, "--images", folder, "--out", tmp_path / "out")
     assert code == 0, err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_NETWORK
-from finished_runs import FEW, balanced, dice_of, simulated
+from finished_runs import FEW, balanced, dice_of, rehashed, simulated
 from PIL import Image
 
 from medfedaug.data.phantom import make_phantom
@@ -202,6 +202,7 @@ def test_adapters_are_those_of_the_run_and_fine_tuning_is_left_out(run, phantom_
     assert "before it was tested; this is the model before that" in err
     assert_scored_alike(tmp_path / "out", phantom_dir / "site_C", expected)
     torch.save({key: value * 3 + 0.5 for key, value in exchange.items()}, model / "global_exchange.pt")
+    rehashed(model)
     assert run(*arguments, "--out", tmp_path / "other")[0] == 0
     before, after = maps(tmp_path / "out"), maps(tmp_path / "other")
     assert any((before[name] != after[name]).any() for name in before)

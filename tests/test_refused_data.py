@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 import torch
+from finished_runs import rehashed
 from PIL import Image
 
 from medfedaug.data.sites import find_sites, open_site
@@ -402,6 +403,7 @@ def test_a_model_that_is_none_is_not_scored(run, finished, phantom_dir, tmp_path
     model = torch.load(out / "global_model.pt", weights_only=True)
     spoil(model)
     torch.save(model, out / "global_model.pt")
+    rehashed(out)
     code, shown, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
     assert code == 2
     assert not shown
@@ -411,6 +413,7 @@ def test_a_model_that_is_none_is_not_scored(run, finished, phantom_dir, tmp_path
 def test_an_exchange_with_nan_is_not_used(run, finished, phantom_dir, tmp_path):
     out = shutil.copytree(finished, tmp_path / "run")
     torch.save({"fedavg/nothing": torch.tensor([float("nan")])}, out / "global_exchange.pt")
+    rehashed(out)
     code, _, err = run("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir)
     assert code == 2
     assert "global_exchange.pt: NaN or infinite values in 1 entries: fedavg/nothing" in " ".join(err.split())

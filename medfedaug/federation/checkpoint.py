@@ -12,6 +12,7 @@ from medfedaug.config import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.files import check_version, version_mark, write_atomic
 from medfedaug.methods import build_methods
+from medfedaug.tensor_files import load_tensors
 
 __all__ = [
     "CHECKPOINT_FORMAT",
@@ -51,7 +52,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ConfigError: when there is no such file, or it is not a checkpoint of this release.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no checkpoint") from error
     except Exception as error:  # a damaged file fails anywhere between zip and pickle

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from medfedaug.errors import ConfigError
 from medfedaug.federation.server import FederationServer
-from medfedaug.files import write_atomic, write_json
+from medfedaug.files import sha256, write_atomic, write_json
 from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
 
@@ -17,11 +20,14 @@ __all__ = [
     "EVENTS",
     "FINAL_MODEL",
     "GLOBAL_MODEL",
+    "HASHES",
     "JOB_FOLDER",
     "RESULTS",
     "STATE",
     "STATISTICS",
+    "check_unchanged",
     "exchange_file",
+    "file_hashes",
     "write_models",
     "write_run",
     "write_state",
@@ -30,6 +36,8 @@ __all__ = [
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
 STATISTICS, STATE = "statistics.json", "state"
 EVALUATION, EVENTS = "evaluation.json", "events.jsonl"
+HASHES = "sha256"
+"""The entry of ``results.json`` with the hash of each file that a prediction uses, by name."""
 JOB_FOLDER = "medfedaug"
 """The folder of these files in the run folder of a job."""
 
@@ -40,7 +48,50 @@ def write_run(folder: str | Path, server: FederationServer) -> None:
     write_models(folder, server)
     if server.statistics:
         save_statistics(folder / STATISTICS, server.statistics, server.intensity)
-    write_json(folder / RESULTS, server.results())
+    write_json(folder / RESULTS, {**server.results(), HASHES: file_hashes(folder)})
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file in a run's folder that a prediction uses, by its name."""
+    models = [folder / name for name in (GLOBAL_MODEL, FINAL_MODEL)]
+    files = [folder / STATISTICS, *models, *(exchange_file(model) for model in models)]
+    return {file.name: sha256(file) for file in sorted(files) if file.is_file()}
+
+
+def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
+    """Check that a file of a run is as the run wrote it; nothing where its record has no hashes.
+
+    A model under another name, such as one that was trained further, has no hash in the record.
+
+    Args:
+        path: the file, which may be missing.
+        record: what ``results.json`` says.
+
+    Raises:
+        ConfigError: when it is another one, is missing, or is an exchange where the run wrote none.
+    """
+    hashes = record.get(HASHES)
+    if not isinstance(hashes, Mapping):
+        return
+    expected = hashes.get(path.name)
+    try:
+        found = sha256(path) if path.exists() else None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if found == expected or (expected is None and not _is_exchange(path)):
+        return
+    if found is None:
+        what = "is not there, and the run wrote one"
+    else:
+        what = "is of no run" if expected is None else "is not as the run wrote it"
+    raise ConfigError(
+        f"{path}: {what} ({HASHES} in {RESULTS}): damaged, changed or mixed up. Put the original back; if "
+        f"the change is meant, correct or remove {path.name} under {HASHES} in {RESULTS}"
+    )
+
+
+def _is_exchange(path: Path) -> bool:
+    return path.name in [exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)]
 
 
 def write_models(folder: Path, server: FederationServer) -> None:

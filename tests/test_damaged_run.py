@@ -1,0 +1,144 @@
+"""Files of a finished run that are not as the run wrote them: refused in one line with the way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+
+import pytest
+import torch
+from finished_runs import simulated
+
+
+@pytest.fixture(scope="module")
+def made(phantom_dir, tmp_path_factory):
+    """A run whose model needs statistics of the sites and an exchange of the last round."""
+    return simulated(
+        phantom_dir, tmp_path_factory.mktemp("made") / "run", "fedrdn,fedfd", "--network", "unet"
+    )
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "run")
+
+
+@pytest.fixture
+def commands(run, phantom_dir, tmp_path):
+    """The commands that use a finished run; each returns exit code and all that was printed."""
+    image = next((phantom_dir / "site_A/images").glob("*.nii.gz"))
+
+    def call(name, folder):
+        out = tmp_path / f"out_{name}"
+        site = ("--site", "site_A")
+        arguments = {
+            "predict": ("--model", folder, "--images", image, "--out", out, "--no-previews", *site),
+            "evaluate": ("--model", folder, "--data", phantom_dir, "--out", f"{out}.json"),
+            "bundle": (folder, "--out", out, *site),
+        }[name]
+        code, shown, err = run(name, *arguments)
+        return code, " ".join((shown + err).split()), out
+
+    return call
+
+
+COMMANDS = ("predict", "evaluate", "bundle")
+
+
+def flip(file, path):
+    """Flip a bit in the middle of what is stored under a path in a zip archive."""
+    with zipfile.ZipFile(file) as archive:
+        names = [info for info in archive.infolist() if path in info.filename]
+        info = max(names, key=lambda info: info.file_size)
+        content = archive.read(info)
+    data = bytearray(file.read_bytes())
+    at = bytes(data).index(content) + len(content) // 2
+    data[at] ^= 0x08
+    file.write_bytes(bytes(data))
+
+
+def other_weights(file):
+    """Whole and sound, and another model."""
+    torch.save({k: v * 1.01 for k, v in torch.load(file, weights_only=True).items()}, file)
+
+
+def other_means(file):
+    content = json.loads(file.read_text())
+    for site in content["sites"].values():
+        site["mean"] = [value * 3 for value in site["mean"]]
+    file.write_text(json.dumps(content))
+
+
+DAMAGE = {
+    "a bit of a weight": ("global_model.pt", lambda file: flip(file, "/data/")),
+    "another model": ("global_model.pt", other_weights),
+    "no exchange": ("global_exchange.pt", lambda file: file.unlink()),
+    "another exchange": ("global_exchange.pt", other_weights),
+    "other statistics": ("statistics.json", other_means),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_that_is_not_as_the_run_wrote_it_is_refused_with_the_way_out(commands, copy, command, damage):
+    name, spoil = DAMAGE[damage]
+    spoil(copy / name)
+    code, said, out = commands(command, copy)
+    if (command, name) == (
+        "evaluate",
+        "statistics.json",
+    ):  # statistics of the data
+        assert code == 0, said
+        return
+    assert code == 2
+    assert f"{name}: is not" in said
+    assert "Put the original back; if the change is meant, correct or remove" in said
+    assert "Traceback" not in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_as_it_was_made_is_used_and_says_nothing(commands, copy, command):
+    code, said, _ = commands(command, copy)
+    assert code == 0, said
+    assert "sha256" not in said
+    assert "hashes" not in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_of_an_earlier_version_is_used_with_a_note(commands, copy, command):
+    record = json.loads((copy / "results.json").read_text())
+    del record["sha256"]
+    (copy / "results.json").write_text(json.dumps(record))
+    code, said, _ = commands(command, copy)
+    assert code == 0, said
+    assert said.count("has no hashes of the run's files") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flipped_bit_is_found_without_hashes_too(commands, copy, command):
+    record = json.loads((copy / "results.json").read_text())
+    del record["sha256"]
+    (copy / "results.json").write_text(json.dumps(record))
+    flip(copy / "global_model.pt", "/data/")
+    code, said, _ = commands(command, copy)
+    assert code == 2
+    assert "differs from its checksum" in said
+
+
+def test_a_change_that_is_meant_is_used_once_its_hash_is_gone(commands, copy):
+    other_weights(copy / "global_model.pt")
+    record = json.loads((copy / "results.json").read_text())
+    del record["sha256"]["global_model.pt"]
+    (copy / "results.json").write_text(json.dumps(record))
+    assert commands("predict", copy)[0] == 0
+
+
+def test_layers_that_a_site_kept_are_not_used_with_a_flipped_bit(run, phantom_dir, tmp_path):
+    made = simulated(phantom_dir, tmp_path / "run", "fedbn", "--network", "unet")
+    (kept,) = made.glob("state/site_A/*.pt")
+    flip(kept, "/data/")
+    code, shown, err = run("evaluate", "--model", made, "--data", phantom_dir, "--out", tmp_path / "s.json")
+    assert code == 2, shown
+    assert "differs from its checksum" in " ".join(err.split())
