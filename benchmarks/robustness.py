@@ -48,14 +48,14 @@ from medfedaug.simulate import configure
 SITES = 5
 CLAIM = 2**31 - 1
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "fedavg": ("fedavg", {}, {}),
+    "fedavg": ("fedavg", {}, {"max_share": 1.0}),
     "fedavg, max_share 0.25": ("fedavg", {}, {"max_share": 0.25}),
     "norm_clip, max_share 0.25": ("norm_clip", {}, {"max_share": 0.25}),
     "median": ("median", {}, {}),
     "trimmed_mean, f = 1": ("trimmed_mean", {"hostile": 1}, {}),
     "krum, f = 1": ("krum", {"hostile": 1}, {}),
     "multi_krum, f = 1": ("multi_krum", {"hostile": 1}, {}),
-    "norm": ("norm", {}, {}),
+    "norm": ("norm", {}, {"max_share": 1.0}),
     "norm, median": ("norm,median", {}, {}),
     "norm, trimmed_mean, f = 1": ("norm,trimmed_mean", {"hostile": 1}, {}),
 }

@@ -20,6 +20,7 @@ from medfedaug.plan import Plan
 from medfedaug.training_bundle.content import check_reference
 
 __all__ = [
+    "MAX_SHARE",
     "SCALING",
     "TASK_DEFAULTS",
     "Execution",
@@ -37,6 +38,9 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
 """What a run takes where it is not told otherwise, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
 """What ``"scale"`` does by task: every volume by its own range, or all images by one number."""
+
+MAX_SHARE = 0.45
+"""The default of ``max_share``: with three or more sites no one of them is near a half of the average."""
 
 _OF_A_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
@@ -150,11 +154,12 @@ class RunConfig:
         "Eq. 1), or uniform (FedFA+ Eq. 1).",
         choices=("samples", "uniform"),
     )
-    max_share: float | None = setting(
-        None,
+    max_share: float = setting(
+        MAX_SHARE,
         "The largest share that a site may have in the average, in what methods exchange too, above 0 and up "
-        "to 1; larger ones are lowered to it, in every round. A site that claims a million samples then has "
-        "no more. The server keeps all updates of a round at once. By default no limit.",
+        "to 1; larger ones are lowered to it, in every round: one that claims a million samples has no more. "
+        "The default counts where three or more sites train; 1 gives every site the share of its "
+        "samples, as the papers do.",
         above=0,
     )
     secure_aggregation: bool = setting(
@@ -267,7 +272,7 @@ class RunConfig:
         self._check_plan()
         if not self.participation <= 1:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
-        if self.max_share is not None and not self.max_share <= 1:
+        if not self.max_share <= 1:
             raise ConfigError(f"max_share is a share of the average, got {self.max_share}")
 
     def _check_bundle(self) -> None:
@@ -419,11 +424,14 @@ def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in a ``results.json`` or a checkpoint, as this release names them.
 
     A record without ``input`` is of an earlier release, whose ``"raw"`` was what is ``"by_method"`` now.
+    Where ``max_share`` is null or not there, nothing limited a site's share.
 
     >>> recorded_settings({"config": {"intensity": "raw"}})
-    {'intensity': 'by_method'}
+    {'intensity': 'by_method', 'max_share': 1.0}
     """
     settings = dict(record["config"])
+    if settings.get("max_share") is None:
+        settings["max_share"] = 1.0
     if "input" not in record and settings.get("intensity", "raw") == "raw":
         settings["intensity"] = "by_method"
     return settings

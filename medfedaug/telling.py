@@ -77,6 +77,11 @@ class Teller:
     def _prepared(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['site']}: {event['samples']} training samples"]
 
+    def _share_lowered(self, event: Mapping[str, Any]) -> list[str]:
+        after, before = f"{event['after']:.0%}", f"{event['before']:.0%}"
+        counts = f"counts as {after} of the average, and not as the {before} of its samples"
+        return [f"{event['site']}: {counts}; --max-share 1 lets it"]
+
     def _unseen(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['site']}: unseen, tested only"]
 

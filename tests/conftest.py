@@ -207,6 +207,7 @@ def federate(make_photos, tmp_path, monkeypatch):
             "rounds": 3,
             "batch_size": 6,
             "learning_rate": 0.05,
+            "max_share": 1.0,  # the papers' means are by samples
             **changes,
         }
         chosen = tuple(parse_methods(f"{reference.Recorder.name},{methods}", settings))

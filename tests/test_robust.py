@@ -144,7 +144,7 @@ def test_a_site_that_claims_two_thousand_million_samples_has_the_largest_share_a
     for key in server.shared:
         expected = sum(weights[site] / total * sent[-1][site][key] for site in SITES)
         torch.testing.assert_close(server.state[key].double(), expected, rtol=1e-5, atol=1e-6)
-    owned, sent = attacked("fedavg", "hijack", SITES[:1], rounds=1)
+    owned, sent = attacked("fedavg", "hijack", SITES[:1], rounds=1, max_share=1)
     for key in owned.shared:
         torch.testing.assert_close(owned.state[key].double(), sent[0][SITES[0]][key], rtol=1e-5, atol=1e-5)
 

@@ -23,7 +23,7 @@ class Preset:
         source: where the paper describes it; empty for an experiment of one's own.
         config: the fields of `medfedaug.config.RunConfig` that it sets; the others keep their defaults, but
             ``intensity``, which is ``"by_method"``: the papers' methods that normalise do so with images as
-            stored.
+            stored, and ``max_share`` of a published protocol, which is 1.
         data: options of the data set that differ from their defaults.
         arguments: arguments of methods that differ from their defaults, by method.
         holdout_arguments: the same, for runs that leave a site out.
@@ -53,7 +53,9 @@ class Preset:
     follows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "config", {"intensity": "by_method", **self.config})
+        # No paper limits a site's share; for an experiment of one's own the default does.
+        share = {"max_share": 1.0} if self.source else {}
+        object.__setattr__(self, "config", {"intensity": "by_method", **share, **self.config})
 
     @property
     def schedule(self) -> str:

@@ -14,7 +14,7 @@ from medfedaug.errors import UpdateRefused
 from medfedaug.federation.aggregation import Aggregation
 from medfedaug.federation.messages import MASKED, Reply, own_entries
 from medfedaug.federation.plausibility import check_payload
-from medfedaug.federation.refusals import raise_error
+from medfedaug.federation.refusals import raise_error, refusal
 from medfedaug.federation.sound import SoundModel, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.scores import UNITS, score_of
@@ -60,7 +60,14 @@ class Acceptance:
             _check_payload(site, reply.payload, self.once, reply.num_samples)
 
     def update(
-        self, site: str, reply: Reply, round_: int, samples: int | None, state: Mapping[str, Tensor]
+        self,
+        site: str,
+        reply: Reply,
+        round_: int,
+        samples: int | None,
+        state: Mapping[str, Tensor],
+        *,
+        others: bool = False,
     ) -> None:
         """Check an update of a round.
 
@@ -71,6 +78,7 @@ class Acceptance:
             samples: the number of training samples that the site has reported; ``None`` for a site that does
                 not train.
             state: the global model at the beginning of the round.
+            others: whether other sites' updates will tell how far running statistics may move.
 
         Raises:
             MedFedAugError: naming site, key, what was expected and what came.
@@ -86,8 +94,20 @@ class Acceptance:
         if self.masked is not None:
             _check_masked(site, reply, self.masked.size)
             return
-        self.model.check(site, reply.weights, state, round_)
+        self.model.check(site, reply.weights, state, buffers=round_ > 1 and not others)
         _check_payload(site, reply.payload, self.every_round, samples)
+
+    def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
+        """How far a checked update goes; ``None`` under masks, where nobody can tell."""
+        return None if self.masked is not None else self.model.steps(reply.weights, state)
+
+    def doubt(
+        self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
+    ) -> str | None:
+        """Why an update is refused where too few others come to compare its steps with."""
+        if steps is None or round_ == 1:
+            return None
+        return refusal(site, lambda: self.model.check_buffers(site, steps, state))
 
     def scores(self, site: str, reply: Reply, asked: Collection[str]) -> None:
         """Check a reply that holds a site's scores.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,15 @@ from torch import Tensor
 
 from medfedaug.averaging import WeightedMean, capped_weights
 from medfedaug.federation.composition import Composition
+from medfedaug.federation.held import HeldUpdates
 from medfedaug.federation.messages import Reply, namespaced, own_entries
-from medfedaug.federation.plausibility import Plausibility, Sizes, check_payload
+from medfedaug.federation.plausibility import (
+    LEAST_SITES,
+    Plausibility,
+    Sizes,
+    check_payload,
+    judge_steps,
+)
 from medfedaug.federation.refusals import refusal
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
@@ -38,21 +45,28 @@ class Aggregation:
     Args:
         composition: methods and network.
         context: what the methods are given about the federation.
-        max_share: the largest share of a site in the mean; ``None`` for no limit. With one, the updates are
-            kept until the end of the round, since only then it is known what a share is. So they are where
-            the sites' exchanges are compared (`medfedaug.federation.plausibility`).
+        max_share: called for the largest share of a site in the mean; ``None`` for no limit.
+        norm: that of the parameters as the run began (`medfedaug.federation.sound.SoundModel`).
+
+    Updates are held until the end of the round (`medfedaug.federation.held`), since only then it is known
+    what a share is, how far the sites go, and what they exchange (`medfedaug.federation.plausibility`).
 
     Attributes:
         once: the exchanges before training, by method.
         every_round: the exchanges of every round, by method.
         aggregators: the aggregator that computes the global model from the mean; at most one.
         weights: the weight in the mean, for each site whose update of this round was accepted.
+        lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
         layout: what is added up, where updates come under masks (`medfedaug.federation.secure`).
         masks: what the sites of a round say to each other then.
     """
 
     def __init__(
-        self, composition: Composition, context: ServerContext, max_share: float | None = None
+        self,
+        composition: Composition,
+        context: ServerContext,
+        max_share: Callable[[], float | None] = lambda: None,
+        norm: float = 1.0,
     ) -> None:
         methods = composition.methods
         self.once = _there({m.name: m.before_training(context) for m in methods})
@@ -61,9 +75,12 @@ class Aggregation:
         self.sent, self._network = composition.sent, composition.network
         self.layout: SumLayout | None = None
         self.masks: ServerMasks | None = None
-        self.max_share = max_share
+        self.max_share, self.norm = max_share, norm
         self.weights: dict[str, float] = {}
-        self._mean, self._kept = WeightedMean(), dict[str, Reply]()
+        self.lowered: dict[str, tuple[float, float]] = {}
+        self._mean, self._held = WeightedMean(), HeldUpdates()
+        self._steps: dict[str, Mapping[str, float]] = {}
+        self._doubted: dict[str, str] = {}
         self._before, self._each = Plausibility(self.once), Plausibility(self.every_round)
         # Of what came before training: what is compared, and payloads that have not been compared yet.
         self._sizes: dict[str, Sizes] = {}
@@ -134,34 +151,53 @@ class Aggregation:
 
     def start_round(self) -> None:
         """Start a new mean."""
-        self._mean, self.weights, self._kept = WeightedMean(), {}, {}
+        self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
+        self._steps, self._doubted, self.lowered = {}, {}, {}
 
-    def add(self, site: str, reply: Reply, weight: float) -> None:
+    def add(
+        self,
+        site: str,
+        reply: Reply,
+        weight: float,
+        steps: Mapping[str, float] | None = None,
+        doubt: str | None = None,
+    ) -> None:
         """Add an update that has been checked.
 
         Args:
             site: who sent it.
             reply: the update.
             weight: the site's weight; the method that computes the global model may change it.
+            steps: how far the site went (`medfedaug.federation.sound.SoundModel.steps`).
+            doubt: why it is refused where too few updates come to compare it with.
         """
-        if self.max_share is None and not self._each.kinds:
-            self._use(site, reply, weight)
-        else:
-            self.weights[site], self._kept[site] = weight, reply
+        self.weights[site] = weight
+        self._held.put(site, reply)
+        if steps is not None:
+            self._steps[site] = steps
+        if doubt is not None:
+            self._doubted[site] = doubt
 
     def compare(self) -> dict[str, str]:
-        """At the end of a round: compare what the sites exchanged, and use the updates that were kept for it.
+        """At the end of a round: compare what the sites sent, and use what is not far outside.
 
         Returns:
             The sites that are refused, with the reason.
         """
-        kept, self._kept = self._kept, {}
-        sizes = {site: self._each.sizes(reply.payload) for site, reply in kept.items()}
-        refused = {site: str(error) for site, error in self._each.judge(sizes).items()}
-        weights = {site: self.weights.pop(site) for site in kept}
+        held = self._held.take()
+        sizes = {site: self._each.sizes(reply.payload) for site, reply in held.items()}
+        samples = {site: float(held[site].num_samples) for site in self._steps}
+        far = {**judge_steps(self._steps, samples, self.norm), **self._each.judge(sizes)}
+        refused = {site: str(error) for site, error in sorted(far.items())}
+        if len(held) < LEAST_SITES:
+            refused = {**self._doubted, **refused}
+        weights = {site: self.weights.pop(site) for site in held}
         good = {site: weight for site, weight in sorted(weights.items()) if site not in refused}
-        for site, weight in capped_weights(good, self.max_share).items():
-            reason = refusal(site, partial(self._use, site, kept[site], weight))
+        used = capped_weights(good, self.max_share())
+        total, all_used = sum(good.values()), sum(used.values())
+        self.lowered = {s: (good[s] / total, used[s] / all_used) for s in good if used[s] < good[s]}
+        for site, weight in used.items():
+            reason = refusal(site, partial(self._use, site, held[site], weight))
             refused.update({site: reason} if reason is not None else {})
         return refused
 

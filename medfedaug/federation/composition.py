@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config import MAX_SHARE, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, warn
 from medfedaug.federation.definition import define, scaling
 from medfedaug.federation.messages import shared_keys
@@ -112,7 +112,7 @@ class Composition:
         Raises:
             ConfigError: naming the method that finds the sites' weights itself.
         """
-        for method in self.methods if self._config.max_share is not None else ():
+        for method in self.methods if self._config.max_share not in (MAX_SHARE, 1) else ():
             if method.own_weights:
                 raise ConfigError(
                     f"max_share limits a site's share of the mean, and {method.name} finds the sites' "

@@ -6,8 +6,9 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 
 from medfedaug.averaging import capped_weights
-from medfedaug.config import Execution, RunConfig, derive_seed
+from medfedaug.config import MAX_SHARE, Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.federation.plausibility import LEAST_SITES
 
 __all__ = ["Participation", "site_weight"]
 
@@ -38,7 +39,21 @@ class Participation:
 
     def weights(self, sites: Mapping[str, int]) -> dict[str, float]:
         """The weights of sites by name, of their numbers of samples, as they are if all of them answer."""
-        return capped_weights({site: self.weight(n) for site, n in sites.items()}, self.config.max_share)
+        weights = {site: self.weight(n) for site, n in sites.items()}
+        return capped_weights(weights, self.largest_share(len(sites)))
+
+    def lowered(self, sites: Mapping[str, int]) -> dict[str, tuple[float, float]]:
+        """The sites whose share is lowered if all of them answer, with the share before and after."""
+        plain, used = {site: self.weight(n) for site, n in sites.items()}, self.weights(sites)
+        total, all_used = sum(plain.values()), sum(used.values())
+        return {s: (plain[s] / total, used[s] / all_used) for s in plain if used[s] < plain[s]}
+
+    def largest_share(self, sites: int) -> float | None:
+        """The largest share that one of this number of training sites may have; ``None`` for no limit."""
+        share = self.config.max_share
+        # Of two sites one has a half: only a limit that somebody asked for makes them alike.
+        few = share == MAX_SHARE and sites < LEAST_SITES
+        return None if few or share == 1 or self.config.secure_aggregation else share
 
     def round_size(self, sites: int) -> int:
         """How many of this number of training sites a round asks."""

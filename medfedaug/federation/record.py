@@ -38,6 +38,7 @@ class Record:
         input: the network's input, and what the sites report about their images.
         spacing: the edges of the voxels of the sites' training images, by site, as far as they say.
         init: a report on the given weights that the network started from; empty if there were none.
+        shares: the sites whose share of the mean is lowered (``max_share``), with both shares.
         rounds: an entry for each round, as in ``results.json``.
         once_bytes: bytes that the sites sent before training, by method.
         test: the test scores, by site.
@@ -58,6 +59,7 @@ class Record:
         self.input: dict[str, Any] = dict(seen)
         self.init: dict[str, Any] = {}
         self.spacing: dict[str, dict[str, list[float]]] = {}
+        self.shares: dict[str, dict[str, float]] = {}
         self._scalings: set[str] = set()
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
@@ -88,6 +90,12 @@ class Record:
         """The network starts from given weights."""
         self.init = dict(report)
         self.tell("init", self.init)
+
+    def shares_lowered(self, lowered: Mapping[str, tuple[float, float]]) -> None:
+        """Record the sites that count for less than the share of their samples."""
+        for site, (before, after) in sorted(lowered.items()):
+            self.shares[site] = {"by_samples": before, "used": after}
+            self.tell("share_lowered", site=site, before=before, after=after)
 
     def prepared(self, site: str, samples: int, payload: Payload) -> None:
         """Record that a site takes part."""
@@ -170,9 +178,16 @@ class Record:
             self.tell("validated", {name: mean}, round=round_)
         return scores
 
-    def finish_round(self, summaries: Mapping[str, dict[str, Any]], seconds: float) -> None:
+    def finish_round(
+        self,
+        summaries: Mapping[str, dict[str, Any]],
+        seconds: float,
+        lowered: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
         """Record that a round is over."""
         entry = self.rounds[-1]
+        if lowered:
+            entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
             told = dict(summary)
             if size := told.pop("bytes", None):  # of what is in no update, such as keys
@@ -210,6 +225,7 @@ class Record:
             "input": self.input,
             **({SPACING: dict(sorted(self.spacing.items()))} if self.spacing else {}),
             **({"init": self.init} if self.init else {}),
+            **({"shares": self.shares} if self.shares else {}),
             **described(self.metrics),
             "bytes_up_before_training": self.once_bytes,
             "rounds": self.rounds,
@@ -217,7 +233,7 @@ class Record:
 
     def saved(self) -> dict[str, Any]:
         """The part of the record that the server's checkpoint keeps."""
-        told = {"input": self.input, SPACING: self.spacing, "init": self.init}
+        told = {"input": self.input, SPACING: self.spacing, "init": self.init, "shares": self.shares}
         return {**told, "rounds": self.rounds, "once_bytes": self.once_bytes}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -226,7 +242,7 @@ class Record:
         self.input.update(saved.get("input", {}))
         self.spacing = dict(saved.get(SPACING, {}))
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
-        self.init = saved.get("init", {})
+        self.init, self.shares = saved.get("init", {}), saved.get("shares", {})
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:
         """The bytes of a message by method; those of the model under ``"model"``."""

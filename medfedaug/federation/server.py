@@ -23,10 +23,12 @@ from medfedaug.federation.messages import FINGERPRINT, PREPARE, TEST, TRAIN, VAL
 from medfedaug.federation.once import OnceShared
 from medfedaug.federation.participation import Participation
 from medfedaug.federation.planning import Planning
+from medfedaug.federation.plausibility import LEAST_SITES
 from medfedaug.federation.record import Event, Record
 from medfedaug.federation.refusals import refusal
 from medfedaug.federation.secure.aggregation import SecureAggregation
 from medfedaug.federation.selection import Selection
+from medfedaug.federation.sound import SoundModel
 from medfedaug.methods.base import Payload
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.scores import METRICS
@@ -109,7 +111,12 @@ class FederationServer:
         if composition.sums is not None:
             self.aggregation: Aggregation = SecureAggregation(composition, context)
         else:
-            self.aggregation = Aggregation(composition, context, config.max_share)
+            self.aggregation = Aggregation(
+                composition,
+                context,
+                lambda: self.participation.largest_share(len(self.sites)),
+                SoundModel(composition.network, composition.sent).norm,
+            )
         self.participation.least = self.aggregation.least_updates
         self.acceptance = Acceptance(composition.network, composition.sent, self.aggregation)
         self.selection = Selection(higher_is_better=METRICS[task.metric].higher_is_better)
@@ -229,6 +236,7 @@ class FederationServer:
             self.participation.check(self.sites, self.left_out)
             self._share_once()
             self._once.ready = True
+            self.record.shares_lowered(self.participation.lowered(self.sites))
 
     def _share_once(self) -> None:
         self._once.payload = {**self.aggregation.once_result(), **self._initial_kept}
@@ -273,8 +281,13 @@ class FederationServer:
             def use() -> None:
                 if site in self.aggregation.weights:
                     raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
-                self.acceptance.update(site, reply, self.round, self.sites.get(site), self.state)
-                self.aggregation.add(site, reply, self.participation.weight(reply.num_samples))
+                others = len(self.sites) >= LEAST_SITES
+                samples = self.sites.get(site)
+                self.acceptance.update(site, reply, self.round, samples, self.state, others=others)
+                steps = self.acceptance.steps(reply, self.state)
+                doubt = self.acceptance.doubt(site, steps, self.round, self.state)
+                weight = self.participation.weight(reply.num_samples)
+                self.aggregation.add(site, reply, weight, steps, doubt)
 
             reason = refusal(site, use)
             if reason is None:
@@ -305,7 +318,9 @@ class FederationServer:
         if self.config.validates(self.round - 1):
             self._select(self.round - 1)
         self.state, self.payload = self.aggregation.finish_round(self.round, self.state)
-        self.record.finish_round(self.aggregation.summaries(), time.perf_counter() - self._started)
+        self.record.finish_round(
+            self.aggregation.summaries(), time.perf_counter() - self._started, self.aggregation.lowered
+        )
         return self.state
 
     def _select(self, round_: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,10 @@ __all__ = ["LARGEST", "SoundModel", "check_tensors", "fits"]
 LARGEST = 1e10
 # No sound training moves the weights by more than this many times their own norm.
 _LARGEST_MOVE = 100.0
+_NOBODY_KNOWS = (
+    ". With fewer than three updates nobody can say who is wrong: this site, or one that moved the model "
+    "before"
+)
 # A list, since `is_floating_point` is also true of 8-bit formats, of which PyTorch computes almost nothing.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -35,9 +39,17 @@ class SoundModel:
         self.shapes: Shapes = {key: tuple(state[key].shape) for key in sent}
         self.parameters = {name for name, _ in network.named_parameters()} & set(sent)
         self.variances = _variances(network) & set(sent)
+        self.buffers = self.shapes.keys() - self.parameters
+        self.norm = max(_length(state[key] for key in self.parameters), 1.0)
+        """The norm of the parameters as the network is given, at least 1."""
 
     def check(
-        self, site: str, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], round_: int
+        self,
+        site: str,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        *,
+        buffers: bool = False,
     ) -> None:
         """Check a model after a round.
 
@@ -45,7 +57,9 @@ class SoundModel:
             site: whose it is.
             weights: its entries.
             state: the global model at the beginning of the round.
-            round_: the round.
+            buffers: whether buffers are compared with those of the global model. Not in the first round, in
+                which running statistics come from nothing, nor where other sites' updates are a better
+                measure (`medfedaug.federation.plausibility.judge_steps`).
 
         Raises:
             UpdateRefused: naming site, key, what was expected and what came.
@@ -54,26 +68,51 @@ class SoundModel:
         for key in sorted(self.variances):
             if bool((weights[key] < 0).any()):
                 raise UpdateRefused(site, key, expected="a variance, 0 or above", got="a negative one")
-        self._check_move(site, "parameters", sorted(self.parameters), weights, state)
-        if round_ > 1:  # in the first, running statistics come from nothing and may be anywhere
-            self._check_move(site, "buffers", sorted(self.shapes.keys() - self.parameters), weights, state)
+        moved = self.steps(weights, state)
+        self._check_step(site, "parameters", self.parameters, moved, state)
+        if buffers:
+            self.check_buffers(site, moved, state)
 
-    def _check_move(
+    def check_buffers(self, site: str, steps: Mapping[str, float], state: Mapping[str, Tensor]) -> None:
+        """Compare how far buffers moved with those of the global model, where there is no better measure.
+
+        Raises:
+            UpdateRefused: as `check`; of a site, it says that the model may be what is wrong.
+        """
+        self._check_step(site, "buffers", self.buffers, steps, state, _NOBODY_KNOWS if site else "")
+
+    def steps(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, float]:
+        """How far a checked model is from the one of the round's beginning: parameters and buffers apart.
+
+        Of a variance the square root is taken, so that one length stands for means and deviations.
+        """
+        return {
+            what: _length(self._root(k, weights[k]) - self._root(k, state[k]) for k in sorted(keys))
+            for what, keys in (("parameters", self.parameters), ("buffers", self.buffers))
+        }
+
+    def _check_step(
         self,
         site: str,
         what: str,
-        keys: Sequence[str],
-        weights: Mapping[str, Tensor],
+        keys: Iterable[str],
+        moved: Mapping[str, float],
         state: Mapping[str, Tensor],
+        doubt: str = "",
     ) -> None:
         """Entries may not move too far, taken together."""
-        moved = math.hypot(*(float((weights[k] - state[k]).norm()) for k in keys))
-        norm = math.hypot(*(float(state[k].norm()) for k in keys))
-        allowed = _LARGEST_MOVE * max(norm, 1.0)
-        if moved > allowed:
-            raise UpdateRefused(
-                site, what, expected=f"a step of norm up to {allowed:.4g}", got=f"{moved:.4g}"
-            )
+        allowed = _LARGEST_MOVE * max(_length(self._root(key, state[key]) for key in keys), 1.0)
+        if moved[what] > allowed:
+            expected = f"a step of norm up to {allowed:.4g}"
+            raise UpdateRefused(site, what, expected=expected, got=f"{moved[what]:.4g}{doubt}")
+
+    def _root(self, key: str, value: Tensor) -> Tensor:
+        return value.sqrt() if key in self.variances else value
+
+
+def _length(tensors: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all entries together."""
+    return math.hypot(*(float(tensor.norm()) for tensor in tensors))
 
 
 def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:

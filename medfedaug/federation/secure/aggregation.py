@@ -41,7 +41,14 @@ class SecureAggregation(Aggregation):
         self.model = SoundModel(composition.network, composition.sent)
         self.context = context
 
-    def add(self, site: str, reply: Reply, weight: float) -> None:
+    def add(
+        self,
+        site: str,
+        reply: Reply,
+        weight: float,
+        steps: Mapping[str, float] | None = None,
+        doubt: str | None = None,
+    ) -> None:
         """Add a site's masked numbers."""
         self.masks.add(site, reply.masks[MASKED].contiguous().numpy().view(np.uint64))
         self.weights[site] = weight
@@ -60,7 +67,8 @@ class SecureAggregation(Aggregation):
         sites = len(self.weights)
         model, means = self.layout.decode(words, sum(self.weights.values()) / total, sites / self.masks.sites)
         try:
-            self.model.check("", model, {key: state[key].cpu() for key in model}, round_)
+            start = {key: state[key].cpu() for key in model}
+            self.model.check("", model, start, buffers=round_ > 1)
             for name, exchange in self.every_round.items():
                 # A mean of what passes these checks passes them too.
                 exchange.check({key: means[name][key] for key in exchange.shapes})

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug.config import MAX_SHARE
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages import own_entries
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
@@ -64,9 +65,9 @@ class SumLayout:
         methods: Sequence[Method],
         context: ServerContext,
         sent: Sequence[str],
-        max_share: float | None = None,
+        max_share: float = MAX_SHARE,
     ) -> None:
-        if max_share is not None:
+        if max_share not in (MAX_SHARE, 1):
             raise ConfigError("secure aggregation: max_share limits what single sites add, which nobody sees")
         self._exchanges: dict[str, ServerExchange] = {}
         state = context.network.state_dict()

@@ -1,0 +1,266 @@
+"""Updates within all fixed limits that would end everybody's run: the liar is named, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from reference import same
+
+from medfedaug.config import Execution
+from medfedaug.data.phantom import make_phantom
+from medfedaug.errors import RunFailed
+from medfedaug.federation import held, run_in_process
+from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.messages import PREPARE, TRAIN
+
+SITES = list("ABCDE")
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hostile") / "data"
+    made = make_phantom(root, sites=5, patients=5, shape=(16, 16, 8), seed=0, shift=(0, 0, 0, 0, 3))
+    for folder, name in zip(made, SITES, strict=True):
+        shutil.move(folder, root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """Four sites of three patients, and one of forty."""
+    root = tmp_path_factory.mktemp("uneven")
+    for name, patients in zip(SITES, (4, 4, 4, 4, 40), strict=True):
+        made = make_phantom(root / "made" / name, sites=5, patients=patients, shape=(16, 16, 8), seed=0)
+        shutil.move(made[SITES.index(name)], root / name)
+    shutil.rmtree(root / "made")
+    return root
+
+
+@pytest.fixture
+def federation(five, tiny_config):
+    """A run in which sites may lie: `lie(site, request, reply)` changes a reply in place."""
+
+    def run(lie=None, sites=SITES, data=five, min_sites=2, methods="fedavg", connected=None, **changes):
+        class Lying(InProcessCarrier):
+            def connected(self):
+                return connected(self.server.round + 1) if connected else super().connected()
+
+            def ask(self, request, names, needed, accept):
+                def see(name, reply):
+                    if lie is not None and not reply.error:
+                        lie(name, request, reply)
+                    return accept(name, reply)
+
+                return super().ask(request, names, needed, see)
+
+        network = {"network": "unet", "network_args": {"channels": [4, 8], "strides": [2], "norm": "batch"}}
+        events = []
+        config = tiny_config(methods, **{**network, "rounds": 3, **changes})
+        server = run_in_process(
+            config,
+            data,
+            list(sites),
+            "cpu",
+            events.append,
+            execution=Execution(min_sites=min_sites),
+            carrier=Lying,
+        )
+        return server, events
+
+    return run
+
+
+def is_buffer(key):
+    return "running_" in key
+
+
+def away(request, reply, times):
+    """A random step, so many times as long as the model is from the origin."""
+    keys = [key for key in reply.weights if not is_buffer(key)]
+    generator = torch.Generator().manual_seed(0)
+    noise = {key: torch.randn(reply.weights[key].shape, generator=generator) for key in keys}
+    scale = norm(request.weights[key] for key in keys) / norm(noise.values())
+    for key in keys:
+        reply.weights[key] = request.weights[key] + noise[key] * scale * times
+
+
+def norm(tensors):
+    return math.hypot(*(float(tensor.norm()) for tensor in tensors))
+
+
+def refusals(server):
+    return [
+        (entry["round"], one["site"], one["reason"]) for entry in server.rounds for one in entry["refused"]
+    ]
+
+
+@pytest.mark.parametrize("claims", [False, True])
+@pytest.mark.parametrize("times", [99, 20, 2])
+def test_one_long_update_in_the_first_round_is_the_liars_alone(federation, times, claims):
+    def lie(site, request, reply):
+        if site == "D" and request.task in (PREPARE, TRAIN) and claims:
+            reply.num_samples = 2**31
+        if site == "D" and request.task == TRAIN and request.round == 1:
+            away(request, reply, times)
+
+    server, _ = federation(lie, rounds=3)
+    ((round_, site, reason),) = refusals(server)
+    assert (round_, site) == (1, "D")
+    assert reason.startswith("site D, parameters: expected a step of norm up to")
+    assert "where the median of 5 sites is" in reason
+    assert len(server.rounds) == 3
+    assert all(set(entry["sites"]) >= set("ABCE") for entry in server.rounds)
+    # The first round is that of the others, to the same bits.
+    others = federation(sites="ABCE", rounds=1)[0]
+    first = federation(lambda *told: lie(*told), rounds=1)[0]
+    assert same(first.state, others.state)
+
+
+@pytest.mark.parametrize("kind", ["running_mean", "running_var"])
+@pytest.mark.parametrize("round_", [1, 2])
+def test_running_statistics_far_from_the_others_are_refused_also_in_the_first_round(federation, kind, round_):
+    def lie(site, request, reply):
+        if site == "B" and request.task == TRAIN and request.round == round_:
+            for key in reply.weights:
+                if key.endswith(kind):
+                    reply.weights[key] += 1e8
+
+    server, _ = federation(lie, rounds=round_)
+    ((found, site, reason),) = refusals(server)
+    assert (found, site) == (round_, "B")
+    assert reason.startswith("site B, buffers: expected a step of norm up to")
+
+
+@pytest.mark.parametrize("claims", [False, True])
+@pytest.mark.parametrize("way", [1.0, -1.0])
+def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(federation, way, claims):
+    def lie(site, request, reply):
+        if site == "D" and request.task in (PREPARE, TRAIN) and claims:
+            reply.num_samples = 2**31
+        if site == "D" and request.task == TRAIN:
+            for key, start in request.weights.items():
+                if not is_buffer(key):
+                    reply.weights[key] = start + way * 24 * (reply.weights[key] - start)
+
+    server, _ = federation(lie, rounds=6, learning_rate=0.01)
+    assert not [one for one in refusals(server) if one[1] != "D"]
+    assert len(server.rounds) == 6
+    assert all(torch.isfinite(value).all() for value in server.state.values())
+
+
+@pytest.mark.parametrize("intensity", ["scale", "raw"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("methods", ["fedavg", "scaffold"])
+def test_honest_sites_are_never_refused_with_an_odd_scanner_or_ten_times_the_samples(
+    federation, uneven, five, methods, optimizer, intensity
+):
+    for data in (five, uneven):
+        changes = {"optimizer": optimizer, "learning_rate": 0.01, "intensity": intensity, "batch_size": 2}
+        server, _ = federation(data=data, methods=methods, rounds=2, **changes)
+        assert not refusals(server)
+
+
+def test_of_two_sites_nobody_is_called_the_liar(federation):
+    def lie(site, request, reply):
+        if site == "B" and request.task == TRAIN and request.round == 1:
+            away(request, reply, 99)
+
+    with pytest.raises(RunFailed) as caught:
+        federation(lie, sites="AB", rounds=4)
+    assert "nobody can say who is wrong: this site, or one that moved the model before" in str(caught.value)
+
+
+def test_a_round_with_two_updates_compares_them_with_the_model_and_says_so(federation):
+    def lie(site, request, reply):
+        if site == "B" and request.round == 2:
+            for key in reply.weights:
+                if is_buffer(key):
+                    reply.weights[key] += 1e8
+
+    def connected(round_):
+        return list("AB" if round_ == 2 else "ABC")
+
+    server, _ = federation(lie, sites="ABC", rounds=3, min_sites=1, connected=connected)
+    ((round_, site, reason),) = refusals(server)
+    assert (round_, site) == (2, "B")
+    assert "nobody can say who is wrong" in reason
+
+
+# ---------------------------------------------------------------- shares
+
+
+def test_a_claim_of_two_thousand_million_samples_is_lowered_by_default_and_told(federation):
+    def lie(site, request, reply):
+        if site == "D" and request.task in (PREPARE, TRAIN):
+            reply.num_samples = 2**31
+
+    sent = {}
+
+    def spy(site, request, reply):
+        lie(site, request, reply)
+        if request.task == TRAIN:
+            sent[site] = {key: value.double() for key, value in reply.weights.items()}
+
+    server, events = federation(spy, rounds=1)
+    weights = {site: float(server.sites[site]) for site in "ABCE"}
+    weights["D"] = 0.45 / 0.55 * sum(weights.values())
+    total = sum(weights.values())
+    for key in server.shared:
+        expected = sum(weights[site] / total * sent[site][key] for site in SITES)
+        torch.testing.assert_close(server.state[key].double(), expected, rtol=1e-5, atol=1e-6)
+    ((told),) = [event for event in events if event["event"] == "share_lowered"]
+    assert told["site"] == "D"
+    assert told["after"] == pytest.approx(0.45)
+    assert server.results()["shares"]["D"]["by_samples"] == pytest.approx(1.0, abs=1e-6)
+    assert server.rounds[0]["shares"] == {"D": pytest.approx(0.45)}
+
+
+def test_a_site_with_most_of_the_samples_has_its_share_by_word_alone(federation, uneven):
+    server, events = federation(data=uneven, rounds=1)
+    assert set(server.results()["shares"]) == {"E"}
+    assert server.results()["shares"]["E"]["by_samples"] > 0.5
+    asked, events = federation(data=uneven, rounds=1, max_share=1)
+    assert "shares" not in asked.results()
+    assert not [event for event in events if event["event"] == "share_lowered"]
+    assert not same(server.state, asked.state)
+
+
+def test_two_sites_keep_the_shares_of_their_samples(federation, uneven):
+    server, _ = federation(data=uneven, sites="AE", rounds=1)
+    assert "shares" not in server.results()
+
+
+@pytest.mark.parametrize("method", ["fednova", "fedce", "feddg_ga", "fedawa"])
+def test_methods_that_find_weights_themselves_run_with_the_default(federation, uneven, method):
+    server, _ = federation(data=uneven, methods=method, rounds=1)
+    assert len(server.rounds) == 1
+
+
+def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneven, tmp_path):
+    options = ("--rounds", 1, "--engine", "inprocess", "--network-args", '{"features": [4, 4, 4, 4, 4, 4]}')
+    out = tmp_path / "run"
+    code, text, err = run("simulate", "--data", uneven, "--methods", "fedavg", *options, "--out", out)
+    assert code == 0, err
+    assert "counts as 45% of the average" in text + err
+    assert "--max-share 1" in text + err
+    assert set(json.loads((out / "results.json").read_text())["shares"]) == {"E"}
+
+
+# ---------------------------------------------------------------- what is held until the round's end
+
+
+def test_updates_that_do_not_fit_into_memory_give_the_same_bits_and_leave_no_file(
+    federation, monkeypatch, tmp_path
+):
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plain, _ = federation(methods="scaffold", rounds=2)
+    monkeypatch.setattr(held, "MOST_IN_MEMORY", 0)
+    mapped, _ = federation(methods="scaffold", rounds=2)
+    assert same(plain.state, mapped.state)
+    assert not list(tmp_path.iterdir())
