@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.errors import StorageError
 
 __all__ = [
+    "PRIVATE",
     "check_version",
+    "make_private",
     "parse_json",
     "parse_versioned",
+    "private_folder",
+    "remove_unfinished",
     "sha256",
     "version_mark",
     "write_atomic",
@@ -24,14 +31,25 @@ __all__ = [
     "write_versioned",
 ]
 
+PRIVATE = 0o600
+"""The mode of a file that its owner alone may read."""
 
-def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any], mode: int = 0o666) -> None:
+_UNFINISHED = re.compile(r"\..+\.(pt|json|key)\.[0-9a-f]{8}")
+"""By what `write_atomic` names a file while it writes one that a site or a server keeps."""
+
+
+def write_atomic(
+    path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any], *, private: bool = False
+) -> None:
     """Write a file so that at every moment the old one or the new one is there, whole.
+
+    A process that is killed leaves an unfinished file behind, which `remove_unfinished` knows.
 
     Args:
         path: the file; an existing one is replaced, and may be read by those who might read it before.
         write: called with a file open for writing.
-        mode: the rights of a file that is new, from which the umask takes some away.
+        private: whether the file may be read by its owner alone, from its first byte on, whatever the umask
+            and whoever could read the one before.
 
     Raises:
         StorageError: naming the file, when the disk is full or the folder cannot be written; what was there
@@ -47,13 +65,11 @@ def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]
     path = Path(path)
     temporary: Path | None = None
     try:
-        # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, whose
-        # files can be read by their owner alone, whatever the umask.
-        candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        temporary = candidate
+        temporary, descriptor = _create_locked(path, PRIVATE if private else 0o666)
         with os.fdopen(descriptor, "wb") as file:
-            if path.exists():
+            if private:
+                os.fchmod(descriptor, PRIVATE)
+            elif path.exists():
                 temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             write(file)
             file.flush()
@@ -66,6 +82,68 @@ def write_atomic(path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]
         if cause is None:
             raise
         raise StorageError(path, cause) from error
+
+
+def _create_locked(path: Path, mode: int) -> tuple[Path, int]:
+    """A new file beside another one, locked as long as it is open, and its descriptor."""
+    while True:
+        # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, whose
+        # files can be read by their owner alone, whatever the umask.
+        candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with suppress(OSError):  # a file system without locks: there `remove_unfinished` removes nothing
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the two it may have looked as if nobody wrote it.
+            if os.stat(candidate).st_ino == os.fstat(descriptor).st_ino:
+                return candidate, descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+
+
+def remove_unfinished(folder: str | os.PathLike[str]) -> None:
+    """Remove what processes of this user left in a folder that were killed while they wrote a file.
+
+    Only files that `write_atomic` has named, and that no process holds: a writer keeps its file locked.
+    """
+    try:
+        found = [entry for entry in os.scandir(folder) if _UNFINISHED.fullmatch(entry.name)]
+    except OSError:
+        return
+    for entry in found:
+        with suppress(OSError):
+            descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
+            finally:
+                os.close(descriptor)
+
+
+def private_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those that are missing above it, for their owner alone; others stay as they are.
+
+    Raises:
+        OSError: when it cannot be made.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        private_folder(path.parent)
+        path.mkdir(0o700, exist_ok=True)
+
+
+def make_private(path: str | os.PathLike[str]) -> None:
+    """Take a file that is there away from all but its owner; what another user owns stays as it is.
+
+    Raises:
+        OSError: when it cannot be looked at.
+    """
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+        with suppress(PermissionError):
+            os.chmod(path, PRIVATE)
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
@@ -92,7 +170,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: str | os.PathLike[str], content: Any) -> None:
+def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = False) -> None:
     """Write indented JSON, as `write_atomic` does.
 
     Raises:
@@ -100,7 +178,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
         StorageError: when the file cannot be written.
     """
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomic(path, lambda file: file.write(text.encode()))
+    write_atomic(path, lambda file: file.write(text.encode()), private=private)
 
 
 def parse_json(text: str) -> Any:
@@ -130,7 +208,12 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_versioned(
-    path: str | os.PathLike[str], kind: str, version: int, content: Mapping[str, Any]
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    content: Mapping[str, Any],
+    *,
+    private: bool = False,
 ) -> None:
     """Write a JSON file that says what it is, for `parse_versioned`.
 
@@ -139,11 +222,12 @@ def write_versioned(
         kind: what it holds, for instance ``"statistics"``.
         version: of the format.
         content: the other entries.
+        private: see `write_atomic`.
 
     Raises:
         StorageError: when the file cannot be written.
     """
-    write_json(path, {**version_mark(kind, version), **content})
+    write_json(path, {**version_mark(kind, version), **content}, private=private)
 
 
 def version_mark(kind: str, version: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from medfedaug.federation.output import (
     write_run,
 )
 from medfedaug.federation.pooled import run_pooled
-from medfedaug.files import write_json
+from medfedaug.files import remove_unfinished, write_json
 from medfedaug.loops import loop_reference
 from medfedaug.plan import Plan
 from medfedaug.run_folder import (
@@ -220,6 +220,7 @@ def simulate(
         check_results(out)
         if overwrite:
             remove_results(out)
+        remove_unfinished(server_checkpoint(state).parent)
         interrupted = server_checkpoint(state).exists()
         if interrupted and not resume:
             raise ConfigError(
@@ -364,6 +365,7 @@ def _finish(
             if site.name in results["sites"]
         }
         save_statistics(work / STATISTICS, statistics, intensity)
-    write_json(work / RESULTS, {**results, HASHES: file_hashes(work)})
+    results[HASHES] = file_hashes(work)
+    write_json(work / RESULTS, results)
     publish(work, out)
     return results

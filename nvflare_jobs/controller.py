@@ -28,6 +28,7 @@ from medfedaug.federation.output import JOB_FOLDER, write_models, write_run
 from medfedaug.federation.protocol import run
 from medfedaug.federation.record import Event
 from medfedaug.federation.server import FederationServer
+from medfedaug.files import remove_unfinished
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.printable import log_printable
@@ -180,6 +181,7 @@ class FederationController(ProtocolController):
         fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self._run_config.rounds, private=True, sticky=True)
         server = FederationServer(self._run_config, record, self._execution, initial=self._initial(fl_ctx))
         with self._alone(checkpoint, settings):
+            remove_unfinished(checkpoint.parent)
             try:
                 if self.resume:
                     server.restore(checkpoint)

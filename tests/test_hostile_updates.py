@@ -99,7 +99,7 @@ def refusals(server):
 
 
 @pytest.mark.parametrize("claims", [False, True])
-@pytest.mark.parametrize("times", [99, 20, 2])
+@pytest.mark.parametrize("times", [99, 20, 5])
 def test_one_long_update_in_the_first_round_is_the_liars_alone(federation, times, claims):
     def lie(site, request, reply):
         if site == "D" and request.task in (PREPARE, TRAIN) and claims:
@@ -136,15 +136,18 @@ def test_running_statistics_far_from_the_others_are_refused_also_in_the_first_ro
 
 
 @pytest.mark.parametrize("claims", [False, True])
-@pytest.mark.parametrize("way", [1.0, -1.0])
+@pytest.mark.parametrize("way", [24.0, -24.0, None])
 def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(federation, way, claims):
     def lie(site, request, reply):
         if site == "D" and request.task in (PREPARE, TRAIN) and claims:
             reply.num_samples = 2**31
-        if site == "D" and request.task == TRAIN:
-            for key, start in request.weights.items():
-                if not is_buffer(key):
-                    reply.weights[key] = start + way * 24 * (reply.weights[key] - start)
+        if site != "D" or request.task != TRAIN:
+            return
+        if way is None and request.round == 1:
+            away(request, reply, 1.9)
+        for key, start in request.weights.items():
+            if way is not None and not is_buffer(key):
+                reply.weights[key] = start + way * (reply.weights[key] - start)
 
     server, _ = federation(lie, rounds=6, learning_rate=0.01)
     assert not [one for one in refusals(server) if one[1] != "D"]

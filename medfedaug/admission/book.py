@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from medfedaug.config import RunConfig
 from medfedaug.errors import ConfigError, JobRefused
-from medfedaug.files import parse_versioned, write_versioned
+from medfedaug.files import parse_versioned, private_folder, remove_unfinished, write_versioned
 
 __all__ = [
     "APPROVED",
@@ -284,10 +284,11 @@ class JobBook:
 
     def _write(self, entry: JobEntry) -> None:
         content = {name: value for name, value in asdict(entry).items() if name != "hash"}
-        write_versioned(self._path(entry.hash), _KIND, _VERSION, content)
+        write_versioned(self._path(entry.hash), _KIND, _VERSION, content, private=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         with FileLock(self.folder / ".lock"):
+            remove_unfinished(self.folder)
             yield

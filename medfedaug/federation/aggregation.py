@@ -186,8 +186,7 @@ class Aggregation:
         """
         held = self._held.take()
         sizes = {site: self._each.sizes(reply.payload) for site, reply in held.items()}
-        samples = {site: float(held[site].num_samples) for site in self._steps}
-        far = {**judge_steps(self._steps, samples, self.norm), **self._each.judge(sizes)}
+        far = {**judge_steps(self._steps, self.norm), **self._each.judge(sizes)}
         refused = {site: str(error) for site, error in sorted(far.items())}
         if len(held) < LEAST_SITES:
             refused = {**self._doubted, **refused}

@@ -31,18 +31,24 @@ def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
     return Path(state_dir) / "server" / f"{name}.pt"
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:
     """Write ``content`` (tensors and plain Python types). The old file remains until the new one is complete.
+
+    Args:
+        path: the file.
+        content: what it is to hold.
+        private: whether its owner alone may read it.
 
     Raises:
         StorageError: when it cannot be written, for instance on a full disk; the old file is then intact.
     """
     whole = {**version_mark(_KIND, _VERSION), **content}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(0o700 if private else 0o777, exist_ok=True)
     except OSError as error:
         raise StorageError(path, error) from error
-    write_atomic(path, lambda file: torch.save(whole, file))
+    write_atomic(path, lambda file: torch.save(whole, file), private=private)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.files import remove_unfinished
 from medfedaug.methods.base import Payload, SitePart
 
 __all__ = ["RoundMemory"]
@@ -68,6 +69,8 @@ class RoundMemory:
             return False
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
             raise MedFedAugError(f"site {self.site}: {run[:40]!r} is not the identity of a run")
+        if self.folder is not None:
+            remove_unfinished(self.folder)
         path = self._file(run)
         saved = load_checkpoint(path) if path is not None and path.exists() else {}
         # Only now: a request after one that failed here must not find an empty memory of the run.
@@ -156,7 +159,7 @@ class RoundMemory:
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._rounds.items()}
             content = {"run": self.run, "sent": self.sent, "once": self.once, "rounds": rounds}
-            save_checkpoint(path, content)
+            save_checkpoint(path, content, private=True)
 
     def _file(self, run: str) -> Path | None:
         return self.folder / f"{run}.pt" if self.folder is not None and run else None

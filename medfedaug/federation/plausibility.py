@@ -56,8 +56,9 @@ _LEAST = {INTENSITY_MEAN: 1e-3, FEATURE_MEAN: 0.1, FEATURE_STD: 0.1, VARIANCE: 0
 # Times the median length of the sites' steps. Honest ones were 1 to 2 times as long where sites have about as
 # many samples as each other, running statistics of unscaled images 7 times; 32 with 40 times the samples.
 _LONGEST = {"parameters": 25.0, "buffers": 100.0}
-# Of the norm that the model began with: so far a site may always go, or if it has more samples than others.
-_HARMLESS, _WITH_MANY_SAMPLES = 0.1, 1.0
+# Times the norm that the model began with: nowhere too far. Where most sites hardly move, training of a few
+# images that became unstable went 50 times as far, and half to once this norm.
+_NEVER_TOO_FAR = 2.0
 
 Sizes = dict[str, tuple[float, float]]
 """By entry, the largest magnitude and the smallest that is not 0."""
@@ -133,43 +134,25 @@ class Plausibility:
         return found
 
 
-def judge_steps(
-    steps: Mapping[str, Mapping[str, float]], samples: Mapping[str, float], norm: float
-) -> dict[str, UpdateRefused]:
+def judge_steps(steps: Mapping[str, Mapping[str, float]], norm: float) -> dict[str, UpdateRefused]:
     """The sites whose step is far longer than those of the others in the same round.
-
-    A step of parameters may be 25 times as long as the median, one of buffers 100 times. A site with r times
-    the median number of samples takes r times as many steps of its optimiser: it may go r times farther than
-    that, though no farther by its claim than the norm that the model began with. A tenth of this norm is
-    nowhere too far.
 
     Args:
         steps: by site, the length of its step by what moved (`medfedaug.federation.sound.SoundModel.steps`).
-        samples: by site, the number of training samples that it claims.
-        norm: that of the parameters as the run began, at least 1.
+        norm: that of the parameters as the run began, which no site has moved.
     """
     if len(steps) < LEAST_SITES:
         return {}
     found: dict[str, UpdateRefused] = {}
-    usual = statistics.median_low(samples.values())
     for what, factor in _LONGEST.items():
         median = statistics.median_low(moved[what] for moved in steps.values())
+        allowed = max(factor * median, _NEVER_TOO_FAR * norm)
+        usual = f"the median of {len(steps)} sites is {median:.4g}"
+        expected = f"a step of norm up to {allowed:.4g}, where {usual}"
         for site, moved in sorted(steps.items()):
-            more = max(samples[site] / usual, 1.0)
-            allowed = max(
-                factor * median, min(factor * median * more, _WITH_MANY_SAMPLES * norm), _HARMLESS * norm
-            )
             if moved[what] > allowed:
-                found.setdefault(
-                    site,
-                    UpdateRefused(
-                        site,
-                        what,
-                        expected=f"a step of norm up to {allowed:.4g}, where the median of {len(steps)} "
-                        f"sites is {median:.4g}",
-                        got=f"{moved[what]:.4g}",
-                    ),
-                )
+                error = UpdateRefused(site, what, expected=expected, got=f"{moved[what]:.4g}")
+                found.setdefault(site, error)
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medfedaug.errors import UpdateRefused
 from medfedaug.methods.base import Shapes
 
-__all__ = ["LARGEST", "SoundModel", "check_tensors", "fits"]
+__all__ = ["LARGEST", "SoundModel", "check_tensors", "check_values", "fits"]
 
 # Larger than any intensity of a scanner and any weight that still trains, and far within float32.
 LARGEST = 1e10
@@ -64,14 +64,22 @@ class SoundModel:
         Raises:
             UpdateRefused: naming site, key, what was expected and what came.
         """
-        check_tensors(site, weights, self.shapes)
-        for key in sorted(self.variances):
-            if bool((weights[key] < 0).any()):
-                raise UpdateRefused(site, key, expected="a variance, 0 or above", got="a negative one")
+        self.check_values(site, weights)
         moved = self.steps(weights, state)
         self._check_step(site, "parameters", self.parameters, moved, state)
         if buffers:
             self.check_buffers(site, moved, state)
+
+    def check_values(self, site: str, weights: Mapping[str, Tensor]) -> None:
+        """Check a model's entries, without regard to any other model.
+
+        Raises:
+            UpdateRefused: as `check`.
+        """
+        check_tensors(site, weights, self.shapes)
+        for key in sorted(self.variances):
+            if bool((weights[key] < 0).any()):
+                raise UpdateRefused(site, key, expected="a variance, 0 or above", got="a negative one")
 
     def check_buffers(self, site: str, steps: Mapping[str, float], state: Mapping[str, Tensor]) -> None:
         """Compare how far buffers moved with those of the global model, where there is no better measure.
@@ -132,19 +140,35 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
         # Compared before anything is added: (1,) would otherwise broadcast silently into (4,).
         if not fits(tuple(value.shape), shape):
             raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
-        if value.dtype not in _DTYPES or value.layout is not torch.strided:
-            expected = "floating point of 16, 32 or 64 bits"
-            raise UpdateRefused(site, key, expected=expected, got=f"{value.dtype}, {value.layout}")
-        if not value.numel():
-            continue
-        low, high = (float(edge) for edge in torch.aminmax(value))  # a NaN anywhere makes both NaN
-        if not (math.isfinite(low) and math.isfinite(high)):
-            bad = int((~torch.isfinite(value)).sum())
-            raise UpdateRefused(
-                site, key, expected="finite values", got=f"{bad} of {value.numel()} NaN or infinite"
-            )
-        if max(-low, high) > LARGEST:
-            raise UpdateRefused(site, key, expected=f"values up to {LARGEST:g}", got=f"{max(-low, high):g}")
+        _check_value(site, key, value)
+
+
+def check_values(site: str, tensors: Mapping[str, Any]) -> None:
+    """As `check_tensors`, where nobody knows in advance which keys and shapes come.
+
+    Raises:
+        UpdateRefused: naming site, key, what was expected and what came.
+    """
+    for key, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise UpdateRefused(site, repr(key)[:80], expected="a tensor", got=type(value).__name__)
+        _check_value(site, key, value)
+
+
+def _check_value(site: str, key: str, value: Tensor) -> None:
+    if value.dtype not in _DTYPES or value.layout is not torch.strided:
+        expected = "floating point of 16, 32 or 64 bits"
+        raise UpdateRefused(site, key, expected=expected, got=f"{value.dtype}, {value.layout}")
+    if not value.numel():
+        return
+    low, high = (float(edge) for edge in torch.aminmax(value))  # a NaN anywhere makes both NaN
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = int((~torch.isfinite(value)).sum())
+        raise UpdateRefused(
+            site, key, expected="finite values", got=f"{bad} of {value.numel()} NaN or infinite"
+        )
+    if max(-low, high) > LARGEST:
+        raise UpdateRefused(site, key, expected=f"values up to {LARGEST:g}", got=f"{max(-low, high):g}")
 
 
 def fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:

@@ -29,6 +29,7 @@ from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries, portable
 from medfedaug.federation.planning import PLANNED
+from medfedaug.federation.received import check_received
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.federation.trainings import local_training
@@ -424,11 +425,13 @@ class SiteTrainer(ClientAlgo):
         return all(key in known for key in self.kept_keys if state[key].is_floating_point())
 
     def receive(self, data: ExchangeObject) -> None:
-        """Load the global model's shared entries, and give each method its payload."""
+        """Load the global model's shared entries, and give each method its payload.
+
+        Raises:
+            MedFedAugError: when something of it is not sound; nothing is then loaded.
+        """
+        check_received(self.name, self.network, self.shared, self.parts, data)
         if data.weights:
-            missing = sorted(set(self.shared) - set(data.weights))
-            if missing:
-                raise MedFedAugError(f"site {self.name}: the global model lacks {missing[0]}")
             self.network.load_state_dict({key: data.weights[key] for key in self.shared}, strict=False)
             self._personal = False
         received = data.statistics or {}

@@ -97,6 +97,13 @@ class SiteExchange(ABC):
     def collect(self) -> Payload:
         """The payload that the site sends, before training or after the local training of a round."""
 
+    def check(self, payload: Payload) -> None:
+        """Check what the server sent, before anything of its message is used; values are finite already.
+
+        Raises:
+            ValueError: in a few words, when it cannot come from an honest server.
+        """
+
     @abstractmethod
     def apply(self, payload: Payload) -> None:
         """Use what the server computed from the payloads of all sites."""

@@ -128,6 +128,12 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         """The batch norms' statistics."""
         return shared_entries(self.network, self.method.entries)
 
+    def check(self, payload: Payload) -> None:
+        """Images are divided by the roots of variances: none is negative."""
+        for name in self.norms:
+            if bool((payload[entry_key(name, "running_var")] < 0).any()):
+                raise ValueError(f"a negative variance of {name}")
+
     def apply(self, payload: Payload) -> None:
         """Take in the federation's."""
         for name, norm in self.norms.items():

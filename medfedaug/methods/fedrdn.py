@@ -106,12 +106,13 @@ class FedRDNSite(SitePart, SiteExchange):
         self.sent = ChannelStatistics(pair["mean"], pair["std"], cases)
         return {**pair, "count": torch.tensor([float(cases)])}
 
+    def check(self, payload: Payload) -> None:
+        """Deviations are divided by: that of a site is positive, but for channels that are constant there."""
+        for site, pair in _pairs(payload).items():
+            pair.validate(site)
+
     def apply(self, payload: Payload) -> None:
-        sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
-        self.pairs = {
-            site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])
-            for site in sites
-        }
+        self.pairs = _pairs(payload)
         met = [pair for pair in foreign_pairs(self.pairs) if self.context.name in pair.sites]
         if met and not self.average:
             warn(
@@ -156,6 +157,15 @@ class FedRDNServer(GatheredServer):
             site: _statistics(pair["mean"], pair["std"], pair["count"])
             for site, pair in sorted(self.sites.items())
         }
+
+
+def _pairs(payload: Payload) -> dict[str, ChannelStatistics]:
+    """The pair of each site, of what the server sends."""
+    sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
+    return {
+        site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])
+        for site in sites
+    }
 
 
 def _statistics(mean: Tensor, std: Tensor, count: Tensor) -> ChannelStatistics:

@@ -16,7 +16,7 @@ from filelock import FileLock
 from medfedaug.accounting import Spent, epsilon_spent
 from medfedaug.checks import is_number
 from medfedaug.errors import ConfigError, own
-from medfedaug.files import parse_versioned
+from medfedaug.files import PRIVATE, make_private, parse_versioned, private_folder
 
 __all__ = [
     "LEDGER_FILE",
@@ -151,7 +151,7 @@ class PrivacyLedger:
     def held(self) -> AbstractContextManager[object]:
         """Keeps other jobs out, from a question to the entry that follows from its answer."""
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent)
         return self._lock
 
     def releases(self, cases: Collection[bytes] = ()) -> list[Spent]:
@@ -301,6 +301,7 @@ class PrivacyLedger:
                     raise ValueError("it is empty")
                 if not there:
                     _create(self.path)
+                make_private(self.path)
                 with closing(sqlite3.connect(self.path)) as connection, connection:
                     ((version,),) = connection.execute("PRAGMA user_version")
                     if version in _FROM:
@@ -332,7 +333,9 @@ def _create(path: Path) -> None:
     """A new ledger: whole, or a full disk would leave a file that nobody may take for an empty account."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
+    os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
     try:
+        make_private(fresh)
         with closing(sqlite3.connect(fresh)) as connection, connection:
             _make(connection)
         os.replace(fresh, path)

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, replace_own
-from medfedaug.files import write_atomic
+from medfedaug.files import private_folder, remove_unfinished, write_atomic
 from medfedaug.printable import printable
 
 __all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
@@ -81,12 +81,13 @@ class Pseudonyms:
         """
         path = Path(folder) / PSEUDONYM_KEY
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
             with FileLock(path.with_name(f"{path.name}.lock")):
+                remove_unfinished(path.parent)
                 if not path.exists():
                     # Whole or not at all: where half a key is, no other would be made.
                     new = f"{secrets.token_hex(_KEY_BYTES)}\n".encode()
-                    write_atomic(path, lambda file: file.write(new), mode=0o600)
+                    write_atomic(path, lambda file: file.write(new), private=True)
                 key = bytes.fromhex(path.read_text().strip())
         except (OSError, StorageError, ValueError) as error:
             raise ConfigError(f"{path}: the site's key of pseudonyms cannot be used ({error})") from error

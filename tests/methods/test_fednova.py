@@ -82,6 +82,7 @@ def configuration(data, momentum):
             "batch_size": BATCH,
         },
         **{"optimizer": "sgd", "learning_rate": RATE, "momentum": momentum, "participation": 0.67},
+        max_share=1.0,
     )
 
 

@@ -1,0 +1,57 @@
+"""The checks that a server's message must pass before a site uses anything of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monai.fl.utils.exchange_object import ExchangeObject
+from torch import nn
+
+from medfedaug.errors import MedFedAugError, UpdateRefused
+from medfedaug.federation.messages import own_entries
+from medfedaug.federation.sound import SoundModel, check_values
+from medfedaug.methods.base import SitePart
+
+__all__ = ["check_received"]
+
+
+def check_received(
+    site: str,
+    network: nn.Module,
+    shared: Sequence[str],
+    parts: Mapping[str, SitePart],
+    data: ExchangeObject,
+) -> None:
+    """Check what the server sent as it checks what sites send: shapes, types, finite values, variances.
+
+    Args:
+        site: the site's name.
+        network: with every method's layers in it.
+        shared: the entries of its state dict that the server sends.
+        parts: the methods' site halves, by name.
+        data: the global model, and under ``once`` and ``payload`` what the methods exchange.
+
+    Raises:
+        MedFedAugError: naming the entry, what was expected and what came.
+    """
+    weights, exchanged = data.weights or {}, data.statistics or {}
+    missing = sorted(set(shared) - set(weights)) if weights else []
+    if missing:
+        raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
+    method = ""
+    try:
+        if weights:
+            model = SoundModel(network, shared)
+            model.check_values(site, {key: weights[key] for key in shared})
+        for kind in ("once", "payload"):
+            check_values(site, exchanged.get(kind) or {})
+        for method, part in parts.items():
+            for kind, exchange in (("once", part.before_training), ("payload", part.every_round)):
+                payload = own_entries(exchanged.get(kind) or {}, method)
+                if exchange is not None and payload:
+                    exchange.check(payload)
+    except UpdateRefused as error:
+        told = str(error).removeprefix(f"site {site}, ")
+        raise MedFedAugError(f"site {site}: refused what the server sent: {told}") from error
+    except (KeyError, ValueError) as error:
+        raise MedFedAugError(f"site {site}: refused what the server sent for {method}: {error}") from error

@@ -1,0 +1,144 @@
+"""The files that a site keeps for itself: nobody else reads them, and what killed writers left goes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from hospitals import Deployment, Hospital
+
+from medfedaug.files import write_atomic
+
+FREE = {"min_cases": 1, "allow_limit": True}
+
+KILLED = """
+import os, signal, sys
+from medfedaug.files import write_atomic
+
+def write(file):
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+write_atomic(sys.argv[1], write, private=True)
+"""
+
+
+@pytest.fixture
+def deployment(make_site, tmp_path):
+    settings = {"privacy": {"min_images": 3, "scores": "cases"}, "jobs": FREE}
+    for name in "AB":
+        make_site(name, cases=(8, 1, 1))
+    return Deployment([Hospital(tmp_path / "kits" / n, tmp_path / "data" / n, **settings) for n in "AB"])
+
+
+@pytest.fixture
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def kept(deployment):
+    """Everything in the states of the sites, but the empty files of locks."""
+    files = [
+        file
+        for hospital in deployment.hospitals.values()
+        for file in (hospital.kit / "medfedaug").rglob("*")
+        if file.is_file() and not file.name.endswith(("lock", ".running"))
+    ]
+    assert {file.suffix for file in files} >= {".sqlite", ".pt", ".json", ".key"}, files
+    return files
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077], indirect=True)
+def test_ledger_checkpoints_jobs_and_key_are_for_their_owner_alone(deployment, tiny_config, umask):
+    deployment.run(tiny_config("fedbn", rounds=2))
+    files = kept(deployment)
+    assert {str(file): oct(mode(file)) for file in files if mode(file) != 0o600} == {}
+    # So are the folders in which a site's own are.
+    assert all(not mode(file.parent) & 0o077 for file in files)
+
+
+def test_no_file_is_open_to_others_for_a_moment(deployment, tiny_config, monkeypatch):
+    """Seen from within the writing of each file."""
+    seen, replace = {}, os.replace
+
+    def watched(source, target):
+        seen[str(target)] = mode(type(deployment.hospitals["A"].kit)(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    before = os.umask(0)
+    try:
+        deployment.run(tiny_config("fedbn", rounds=1))
+    finally:
+        os.umask(before)
+    own = {path: found for path, found in seen.items() if "/kits/" in path}
+    assert any(path.endswith("ledger.sqlite") for path in own)
+    assert {path: oct(found) for path, found in own.items() if found != 0o600} == {}
+
+
+def test_files_that_others_could_read_are_closed_by_the_next_job(deployment, tiny_config):
+    config = tiny_config("fedbn", rounds=1)
+    deployment.run(config)
+    for file in kept(deployment):
+        if file.suffix == ".sqlite":
+            file.chmod(0o644)
+    deployment.run(config)
+    assert {str(file) for file in kept(deployment) if mode(file) != 0o600} == set()
+
+
+def killed(path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -9
+    (left,) = path.parent.glob(f".{path.name}.*")
+    return left
+
+
+def test_what_a_killed_writer_left_is_removed_at_the_next_start_and_nothing_else(deployment, tiny_config):
+    deployment.run(tiny_config("fedbn", rounds=1))
+    (key,) = deployment.hospitals["A"].kit.rglob("pseudonyms.key")
+    state = key.parent
+    jobs = next(file.parent for file in state.rglob("*.json"))
+    left = [
+        killed(key),
+        killed(jobs / f"{'a' * 64}.json"),
+        killed(next(state.rglob("*.pt")).with_name(f"{'b' * 32}.pt")),
+    ]
+    others = [state / ".notes.pt", state / "model.pt.deadbeef", state / ".notes.txt.deadbeef"]
+    for file in others:
+        file.write_text("somebody's")
+    # One that a process is writing at this moment.
+    busy = []
+
+    def write(file):
+        busy.extend(state.glob(".busy.key.*"))
+        deployment.run(tiny_config("fedbn", rounds=1, seed=1))
+        assert busy[0].exists()
+        file.write(b"whole")
+
+    write_atomic(state / "busy.key", write, private=True)
+    assert (state / "busy.key").read_bytes() == b"whole"
+    assert [file for file in left if file.exists()] == []
+    assert all(file.exists() for file in others)
+
+
+def test_a_servers_leftovers_go_too(run, phantom_dir, tmp_path):
+    out = tmp_path / "run"
+    (out / "state/server").mkdir(parents=True)
+    left = killed(out / "state/server/medfedaug.pt")
+    network = '{"features": [4, 4, 4, 4, 4, 4]}'
+    code, _, err = run(
+        *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
+        *("--network-args", network, "--limit", 1, "--no-pictures", "--out", out),
+    )
+    assert code == 0, err
+    assert not left.exists()
