@@ -16,6 +16,7 @@ import pytest
 import SimpleITK as sitk
 from dicom_files import EDGES, affine_of, write_frames, write_object, write_slices
 from finished_runs import FEW, balanced, simulated
+from hospitals import Hospital
 from pydicom.fileset import FileSet
 from pydicom.uid import (
     UID,
@@ -29,6 +30,9 @@ from pydicom.uid import (
 from test_formats import turn, write
 
 from medfedaug.data.readers import load_volume, read_header
+from medfedaug.data.sites import open_site
+from medfedaug.errors import DataError
+from medfedaug.federation.messages import PREPARE, Request
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
 
@@ -489,3 +493,25 @@ def test_init_finds_the_series_of_each_patient_and_names_the_others(run, head, t
     np.testing.assert_array_equal(load_volume(site / rows["labels/p4.nii.gz"]).numpy()[0], head - 2)
     np.testing.assert_array_equal(load_volume(site / rows["labels/p3.nii.gz"]).numpy()[0], head + 3)
     np.testing.assert_array_equal(load_volume(site / rows["labels/1.2.5.1.nii.gz"]).numpy()[0], head + 9)
+
+
+def test_a_sites_error_about_its_series_names_none_of_them_to_the_server(make_site, tiny_config, tmp_path):
+    site = make_site("A")
+    for number in (1, 2):
+        named = with_values(SeriesDescription=f"Doe knee {number}")
+        write_slices(site / "images/series", VOXELS, study="1.2.3", series=f"1.2.3.{number}", **named)
+    listing = site / "dataset.json"
+    listing.write_text(listing.read_text().replace("images/0.nii.gz", "images/series"))
+    free = {"min_cases": 1, "allow_limit": True}
+    hospital = Hospital(tmp_path / "kits/A", site, privacy={"min_images": 1}, jobs=free)
+    hospital.start(tiny_config("fedavg"), "job-1")
+    reply = hospital.answer(Request(PREPARE))
+    assert "cannot be read as an image" in reply.error
+    assert not any(word in reply.error for word in ("Doe", "1.2.3", "CT", "series", "slice"))
+    assert "Doe knee 2" in str(_error(site))
+
+
+def _error(site):
+    with pytest.raises(DataError) as caught:
+        open_site(site).check_files()
+    return caught.value

@@ -395,7 +395,7 @@ def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
         try:
             header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
             return _described(path, header)
-        except OSError:
+        except (OSError, ReaderError):
             raise
         except Exception as error:  # a damaged header fails anywhere in pydicom
             raise ReaderError(f"a damaged DICOM file ({_said(error)})") from error
@@ -409,6 +409,8 @@ def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
     if not sop_class and "Rows" not in header:
         raise ReaderError("no DICOM file")
     frames = int(header.get("NumberOfFrames") or 1)
+    if frames < 1:
+        raise ReaderError(f"a damaged DICOM file ({frames} frames)")
     image = sop_class not in _NO_IMAGES and header.get("Rows") and header.get("Columns")
     syntax = str(meta.get("TransferSyntaxUID", "")) if meta is not None else ""
     return DicomInstance(
