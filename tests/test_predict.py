@@ -241,7 +241,11 @@ def test_a_bad_file_does_not_end_the_rest_and_a_second_call_goes_on(run, slices,
     write(images / "nan.nii", np.where(head > head.mean(), np.nan, head).astype(np.float32))
     write(images / "flat.nii", head[:, :, 0])
     Image.new("L", (20, 20)).save(images / "photograph.png")
-    arguments = ("predict", "--model", slices, "--images", images, "--out", out, "--no-previews")
+    model = Path(shutil.copytree(slices, tmp_path / "earlier"))  # of a version that recorded no spacing
+    record = json.loads((model / "results.json").read_text())
+    del record["spacing"]
+    (model / "results.json").write_text(json.dumps(record))
+    arguments = ("predict", "--model", model, "--images", images, "--out", out, "--no-previews")
     code, printed, err = run(*arguments)
     assert code == 1
     failures = [line for line in err.splitlines() if line.startswith("failed: ")]
