@@ -30,6 +30,9 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError(
             "no data folder", site=site, hint=f"Set {DATA_VARIABLE} to the folder with dataset.json."
         )
+    if not Path(root).exists():
+        hint = f"Mount or correct it: {DATA_VARIABLE} or site-config --data names it."
+        raise DataError("the data folder is missing", site=site, path=root, hint=hint)
     if is_federation(Path(root)):
         return Path(root)
     # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
