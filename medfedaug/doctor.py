@@ -316,7 +316,8 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy, rules: JobRules
             advice = "Add images, or lower the rule with medfedaug site-config --min-cases."
             yield Check("training cases", False, str(error), advice)
     most = max(site.cases_of_patients("training"), default=1)
-    if policy.adds_noise and most > policy.cases_per_patient:
+    with_cases = policy.noise_multiplier or policy.sgd_noise_multiplier
+    if with_cases and most > policy.cases_per_patient:
         yield Check(
             "cases of a patient",
             False,
@@ -344,7 +345,11 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("noise", False, str(error), "pip install 'medfedaug[privacy]'")
     else:
-        parts = [("weights", policy.sgd_noise_multiplier), ("statistics", policy.noise_multiplier)]
+        parts = [
+            ("weights", policy.sgd_noise_multiplier),
+            ("statistics", policy.noise_multiplier),
+            ("scores", policy.score_noise_multiplier),
+        ]
         told = ", ".join(f"{what} {noise:g}" for what, noise in parts if noise)
         yield Check("noise", True, f"{told}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
 
@@ -355,6 +360,15 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     if policy.scores == SUMMARY:
         told = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
     yield Check("scores", True, told)
+    usual = PrivacyPolicy()
+    names = ("max_validation_scores", "max_test_scores", "max_unknown_models")
+    more = [name for name in names if getattr(policy, name) > getattr(usual, name)]
+    told = (
+        f"{policy.max_validation_scores} on validation and {policy.max_test_scores} on test cases within 30 "
+        f"days; {policy.max_unknown_models} unknown in an evaluation"
+    )
+    advice = f"More than usual: {', '.join(more)}. Each more tells more of single patients." if more else ""
+    yield Check("scored models", None if more else True, told, advice)
     told = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
     yield Check("own models", True, told)
 

@@ -93,6 +93,7 @@ class Kit:
         min_images: int | None = None,
         scores: str | None = None,
         lend_models: bool | None = None,
+        limits: Mapping[str, int | None] | None = None,
         forbid: bool = False,
         only: bool = False,
         plugins: Sequence[str] = (),
@@ -110,6 +111,8 @@ class Kit:
             min_images: statistics leave the site only if they summarise at least this number of images.
             scores: ``"summary"`` or ``"cases"``, see `medfedaug.privacy.PrivacyPolicy`, as for lend_models.
             lend_models: whether the site sends models of its own to be scored at other sites.
+            limits: of scores that leave, by their names in `medfedaug.privacy.PrivacyPolicy`:
+                ``max_validation_scores``, ``max_test_scores``, ``max_unknown_models``.
             forbid: refuse jobs that carry code.
             only: allow only jobs of this package.
             plugins: packages whose methods and networks jobs may use, in addition to those that are already
@@ -127,16 +130,16 @@ class Kit:
         own: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in folders.items() if path}
         own |= {"device": device} if device else {}
         own |= {"memory": memory} if memory is not None else {}
-        limits = {"min_images": min_images, "scores": scores, "lend_models": lend_models}
-        limits = {name: value for name, value in limits.items() if value is not None}
-        if self.server and (own or limits or jobs):
+        policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "lend_models": lend_models}
+        policy = {name: value for name, value in {**policy, **(limits or {})}.items() if value is not None}
+        if self.server and (own or policy or jobs):
             raise ConfigError(
                 f"{self.path}: a server has no data, device, state, memory, cache, min_images, scores, "
                 "models or job rules of its own"
             )
         if not self.server or plugins or bundles:
             named = {bundle.name: bundle.to_dict() for bundle in bundles}
-            groups = {"privacy": limits, "jobs": dict(jobs or {}), "bundles": named}
+            groups = {"privacy": policy, "jobs": dict(jobs or {}), "bundles": named}
             files.append(self._settings(own, groups, plugins))
         if forbid:
             files.append(self._policy())

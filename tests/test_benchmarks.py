@@ -32,6 +32,11 @@ RUNS = {
     "plan_memory.py": (["--tiny"], "| basicunet | 1 x 1 x 32 x 32 |"),
     "precision.py": (["--tiny", "--repeats", "2"], "float32 / bfloat16"),
     "pretended_gpu.py": (["--methods", "fedfd_a"], "| none in a step |"),
+    "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
+    "score_selection.py": (
+        ["--federations", "1", "--rounds", "2", "--sites", "2", "--patients", "15", "--repeats", "2"],
+        "| 10 | 0.1 |",
+    ),
     "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
 }
 

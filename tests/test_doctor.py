@@ -65,6 +65,22 @@ def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, make_site):
     assert "validation scores" not in verdicts(examine(kit))
 
 
+def test_how_many_models_may_be_scored_is_said_and_more_than_usual_is_noted(kit):
+    found = the(examine(kit), "scored models")
+    assert found.ok
+    assert found.found.startswith("100 on validation and 20 on test cases within 30 days; 1 unknown")
+    change(kit, privacy={"max_test_scores": 500})
+    found = the(examine(kit), "scored models")
+    assert found.ok is None
+    assert "max_test_scores" in found.advice
+
+
+def test_a_missing_data_folder_is_called_missing(kit, run, tmp_path):
+    code, out, err = run("doctor", "--kit", kit, "--data", tmp_path / "not mounted")
+    assert code == 1
+    assert "the data folder is missing" in " ".join((out + err).replace("│", " ").split())
+
+
 def test_where_prepared_images_are_kept_is_said(kit, run, tmp_path):
     assert "up to 2 GiB in memory, the rest in " in the(examine(kit), "prepared images").found
     change(kit, memory=0.5, cache=str(tmp_path / "prepared"))

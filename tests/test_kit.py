@@ -78,6 +78,19 @@ def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkey
     assert "a server has no data, device, state, memory, cache" in " ".join(err.split())
 
 
+def test_an_administrator_sets_the_budget_of_scores(run, kits):
+    kit = kits / "hospital-a"
+    options = {"max-validation-scores": 500, "max-test-scores": 30, "max-unknown-models": 0}
+    code, _, err = run("site-config", "--kit", kit, *(w for n, v in options.items() for w in (f"--{n}", v)))
+    assert code == 0, err
+    policy = SiteSettings.load(kit).privacy
+    assert (policy.max_validation_scores, policy.max_test_scores, policy.max_unknown_models) == (500, 30, 0)
+    assert run("site-config", "--kit", kit, "--max-test-scores", 0)[0] == 2
+    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--max-test-scores", 3)
+    assert code == 2
+    assert "a server has no data" in " ".join(err.split())
+
+
 def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
     kit = kits / "hospital-b"
     assert run("site-config", "--kit", kit, "--device", "cuda:1", "--min-images", 30)[0] == 0

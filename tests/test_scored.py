@@ -11,6 +11,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.privacy import PrivacyPolicy, released_scores
+from medfedaug.privacy.scores import step_of
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -77,17 +78,11 @@ def test_a_site_sends_all_of_its_scores_or_rounded_means_over_enough_cases():
     assert released_scores(FOUND, PrivacyPolicy(scores="cases")) == FOUND
     assert released_scores(FOUND, PrivacyPolicy())["cases"] == {}
     summary = released_scores(FOUND, PrivacyPolicy(min_images=2, scores="summary"))
-    assert summary == {
-        "dice": 0.51,  # over two cases
-        "hd95": None,  # over one
-        "nsd": None,
-        "unit": "mm",
-        "cases": {},
-        "scored_cases": 2,
-    }
+    assert summary.pop("dice") in (0.0, 0.5, 1.0)  # over two cases, each half of it
+    assert summary == {"hd95": None, "nsd": None, "cases": {}, "scored_cases": 2}
     few = released_scores(FOUND, PrivacyPolicy(min_images=3, scores="summary"))
-    assert (few["dice"], few["scored_cases"]) == (None, 2)
-    assert "from 3 on" in few["note"]
+    assert few.pop("note").startswith("fewer than 3 cases with a score, and this site sends means from 3 on")
+    assert few == {"dice": None, "hd95": None, "nsd": None, "cases": {}}
     with pytest.raises(ConfigError, match="scores is summary or cases, got 'all'"):
         PrivacyPolicy(scores="all")
 
@@ -116,7 +111,7 @@ def test_no_score_of_a_case_leaves_sites_that_allow_summaries_alone(phantom_dir,
     for group in ("sites", "unseen"):
         for site, entry in results["test"][group].items():
             full = plain["test"][group][site]
-            assert entry["dice"] == round(full["dice"], 2)
+            assert abs(entry["dice"] - full["dice"]) <= 1.5 * step_of(entry["scored_cases"])
             assert entry["scored_cases"] == sum(score is not None for score in full["cases"].values())
             assert entry["cases"] == {}
             assert "classes" not in entry

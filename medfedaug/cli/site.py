@@ -45,6 +45,26 @@ def site_config(
             "--min-images cases (the default); or cases, one by one under pseudonyms."
         ),
     ] = None,
+    max_validation_scores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most models whose scores on the validation cases may leave within 30 days, over all jobs; "
+            "by default 100. A training job gets one for each of its rounds.",
+        ),
+    ] = None,
+    max_test_scores: Annotated[
+        int | None,
+        typer.Option(min=1, help="The same of the test cases; by default 20. A training job gets one."),
+    ] = None,
+    max_unknown_models: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Most models in an evaluation job that the site did not meet in a training job; by "
+            "default 1. --cross-site needs more.",
+        ),
+    ] = None,
     lend_models: Annotated[
         bool | None,
         typer.Option(
@@ -108,6 +128,11 @@ def site_config(
         min_images=min_images,
         scores=scores.value if scores else None,
         lend_models=lend_models,
+        limits={
+            "max_validation_scores": max_validation_scores,
+            "max_test_scores": max_test_scores,
+            "max_unknown_models": max_unknown_models,
+        },
         forbid=forbid_code,
         only=only_medfedaug,
         plugins=allow_plugin or [],

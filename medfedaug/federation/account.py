@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,20 +15,30 @@ from torch import Tensor
 
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.identity import case_identities
-from medfedaug.errors import PrivacyRefused
+from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation.messages import (
     FINGERPRINT,
     LEND,
     MASK_TASKS,
     PREPARE,
+    SCORE_EPSILON,
     TRAIN,
-    VALIDATE,
     Reply,
 )
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release
+from medfedaug.privacy import (
+    PrivacyLedger,
+    PrivacyPolicy,
+    Release,
+    class_labels,
+    released_difference,
+    released_scores,
+)
+from medfedaug.privacy.ledger import Scored
 from medfedaug.privacy.policy import SUMMARY
+from medfedaug.scores import METRICS
+from medfedaug.significance import PatientTest
 
-__all__ = ["Account", "enter_message"]
+__all__ = ["Account", "ScoreRequest", "digest_of", "enter_message"]
 
 _TIMES = 3
 """How often a round is answered at most: a server that was started again repeats some. Answers to other
@@ -35,6 +47,27 @@ weights would tell more of the cases each time."""
 _TRAINING = (FINGERPRINT, PREPARE, TRAIN, LEND)
 """The tasks whose answers are about training cases."""
 
+_DAYS = 30
+"""For which the scores of models are counted together."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A model whose scores a server asks for.
+
+    Args:
+        split: on which cases, ``"validation"`` or ``"test"``.
+        model: a hash of all that decides over the scores beside the cases.
+        place: ``"round 3"`` or ``"test"``: of each place a training job gets the scores of one model. Empty
+            in an evaluation.
+        identity: the hash by which the ledger knows models of training jobs; empty in a training job.
+    """
+
+    split: str
+    model: str
+    place: str = ""
+    identity: str = ""
+
 
 def enter_message(ledger: PrivacyLedger, job: str, text: str) -> None:
     """Enter a line that the server is told in place of an answer, which there may be before data are open."""
@@ -42,7 +75,7 @@ def enter_message(ledger: PrivacyLedger, job: str, text: str) -> None:
 
 
 class Account:
-    """One job's view of a site's ledger.
+    """One job's view of a site's ledger, and the budget of scores that the site keeps with it.
 
     Args:
         site: the site's name, for messages.
@@ -51,6 +84,9 @@ class Account:
         policy: the site's.
         folder: the site's data, as the job sees them.
         rounds: of the job's configuration.
+
+    Attributes:
+        epsilon: of all releases with noise about the cases that were scored last; ``None`` without noise.
     """
 
     def __init__(
@@ -64,6 +100,7 @@ class Account:
     ) -> None:
         self.site, self.job, self.ledger, self.policy, self.folder = site, job, ledger, policy, folder
         self.rounds = rounds
+        self.epsilon: float | None = None
         self._identities: dict[str, dict[bytes, bytes]] = {}
 
     def check_cases(self, split: str) -> None:
@@ -89,14 +126,13 @@ class Account:
             )
 
     def enter(self, reply: Reply) -> None:
-        """Enter all that an answer holds, before it leaves.
+        """Enter all that an answer holds beside scores, before it leaves.
 
         No other job enters anything between the checks and the entry: of two jobs that run at the same time
-        the second is checked against the first. A validation score that comes with an update is taken out
-        of it when no more of them may leave.
+        the second is checked against the first.
 
         Raises:
-            PrivacyRefused: when no more scores or updates may leave, or those of these cases may not.
+            PrivacyRefused: when no more updates may leave, or nothing about these cases.
         """
         with self.ledger.held():
             self._enter(reply)
@@ -107,44 +143,138 @@ class Account:
             self.ledger.enter([Release(self.job, "masks", reply.task, _names(told), digest=_hash(told))])
             return
         if reply.task in _TRAINING:
-            for key in [key for key in reply.metrics if key.startswith("val_")]:
-                self._enter_validation(reply, key)
+            if self.epsilon is not None:
+                reply.metrics[SCORE_EPSILON] = self.epsilon
             self.check_cases("training")
             if reply.weights or reply.masks:
                 self._check_updates()
             self.ledger.enter(self._update(reply), self._cases("training"))
-            return
-        split = "validation" if reply.task == VALIDATE else "test"
-        models = _models(reply.metrics)
-        self._check_scores(split, models)
-        self._enter_scores(split, _names(reply.metrics), reply.metrics, models)
 
-    def _enter_validation(self, reply: Reply, key: str) -> None:
-        if reply.metrics[key] is None:
-            return
-        try:
-            self._check_scores("validation", 1)
-        except PrivacyRefused:
-            reply.metrics[key] = None
-            return
-        self._enter_scores("validation", key, reply.metrics[key], 1)
+    def release(self, asked: ScoreRequest, found: Mapping[str, Any]) -> dict[str, Any]:
+        """What leaves of the scores of a model, entered in the ledger.
 
-    def _enter_scores(self, split: str, shape: str, scores: Any, models: int) -> None:
-        about = (shape, split, len(self.folder.cases[split]))
-        release = Release(self.job, "task", "scores", *about, digest=_hash(scores), queries=models)
+        The same model on the same cases has the same answer, whichever job asks, and counts once.
+
+        Args:
+            asked: which model.
+            found: its scores, as `medfedaug.tasks.base.Task.evaluate` returns them.
+
+        Raises:
+            PrivacyRefused: when scores of this model may not leave.
+        """
+        split, cases = asked.split, self._cases(asked.split)
+        with self.ledger.held():
+            if self.policy.scores == SUMMARY:
+                self.check_cases(split)
+            earlier = self.ledger.scored(split, asked.model, cases)
+            if earlier is not None and earlier.answer:
+                told: dict[str, Any] = json.loads(earlier.answer)
+                self._enter_scores(split, "scores", told, 0)
+                return told
+            known = not asked.identity or self.ledger.met(asked.identity)
+            if earlier is None:
+                self._check_place(asked, known)
+                self._check_budget(split)
+            folder = self.folder
+            whose, labels = folder.patients(split), class_labels(folder, split)
+            told = released_scores(found, self.policy, whose, labels)
+            if not _left(told):
+                note = str(told.get("note", "no score"))
+                self.ledger.enter([Release(self.job, "task", "message", note, digest=_hash(told))])
+                return told
+            if earlier is None:
+                self._spend(split)
+            # Counted before it is kept for others who ask: a crash in between gives nothing away.
+            self._enter_scores(split, "scores", told, int(earlier is None))
+            if earlier is None:
+                answer = json.dumps(told) if self.policy.scores == SUMMARY else ""
+                self.ledger.score(Scored(self.job, split, asked.model, asked.place, known, answer), cases)
+            return told
+
+    def compare(self, asked: ScoreRequest, other: str, test: PatientTest, unit: str) -> dict[str, Any]:
+        """What leaves of the difference between two models' scores, entered in the ledger.
+
+        Args:
+            asked: one of them, whose scores have been released.
+            other: the other one's `ScoreRequest.model`.
+            test: their comparison.
+            unit: see `released_difference`.
+
+        Raises:
+            PrivacyRefused: when no more about these cases may leave.
+        """
+        split, cases = asked.split, self._cases(asked.split)
+        if self.policy.scores != SUMMARY:  # which follows from the scores of cases
+            return released_difference(test, self.policy, unit)
+        model = _hash(["difference", asked.model, other])
+        with self.ledger.held():
+            earlier = self.ledger.scored(split, model, cases)
+            if earlier is not None:
+                told: dict[str, Any] = json.loads(earlier.answer)
+            else:
+                self.check_cases(split)
+                told = released_difference(test, self.policy, unit)
+                if not told:
+                    return told
+                self._check_budget(split)
+            self._enter_scores(split, "differences", told, int(earlier is None))
+            if earlier is None:
+                self.ledger.score(Scored(self.job, split, model, answer=json.dumps(told)), cases)
+            return told
+
+    def _enter_scores(self, split: str, kind: str, told: Mapping[str, Any], models: int) -> None:
+        about = (_names(_left(told) or told), split, len(self.folder.cases[split]))
+        noise = self.policy.score_noise_multiplier
+        release = Release(self.job, "task", kind, *about, noise, _hash(told), models)
         self.ledger.enter([release], self._cases(split))
 
-    def _check_scores(self, split: str, models: int) -> None:
-        if self.policy.scores == SUMMARY:
-            self.check_cases(split)
+    def _check_place(self, asked: ScoreRequest, known: bool) -> None:
+        """Check that a training job asks for one model in each place, an evaluation for few unknown ones."""
+        earlier = self.ledger.scored_in(self.job, asked.split)
+        if asked.place:
+            if any(scored.place == asked.place for scored in earlier):
+                of = "in the test" if asked.place == "test" else f"of {asked.place}"
+                raise PrivacyRefused(
+                    self.site, f"the scores of another model {of} have left in this job, and it gets one"
+                )
+            return
+        most = self.policy.max_unknown_models
+        if not known and sum(not scored.known for scored in earlier) >= most:
+            raise PrivacyRefused(
+                self.site,
+                f"this site did not meet the model in a training job, and scores {most} such "
+                f"model{'s' * (most != 1)} in an evaluation (max_unknown_models of its privacy policy)",
+            )
+
+    def _check_budget(self, split: str) -> None:
         rule = f"max_{split}_scores"
-        most, sent = getattr(self.policy, rule), self.ledger.queries(split, self._cases(split))
-        if sent + models > most:
+        since = time.time() - _DAYS * 24 * 3600
+        most, sent = getattr(self.policy, rule), self.ledger.queries(split, self._cases(split), since)
+        if sent >= most:
             raise PrivacyRefused(
                 self.site,
                 f"scores of {sent} models on its {split} cases have left, and {rule} of its privacy policy "
-                f"is {most}",
+                f"is {most} within {_DAYS} days",
             )
+
+    def _spend(self, split: str) -> None:
+        """Enter noise on scores in the account of ε."""
+        policy = self.policy
+        if not policy.score_noise_multiplier:
+            return
+        assert policy.max_epsilon is not None
+        budget = (policy.score_noise_multiplier, policy.delta, policy.max_epsilon)
+        try:
+            epsilon = self.ledger.spend(*budget, self._cases(split))
+        except ConfigError as error:
+            raise PrivacyRefused(self.site, str(error)) from error
+        if epsilon is None:
+            raise PrivacyRefused(
+                self.site,
+                f"privacy budget spent: the {split} scores of one more model would exceed ε = "
+                f"{policy.max_epsilon:g} (δ = {policy.delta:g})",
+            )
+        self.epsilon = epsilon
 
     def _check_updates(self) -> None:
         sent, most = self.ledger.updates(self.job), _TIMES * self.rounds
@@ -158,11 +288,11 @@ class Account:
     def _update(self, reply: Reply) -> Iterator[Release]:
         about = ("training", len(self.folder.cases["training"]))
         if reply.weights:
-            size, digest = _size(reply.weights), _digest(reply.weights)
+            size, digest = _size(reply.weights), digest_of(reply.weights)
             noise = self.policy.sgd_noise_multiplier
             yield Release(self.job, "model", "weights", size, *about, noise, digest)
         if reply.masks:
-            size, digest = _size(reply.masks), _digest(reply.masks)
+            size, digest = _size(reply.masks), digest_of(reply.masks)
             kind, noise = "masked weights and statistics", self.policy.sgd_noise_multiplier
             yield Release(self.job, "model", kind, size, *about, noise, digest)
         by_method: dict[str, dict[str, Tensor]] = {}
@@ -170,8 +300,8 @@ class Account:
             by_method.setdefault(key.split("/", 1)[0], {})[key] = value
         for method, values in by_method.items():
             noise = self.policy.noise_multiplier
-            yield Release(self.job, method, "statistics", _size(values), *about, noise, _digest(values))
-        told = {"num_samples": reply.num_samples, **reply.metrics}
+            yield Release(self.job, method, "statistics", _size(values), *about, noise, digest_of(values))
+        told = {"num_samples": reply.num_samples, **_told(reply.metrics)}
         yield Release(self.job, "task", "numbers", _names(told), *about, digest=_hash(told))
 
     def _cases(self, split: str) -> dict[bytes, bytes]:
@@ -180,10 +310,15 @@ class Account:
         return self._identities[split]
 
 
-def _models(metrics: Mapping[str, Any]) -> int:
-    """The number of models of which a mapping has scores."""
-    nested = sum(_models(value) for value in metrics.values() if isinstance(value, Mapping))
-    return int(isinstance(metrics.get("cases"), Mapping)) + nested
+def _left(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores among what leaves: numbers of a site, or of its cases."""
+    cases = {"cases": told["cases"]} if told.get("cases") else {}
+    return cases | {key: value for key, value in told.items() if key in METRICS and value is not None}
+
+
+def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told at all: a score that a site keeps is sent as none."""
+    return {key: value for key, value in metrics.items() if value is not None}
 
 
 def _size(tensors: Mapping[str, Tensor]) -> str:
@@ -194,12 +329,14 @@ def _names(told: Mapping[str, Any]) -> str:
     return ", ".join(sorted(told))
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors by name: of their numbers, types and shapes."""
     digest = hashlib.sha256()
     for key in sorted(tensors):
-        digest.update(key.encode())
+        value = tensors[key].detach().cpu().contiguous()
+        digest.update(repr((key, str(value.dtype), tuple(value.shape))).encode())
         # As bytes, since NumPy has no bfloat16.
-        digest.update(tensors[key].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(value.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

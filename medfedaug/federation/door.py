@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, combinations
 from pathlib import Path
+from typing import Any
 
 from medfedaug.admission import JobBook, JobEntry, JobRules, Origin
-from medfedaug.admission.book import APPROVED, REFUSED
+from medfedaug.admission.book import APPROVED, REFUSED, job_hash
 from medfedaug.config import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError
-from medfedaug.federation.account import Account, enter_message
+from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
+from medfedaug.federation.account import Account, ScoreRequest, digest_of, enter_message
 from medfedaug.federation.data_folder import resolve_data_folder
+from medfedaug.federation.initial import INITIAL
 from medfedaug.federation.job_text import without_job_text
-from medfedaug.federation.messages import FINGERPRINT, PREPARE, Reply, Request, num_bytes
+from medfedaug.federation.messages import FINGERPRINT, PREPARE, TRAIN, VALIDATE, Reply, Request, num_bytes
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.trainer import SiteTrainer
-from medfedaug.privacy import Pseudonyms
+from medfedaug.methods.base import Payload
+from medfedaug.privacy import Pseudonyms, class_labels, released_difference, released_scores
+from medfedaug.significance import PatientTest
 from medfedaug.training_bundle.content import find, known
 
-__all__ = ["Door", "GuardedDoor"]
+__all__ = ["ROUND", "Door", "GuardedDoor"]
 
 _log = logging.getLogger(__name__)
+
+ROUND = "round "
+"""Begins the place of a validation score: see `medfedaug.federation.account.ScoreRequest`."""
 
 _PERIOD = 1.0
 """Seconds between two looks whether a job was approved."""
@@ -61,6 +72,51 @@ class Door:
         Raises:
             MedFedAugError: when the site does not answer it.
         """
+
+    def met(self, request: Request, trainer: SiteTrainer) -> None:
+        """Called in a training job when the trainer has received the model of a request."""
+
+    def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
+        """Name the model of a request whose scores are asked for, after the trainer has received it.
+
+        Args:
+            request: the server's.
+            trainer: the site's.
+            place: see `ScoreRequest`.
+        """
+        return ScoreRequest("validation" if place.startswith(ROUND) else "test", "", place)
+
+    def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
+        """Called with the scores of a model.
+
+        Returns:
+            What is sent of them.
+
+        Raises:
+            MedFedAugError: when nothing of them is sent.
+        """
+        folder, split = trainer.folder, asked.split
+        return released_scores(found, trainer.policy, folder.patients(split), class_labels(folder, split))
+
+    def compare(
+        self, asked: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
+    ) -> dict[str, Any]:
+        """Called with the comparison of two models.
+
+        Args:
+            asked: one of them.
+            other: the other one's `ScoreRequest.model`.
+            test: the comparison.
+            unit: see `medfedaug.privacy.released_difference`.
+            trainer: the site's.
+
+        Returns:
+            What is sent of it.
+
+        Raises:
+            MedFedAugError: when nothing of it is sent.
+        """
+        return released_difference(test, trainer.policy, unit)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Called with each answer.
@@ -185,6 +241,40 @@ class GuardedDoor(Door):
         self.rules.check_model(self.site, num_bytes(request.lent) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**request.once, **request.payload}) / 1e6)
 
+    def met(self, request: Request, trainer: SiteTrainer) -> None:
+        """Enter the model in the ledger, so that an evaluation may have it scored."""
+        trained = request.round - 1 if request.task == TRAIN else request.round
+        if trained > 0:  # before the first round it may be whatever somebody chose
+            trainer.ledger.meet(_identities(request, trainer), self.job)
+
+    def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
+        """Name the model by a hash of all that decides over its scores.
+
+        Raises:
+            PrivacyRefused: for a round whose model the job does not score.
+        """
+        if request.task == VALIDATE and not trainer.config.validates(request.round):
+            raise PrivacyRefused(self.site, f"the model of round {request.round} is not to be scored")
+        payload = {**trainer.memory.once, **request.payload}
+        told = [
+            *(job_hash(trainer.config.to_dict()), digest_of(request.weights), digest_of(payload)),
+            *(digest_of(request.lent), request.scoring.get("own")),
+            # Under other rules the answer is another one.
+            *(trainer.policy.scores, trainer.policy.min_images, trainer.policy.score_noise_multiplier),
+        ]
+        asked = super().asked(request, trainer, place)
+        return replace(asked, model=_sha256(told), identity="" if place else _brought(request, trainer))
+
+    def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
+        """Keep to the budget of scores, round them, and enter them in the ledger."""
+        return self._accounts[trainer].release(asked, found)
+
+    def compare(
+        self, asked: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
+    ) -> dict[str, Any]:
+        """Keep to the budget of scores, round the difference, and enter it in the ledger."""
+        return self._accounts[trainer].compare(asked, other, test, unit)
+
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check what is sent, put pseudonyms in the place of names, and enter it in the ledger."""
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
@@ -216,6 +306,46 @@ class GuardedDoor(Door):
         found = getattr(trainer, "folder", None)
         if isinstance(found, SiteFolder):
             yield from (*found.classes, *found.channel_names)
+
+
+def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
+    """The hashes by which an evaluation may bring the model that a request of a training job has.
+
+    A finished run keeps with its model the exchange of each round, and that from before training of the
+    methods that need it at inference, which only the server knows.
+    """
+    once, payload = _by_method(trainer.memory.once), _by_method(request.payload)
+    once.pop(INITIAL, None)
+    own = {name: digest_of(values) for name, values in payload.items()}
+    both = {name: digest_of({**values, **payload.get(name, {})}) for name, values in once.items()}
+    chosen = chain.from_iterable(combinations(both, count) for count in range(len(both) + 1))
+    return [_identity(request, trainer, {**own, **{name: both[name] for name in names}}) for names in chosen]
+
+
+def _brought(request: Request, trainer: SiteTrainer) -> str:
+    """The hash by which the ledger may know a model that an evaluation brings; empty for the site's own."""
+    if request.lent:  # by another site, with what a method keeps there
+        return "lent"
+    payload = {**request.once, **request.payload}
+    if not request.weights and not payload:
+        return ""
+    return _identity(request, trainer, {k: digest_of(v) for k, v in _by_method(payload).items()})
+
+
+def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, str]) -> str:
+    config = job_hash(trainer.config.to_dict())
+    return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
+
+
+def _by_method(payload: Payload) -> dict[str, Payload]:
+    found: dict[str, Payload] = {}
+    for key, value in payload.items():
+        found.setdefault(key.split("/", 1)[0], {})[key] = value
+    return found
+
+
+def _sha256(told: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def _data(site: str, trainer: SiteTrainer) -> SiteFolder | Path | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from monai.fl.utils.exchange_object import ExchangeObject
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, DataError, PrivacyRefused
+from medfedaug.federation.account import ScoreRequest
 from medfedaug.federation.door import Door
 from medfedaug.federation.evaluation import Asked
 from medfedaug.federation.messages import LEND, SCORING_TASKS, Reply, Request, namespaced, own_entries
@@ -17,7 +19,6 @@ from medfedaug.federation.record import Event
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
-from medfedaug.privacy import released_difference, released_scores
 from medfedaug.scores import METRICS
 from medfedaug.significance import compare_patients, patient_means
 
@@ -46,7 +47,7 @@ class EvaluationSite:
         on_event: Event | None = None,
     ) -> None:
         self.name = name
-        scored: dict[str, dict[str, float]] = {}
+        scored: dict[str, _Scored] = {}
         self.runs = {
             key: _EvaluatedSite(name, trainer, scored, door, on_event) for key, trainer in trainers.items()
         }
@@ -63,6 +64,14 @@ class EvaluationSite:
         except (ConfigError, KeyError) as error:
             return Reply(request.task, error=f"site {self.name}: {error}")
         return run.answer(request, should_stop)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A model that was scored in this job: what it is known by, and the scores of its cases."""
+
+    asked: ScoreRequest
+    cases: dict[str, float]
 
 
 class _EvaluatedSite(Site):
@@ -82,7 +91,7 @@ class _EvaluatedSite(Site):
         self,
         name: str,
         trainer: SiteTrainer,
-        scored: dict[str, dict[str, float]],
+        scored: dict[str, _Scored],
         door: Door | None = None,
         on_event: Event | None = None,
     ) -> None:
@@ -111,16 +120,19 @@ class _EvaluatedSite(Site):
         else:
             found = _score_given(trainer, data, request.weights, request.lent)
             self._ready = False  # the network has had another site's model in it
-        self.scored[asked.model] = {
-            case: score for case, score in found["cases"].items() if score is not None
-        }
+        model = self.door.asked(request, trainer, "")
+        left = self.door.release(model, found, trainer)
+        known = {case: score for case, score in found["cases"].items() if score is not None}
+        self.scored[asked.model] = _Scored(model, known)
+        against: dict[str, Any] = {}
+        for other in asked.against:
+            try:
+                against[other] = self._compared(asked.model, other)
+            except PrivacyRefused as error:
+                left.setdefault("note", f"not compared with the {other} model: {error}")
         reply.metrics = {
-            **released_scores(found, trainer.policy, trainer.folder.patients("test")),
-            "against": {
-                other: difference
-                for other in asked.against
-                if (difference := self._compared(asked.model, other))
-            },
+            **left,
+            "against": {other: difference for other, difference in against.items() if difference},
             "seconds": time.perf_counter() - started,
         }
         return reply
@@ -130,7 +142,9 @@ class _EvaluatedSite(Site):
 
         A patient's score is the mean over the patient's cases.
         """
-        ours, theirs = self.scored[model], self.scored.get(other, {})
+        if other not in self.scored:
+            return {}
+        asked, ours, theirs = self.scored[model].asked, self.scored[model].cases, self.scored[other].cases
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
         patients = self.trainer.folder.patients("test")
         scores = patient_means(pairs, lambda case: patients.get(case, case))
@@ -140,7 +154,7 @@ class _EvaluatedSite(Site):
         higher = METRICS[metric].higher_is_better
         test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
         unit = "patients" if patients else "cases"
-        return released_difference(metric, test, self.trainer.policy, unit)
+        return self.door.compare(asked, self.scored[other].asked.model, test, unit, self.trainer)
 
 
 def _lend(trainer: SiteTrainer, data: ExchangeObject, round_: int) -> tuple[dict[str, Tensor], Payload]:

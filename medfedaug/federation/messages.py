@@ -21,11 +21,13 @@ __all__ = [
     "OPEN",
     "PREPARE",
     "SCORE",
+    "SCORE_EPSILON",
     "SCORING_TASKS",
     "SHARES",
     "TASKS",
     "TEST",
     "TRAIN",
+    "UNSCORED",
     "VALIDATE",
     "Reply",
     "Request",
@@ -46,6 +48,12 @@ TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
 
 MASKED = "sum"
 """The entry of `Reply.masks` with what is added up, of a reply to ``train`` under secure aggregation."""
+
+UNSCORED = "val_note"
+"""The entry of `Reply.metrics` with the reason why an update comes without a validation score."""
+
+SCORE_EPSILON = "privacy/score_epsilon"
+"""The entry of `Reply.metrics` with ε of the validation scores, of a site that adds noise to them."""
 
 LEND, SCORE = "lend", "score"
 SCORING_TASKS = (LEND, SCORE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,8 +13,8 @@ from monai.fl.utils.constants import ExtraItems, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.checks import is_number
-from medfedaug.errors import MedFedAugError
-from medfedaug.federation.door import Door
+from medfedaug.errors import MedFedAugError, PrivacyRefused
+from medfedaug.federation.door import ROUND, Door
 from medfedaug.federation.messages import (
     FINGERPRINT,
     MASK_TASKS,
@@ -23,6 +23,7 @@ from medfedaug.federation.messages import (
     TASKS,
     TEST,
     TRAIN,
+    UNSCORED,
     VALIDATE,
     Reply,
     Request,
@@ -34,7 +35,8 @@ from medfedaug.federation.planning import site_fingerprint
 from medfedaug.federation.secure.masks import Sealing
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.fingerprint import SPACING
-from medfedaug.privacy import released_scores
+from medfedaug.privacy import released_loss
+from medfedaug.privacy.policy import SUMMARY
 
 __all__ = ["Site"]
 
@@ -126,6 +128,7 @@ class Site:
         methods = sorted({key.split("/", 1)[0] for key in reply.payload})
         named = ("train_loss", f"val_{self.trainer.task.metric}", self.trainer.task.metric)
         scores = {name: reply.metrics[name] for name in named if is_number(reply.metrics.get(name))}
+        without = reply.metrics.get(UNSCORED if reply.task == TRAIN else "note")
         self.on_event(
             {
                 "event": "answered",
@@ -133,6 +136,7 @@ class Site:
                 "round": reply.round,
                 "rounds": self.trainer.config.rounds,
                 "scores": scores,
+                **({"unscored": without} if isinstance(without, str) else {}),
                 "samples": reply.num_samples,
                 "cases": len(self.trainer.folder.cases["training"]),
                 "seconds": seconds,
@@ -180,7 +184,9 @@ class Site:
             statistics = trainer.get_data_stats().statistics or {}
             reply.payload = statistics["payload"]
             reply.num_samples = statistics["num_samples"]
-            reply.metrics = {key: statistics[key] for key in ("cases", "input")}
+            least = 0 if trainer.policy.scores != SUMMARY else trainer.policy.min_images
+            counts = {split: n for split, n in statistics["cases"].items() if not 0 < n < least}
+            reply.metrics = {"cases": counts, "input": statistics["input"]}
             if statistics[SPACING]:
                 reply.metrics[SPACING] = statistics[SPACING]
         elif request.task in MASK_TASKS:
@@ -193,28 +199,46 @@ class Site:
             sealing = self._masks.sealing(request) if trainer.composition.sums is not None else None
             trainer.memory.forget(request.selected_round, request.round)
             trainer.start_round(request.round, data)
+            self.door.met(request, trainer)
             # The model in the request is the result of the previous round; the initial model is untrained.
             if trainer.config.validates(request.round - 1):
                 before = {"split": "validation", "round": request.round - 1}
-                metric = trainer.task.metric
                 scored = trainer.evaluate(ExchangeObject(), before).metrics or {}
-                patients = trainer.folder.patients("validation")
-                reply.metrics[f"val_{metric}"] = released_scores(scored, trainer.policy, patients)[metric]
+                self._validated(reply, request, scored)
             trainer.train(ExchangeObject(), {"round": request.round, "should_stop": should_stop})
             update = trainer.get_weights()
             reply.weights = update.weights or {}
             reply.payload = (update.statistics or {})["payload"]
             reply.metrics.update(update.metrics or {})
             reply.num_samples = int(reply.metrics.pop("samples"))
+            whose = len(trainer.folder.cases_of_patients("training"))
+            if "train_loss" in reply.metrics:
+                loss = reply.metrics["train_loss"]
+                reply.metrics["train_loss"] = released_loss(loss, trainer.policy, whose)
             if sealing is not None:
                 self._mask(reply, sealing)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started
         else:
-            split = "test" if request.task == TEST else "validation"
+            split, place = "test", "test"
+            if request.task == VALIDATE:
+                split, place = "validation", f"{ROUND}{request.round}"
             scored = trainer.evaluate(data, {"split": split, "round": request.round}).metrics or {}
-            reply.metrics = released_scores(scored, trainer.policy, trainer.folder.patients(split))
+            self.door.met(request, trainer)
+            reply.metrics = self.door.release(self.door.asked(request, trainer, place), scored, trainer)
         return reply
+
+    def _validated(self, reply: Reply, request: Request, scored: Mapping[str, Any]) -> None:
+        """Put the validation score of the model of the round before in an update, or why there is none."""
+        trainer, metric = self.trainer, self.trainer.task.metric
+        try:
+            asked = self.door.asked(request, trainer, f"{ROUND}{request.round - 1}")
+            told = self.door.release(asked, scored, trainer)
+        except PrivacyRefused as error:
+            told = {metric: None, "note": str(error)}
+        reply.metrics[f"val_{metric}"] = told[metric]
+        if told[metric] is None and "note" in told:
+            reply.metrics[UNSCORED] = told["note"]
 
     def _mask(self, reply: Reply, sealing: Sealing) -> None:
         """Put masked numbers in the place of weights and statistics."""

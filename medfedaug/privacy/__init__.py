@@ -1,8 +1,9 @@
 """The limits of what a site's methods send beside the model: a minimum number of cases, noise, and a budget.
 
 The policy belongs to the site and is never part of a job. Everything that a method's exchange gives passes
-through the site's `PrivacyGuard`, and nothing else does: model weights, losses, scores and numbers of samples
-are not covered by any ε that is printed here. What of a site's scores leaves it, `released_scores` decides.
+through the site's `PrivacyGuard`, and nothing else does: model weights, losses and numbers of samples are not
+covered by any ε that is printed here. `released_scores` decides what of a site's scores leaves it, and the
+`PrivacyLedger` of how many models.
 ``docs/privacy.md`` has the threat model and the argument.
 """
 
@@ -11,7 +12,7 @@ from medfedaug.privacy.guard import PrivacyGuard
 from medfedaug.privacy.ledger import LEDGER_FILE, PrivacyLedger, Release
 from medfedaug.privacy.policy import PrivacyPolicy
 from medfedaug.privacy.pseudonyms import Pseudonyms, public_text
-from medfedaug.privacy.scores import released_difference, released_scores
+from medfedaug.privacy.scores import class_labels, released_difference, released_loss, released_scores
 
 __all__ = [
     "LEDGER_FILE",
@@ -20,9 +21,11 @@ __all__ = [
     "PrivacyPolicy",
     "Pseudonyms",
     "Release",
+    "class_labels",
     "epsilon_spent",
     "noise_multiplier_for",
     "public_text",
     "released_difference",
+    "released_loss",
     "released_scores",
 ]

@@ -250,9 +250,10 @@ class PrivacyGuard:
         return exchange.privatised(self._means.pop(name), self.cases)
 
     def _covered(self) -> str:
+        scores = "" if self.policy.score_noise_multiplier else " and scores"  # with an ε of their own
         if self.policy.sgd_noise_multiplier:
-            return "on statistics and weights: losses and scores are not covered"
-        return "on statistics alone: model weights, losses and scores are not covered"
+            return f"on statistics and weights: losses{scores} are not covered"
+        return f"on statistics alone: model weights, losses{scores} are not covered"
 
     def metrics(self) -> dict[str, float]:
         """ε and δ of all that the site's ledger holds, once this job has released anything with noise.

@@ -24,17 +24,26 @@ __all__ = [
     "Nearest",
     "PrivacyLedger",
     "Release",
+    "Scored",
     "by_kind",
 ]
 
 LEDGER_FILE = "ledger.sqlite"
 """In a site's state folder."""
 
-_VERSION = 4
+_VERSION = 5
 _PATIENTS = "CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;"
+_MODELS = """
+CREATE TABLE IF NOT EXISTS scored (
+    job TEXT, split TEXT, cases TEXT, model TEXT, place TEXT, known INTEGER, answer TEXT, time REAL
+);
+CREATE INDEX IF NOT EXISTS by_model ON scored (model, split, cases);
+CREATE TABLE IF NOT EXISTS models (model TEXT PRIMARY KEY, job TEXT, time REAL) WITHOUT ROWID;
+"""
 _FROM = {
-    2: f"ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; {_PATIENTS}",
-    3: _PATIENTS,
+    2: f"ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; {_PATIENTS} {_MODELS}",
+    3: f"{_PATIENTS} {_MODELS}",
+    4: _MODELS,
 }
 """What brings a file of an earlier version to this one."""
 _OLDER = "privacy_ledger", 1
@@ -49,6 +58,7 @@ CREATE TABLE releases (
     count INTEGER, noise REAL, digest TEXT, queries INTEGER, cases TEXT
 );
 CREATE INDEX by_cases ON releases (split, cases);
+{_MODELS}
 """
 
 _RELATED = """
@@ -125,6 +135,28 @@ class Nearest:
     apart: int
     job: str
     time: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model whose scores have left, or are about to.
+
+    Args:
+        job: the identifier of the job that asked for them.
+        split: the cases, ``"validation"`` or ``"test"``.
+        model: a hash of all that decides over the scores beside the cases.
+        place: which of the job's scores it is, ``"round 3"`` or ``"test"``, of which there is one; empty in
+            an evaluation.
+        known: whether the site met the model in a training job.
+        answer: what has left, to be sent again in the same words; empty where the scores were exact.
+    """
+
+    job: str
+    split: str
+    model: str
+    place: str = ""
+    known: bool = True
+    answer: str = ""
 
 
 class PrivacyLedger:
@@ -238,20 +270,58 @@ class PrivacyLedger:
             near = [Nearest(_apart(connection, own, other), job, when) for other, job, when in found]
         return min(near, key=lambda entry: entry.apart, default=None)
 
-    def queries(self, split: str, cases: Collection[bytes]) -> int:
+    def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
         """How many models' scores on any of these cases were released.
 
         Args:
             split: see `Release`.
             cases: the identities of the cases.
+            since: only releases from this time on, in seconds since 1970.
         """
         with self._opened() as connection:
             own = _enter_cases(connection, cases)
             ((count,),) = connection.execute(
-                f"SELECT COALESCE(SUM(queries), 0) FROM releases WHERE split = ? AND cases IN ({_RELATED})",
-                (split, own),
+                f"""
+                SELECT COALESCE(SUM(queries), 0) FROM releases
+                WHERE split = ? AND time >= ? AND cases IN ({_RELATED})
+                """,
+                (split, since, own),
             )
         return int(count)
+
+    def score(self, scored: Scored, cases: Collection[bytes]) -> None:
+        """Enter a model whose scores on these cases are about to leave."""
+        with self._opened() as connection:
+            s, known = scored, _enter_cases(connection, cases)
+            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, time.time())
+            connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
+        """The first release of a model's scores on exactly these cases."""
+        with self._opened() as connection:
+            rows = _scored(
+                connection,
+                "split = ? AND model = ? AND cases IS ?",
+                (split, model, _enter_cases(connection, cases)),
+            )
+        return rows[0] if rows else None
+
+    def scored_in(self, job: str, split: str) -> list[Scored]:
+        """The models whose scores have left in a job."""
+        with self._opened() as connection:
+            return _scored(connection, "job = ? AND split = ?", (job, split))
+
+    def meet(self, models: Iterable[str], job: str) -> None:
+        """Enter models that the site received or trained in a training job, by their hashes."""
+        with self._opened() as connection:
+            rows = ((model, job, time.time()) for model in models)
+            connection.executemany("INSERT OR IGNORE INTO models VALUES (?, ?, ?)", rows)
+
+    def met(self, model: str) -> bool:
+        """Whether the site received or trained a model in a training job."""
+        with self._opened() as connection:
+            found = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
+        return found is not None
 
     def updates(self, job: str) -> int:
         """How many models of a job, trained on the site's cases, have left."""
@@ -382,6 +452,20 @@ def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spe
         values,
     )
     return [Spent(float(noise), int(count), float(rate)) for noise, count, rate in rows]
+
+
+def _scored(connection: sqlite3.Connection, where: str, values: tuple[str | None, ...]) -> list[Scored]:
+    """Return entries, the oldest first."""
+    rows = connection.execute(
+        f"""
+        SELECT job, split, model, place, known, answer FROM scored WHERE {where} ORDER BY rowid
+        """,
+        values,
+    )
+    return [
+        Scored(job, split, model, place, bool(known), answer)
+        for job, split, model, place, known, answer in rows
+    ]
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:

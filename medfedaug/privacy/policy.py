@@ -39,13 +39,19 @@ class PrivacyPolicy:
             job's methods exchange: ``intensity_mean``, ``intensity_std`` (FedRDN, in the images' units),
             ``feature_mean``, ``feature_std`` (FedFA; FedFAʰ takes ``feature_mean`` as its range).
         cases_per_patient: the largest number of cases of one patient; the noise grows with it.
-        scores: how validation and test scores leave the site: ``"summary"``, as rounded means over at least
-            ``min_images`` cases (`medfedaug.privacy.released_scores`); or ``"cases"``, one by one.
+        scores: how validation and test scores leave the site: ``"summary"``, as means over at least
+            ``min_images`` patients, rounded so that one patient hides in them
+            (`medfedaug.privacy.released_scores`); or ``"cases"``, one by one.
+        score_noise_multiplier: the standard deviation of the Gaussian noise on the mean scores of a model, in
+            units of what one patient can change (L2); 0 for none. They then count against ``max_epsilon``.
         allow_differences: whether something about a set of cases may leave that differs by fewer than
             ``min_images`` patients, or cases that name none, from the set of an earlier release. Their
             difference is about these few.
-        max_validation_scores: of how many models the scores on any validation case may leave, over all jobs.
-        max_test_scores: the same of test cases.
+        max_validation_scores: of how many models the scores on any validation case may leave within 30 days,
+            over all jobs. A training job gets those of its rounds, one model each, and no more.
+        max_test_scores: the same of test cases. A training job gets those of one model.
+        max_unknown_models: how many models an evaluation job may have scored that this site did not meet in
+            a training job, the run's selected model among them.
         lend_models: whether the site sends a model of its own, trained by it alone or personal, to be scored
             at other sites in an evaluation.
 
@@ -67,22 +73,27 @@ class PrivacyPolicy:
     clip: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     cases_per_patient: int = 1
     scores: str = SUMMARY
+    score_noise_multiplier: float = 0.0
     lend_models: bool = False
     allow_differences: bool = False
-    max_validation_scores: int = 20_000
-    max_test_scores: int = 200
+    max_validation_scores: int = 100
+    max_test_scores: int = 20
+    max_unknown_models: int = 1
 
     def __post_init__(self) -> None:
         for name in ("min_images", "cases_per_patient", "max_validation_scores", "max_test_scores"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"privacy: {name} must be a whole number from 1 on, got {value!r}")
+        unknown = self.max_unknown_models
+        if not isinstance(unknown, int) or isinstance(unknown, bool) or unknown < 0:
+            raise ConfigError(f"privacy: max_unknown_models must be a whole number, got {unknown!r}")
         if self.scores not in (SUMMARY, CASES):
             raise ConfigError(f"privacy: scores is {SUMMARY} or {CASES}, got {self.scores!r}")
         for name in ("lend_models", "allow_differences"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"privacy: {name} is true or false, got {getattr(self, name)!r}")
-        for name in ("noise_multiplier", "sgd_noise_multiplier"):
+        for name in ("noise_multiplier", "sgd_noise_multiplier", "score_noise_multiplier"):
             value = getattr(self, name)
             if not is_number(value) or value < 0:
                 raise ConfigError(f"privacy: {name} must be a number from 0 on, got {value!r}")
@@ -90,6 +101,8 @@ class PrivacyPolicy:
             raise ConfigError(f"privacy: sgd_clip must be a norm above 0, got {self.sgd_clip!r}")
         if not is_number(self.delta) or not 0 < self.delta < 1:
             raise ConfigError(f"privacy: delta is a probability, got {self.delta!r}")
+        if self.score_noise_multiplier and self.scores != SUMMARY:
+            raise ConfigError(f"privacy: noise on scores is for means: scores must be {SUMMARY}")
         if self.max_epsilon is None and self.adds_noise:
             raise ConfigError("privacy: with noise, max_epsilon says where the site stops; it is missing")
         if self.max_epsilon is not None:
@@ -104,8 +117,8 @@ class PrivacyPolicy:
 
     @property
     def adds_noise(self) -> bool:
-        """Whether anything gets noise: statistics, or the steps of training."""
-        return bool(self.noise_multiplier or self.sgd_noise_multiplier)
+        """Whether anything gets noise: statistics, the steps of training, or scores."""
+        return bool(self.noise_multiplier or self.sgd_noise_multiplier or self.score_noise_multiplier)
 
     def bounds(self, kind: str) -> tuple[float, float]:
         """The public bounds of a kind.

@@ -1,105 +1,254 @@
-"""What of a site's scores leaves it: the one place that decides."""
+"""Limits what of a site's scores leaves it: the one place that decides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from medfedaug.data.base import SiteFolder
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.scores import METRICS
 from medfedaug.significance import PatientTest
 
-__all__ = ["released_difference", "released_scores"]
+__all__ = [
+    "class_labels",
+    "dithered",
+    "released_difference",
+    "released_loss",
+    "released_scores",
+    "step_of",
+]
 
-_SHARE_DIGITS, _LENGTH_DIGITS = 2, 1
+_FINEST = 0.01
+_SERIES = (1, 2, 5)
+_OVER_CLASSES = ("balanced_accuracy", "auc")
+"""Metrics that are means over classes, so that an image counts by the size of its class."""
+_MIDDLE = 0.5
+"""Stands for a patient without a score where noise is added: the number of patients is then public."""
+
+_system = random.SystemRandom()
+
+
+def step_of(patients: int) -> float:
+    """The step in which a mean over so many patients leaves a site: 1/n, rounded up to 1, 2 or 5 x 10^-k.
+
+    Args:
+        patients: one over the largest share of one patient in the mean.
+
+    Example:
+        >>> [step_of(n) for n in (1, 5, 10, 19, 20, 49, 50, 99, 100, 5000)]
+        [1.0, 0.2, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.01, 0.01]
+    """
+    steps = (number / 10**power for power in (2, 1) for number in _SERIES)
+    return next((step for step in steps if step >= _FINEST and step * patients >= 1 - 1e-9), 1.0)
+
+
+def dithered(value: float, step: float, generator: random.Random | None = None) -> float:
+    r"""Round to a multiple of a step after adding triangular noise of up to one step in both directions.
+
+    The result has the mean ``value`` and the standard deviation ``step / 2`` wherever ``value`` lies between
+    two steps (Lipshitz, Wannamaker and Vanderkooy, J. Audio Eng. Soc. 40, 1992): no rounding border can be
+    chosen from outside. If ``value`` changes by d steps, d up to 1, nobody can tell from the result that it
+    did with a probability of more than (1 + d)/2.
+
+    Args:
+        value: the exact number.
+        step: see `step_of`.
+        generator: of the noise; by default the operating system's, since noise that follows from the seed of
+            a run can be subtracted.
+
+    Example:
+        >>> values = [dithered(0.337, 0.1, random.Random(seed)) for seed in range(2000)]
+        >>> sorted(set(values)), round(fmean(values), 2)
+        ([0.2, 0.3, 0.4], 0.34)
+    """
+    draw = generator or _system
+    noise = draw.random() - draw.random()
+    return round(math.floor(value / step + noise + 0.5) * step, 9)
+
+
+def class_labels(folder: SiteFolder, split: str) -> dict[str, str]:
+    """The class of each case of a split; empty where cases have label maps."""
+    if folder.task != "classification":
+        return {}
+    return {case.name: str(case.label) for case in folder.cases[split]}
 
 
 def released_scores(
-    found: Mapping[str, Any], policy: PrivacyPolicy, patients: Mapping[str, int] | None = None
+    found: Mapping[str, Any],
+    policy: PrivacyPolicy,
+    patients: Mapping[str, int] | None = None,
+    labels: Mapping[str, str] | None = None,
+    generator: random.Random | None = None,
 ) -> dict[str, Any]:
     """What of a site's scores leaves it, by the site's own policy.
 
     Args:
         found: as `medfedaug.tasks.base.Task.evaluate` returns them.
-        policy: the site's. With ``scores="cases"`` everything; with ``"summary"``, of each metric its mean,
-            rounded, if cases of at least ``min_images`` patients have a score; no score of a case or of a
-            class, which may be that of a few cases, no name, and no number of missed structures.
+        policy: the site's. With ``scores="cases"`` everything. With ``"summary"``, of each metric between 0
+            and 1 its mean over the cases, if those of at least ``min_images`` patients have a score; no
+            distance, no score of a case or of a class, no name, and no number of missed structures. The mean
+            is rounded by `dithered` in the `step_of` the number of patients; with ``score_noise_multiplier``
+            it has Gaussian noise in place of the dither, and of the metrics those alone that are means over
+            cases.
         patients: which patient each case is of (`medfedaug.data.base.SiteFolder.patients`); a case without
             one counts as a patient.
+        labels: the class of each case (`class_labels`), without which no mean over classes leaves.
+        generator: of dither and noise; by default the operating system's.
 
     Returns:
         The same mapping, with ``patients`` the number of the patient of each scored case where the site's
-        list names any; or what is left of it: with summaries, ``scored_cases`` is the number of cases.
+        list names any; or what is left of it. With summaries, ``scored_cases`` is the number of cases, if
+        they are of enough patients, and otherwise a note says that they are not.
     """
     cases, patients = found.get("cases", {}), patients or {}
     if policy.scores != SUMMARY:
         known = {case: patients[case] for case in cases if case in patients}
         return {**found, "patients": known} if known else dict(found)
-    scored = _scored(cases)
-    left: dict[str, Any] = {"scored_cases": len(scored), "cases": {}}
-    left |= {key: found[key] for key in ("note", "unit") if key in found}
-    by_case = dict.fromkeys(found, cases) | dict(found.get("case_metrics", {}))
-    for name in METRICS.keys() & found.keys():
-        enough = _people(_scored(by_case[name]), patients) >= policy.min_images
-        left[name] = rounded(name, found[name]) if enough else None
-    if (people := _people(scored, patients)) < policy.min_images:
-        what = (
-            f"scored cases of {people} patient{'s' * (people != 1)}" if patients else f"{people} scored cases"
-        )
-        left["note"] = (
-            f"{what}, and this site sends means from {policy.min_images} on (min_images of its privacy "
-            "policy)"
-        )
-    return left
+    scored = [case for case, score in cases.items() if score is not None]
+    names = sorted(METRICS.keys() & found.keys())
+    left: dict[str, Any] = {"cases": {}, **dict.fromkeys(names)}
+    left |= {key: found[key] for key in ("note",) if key in found}
+    shares = [name for name in names if METRICS[name].largest <= 1 and not METRICS[name].has_unit]
+    by_case = {
+        name: found.get("case_metrics", {}).get(name, cases) for name in shares if name not in _OVER_CLASSES
+    }
+    noisy = policy.score_noise_multiplier > 0
+    # With noise everything but the scores is public, so that the number of scored cases decides nothing.
+    counted = list(cases) if noisy else scored
+    if _people(counted, patients) < policy.min_images:
+        if cases or "note" not in left:
+            what = f"{'patients' if patients else 'cases'}{'' if noisy else ' with a score'}"
+            left["note"] = (
+                f"fewer than {policy.min_images} {what}, and this site sends means from "
+                f"{policy.min_images} on (min_images of its privacy policy)"
+            )
+        return left
+    if noisy:
+        return left | _noisy(by_case, list(cases), policy.score_noise_multiplier, patients, generator)
+    for name, scores in by_case.items():
+        # Over the cases that the first metric scores, which the labels decide and no prediction does.
+        known = {case: scores[case] for case in scored if scores.get(case) is not None}
+        if _people(known, patients) >= policy.min_images:
+            left[name] = _share(dithered(fmean(known.values()), step_of(_weight(known, patients)), generator))
+    for name in shares:
+        step = _step_over_classes(scored, policy, patients, labels or {}) if name in _OVER_CLASSES else None
+        if step is not None and found[name] is not None:
+            left[name] = _share(dithered(found[name], step, generator))
+    return {**left, "scored_cases": len(scored)}
 
 
 def released_difference(
-    metric: str, test: PatientTest, policy: PrivacyPolicy, unit: str = "cases"
+    test: PatientTest, policy: PrivacyPolicy, unit: str = "cases", generator: random.Random | None = None
 ) -> dict[str, Any]:
     """What leaves a site of the comparison of two models on its cases.
 
     Args:
-        metric: what is compared.
         test: the comparison, over the patients with cases that both models have a score of.
-        policy: the site's. With ``scores="summary"``, rounded numbers if there are at least ``min_images``
-            such patients, and otherwise their number alone.
+        policy: the site's. With ``scores="summary"``, difference and interval if there are at least
+            ``min_images`` such patients, rounded by `dithered`, the ends of the interval moved outwards by a
+            step before; no p-value, in which single patients show. With noise on scores, and of fewer
+            patients, nothing.
         unit: what they are called: ``"patients"``, or ``"cases"`` where none is named.
+        generator: of the dither.
 
     Returns:
         ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` of fewer than six
-        patients, ``p``, and their number by ``unit``.
+        patients, ``p``, and their number by ``unit``; empty where nothing leaves.
     """
-    told: dict[str, Any] = {unit: test.patients}
-    values = {name: getattr(test, name) for name in ("difference", "low", "high")}
-    if not math.isfinite(test.high - test.low):  # of so few cases that no difference could be shown
-        values |= {"low": None, "high": None}
+    low, high = test.low, test.high
+    bounded = math.isfinite(high - low)  # or of so few cases that no difference could be shown
     if policy.scores != SUMMARY:
-        return {**told, **values, "p": test.p}
-    if test.patients < policy.min_images:
-        return told
-    return {
-        **told,
-        **{name: rounded(metric, value) for name, value in values.items()},
-        "p": round(test.p, 3),
-    }
+        ends = {"low": low, "high": high} if bounded else {"low": None, "high": None}
+        return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
+    if test.patients < policy.min_images or policy.score_noise_multiplier:
+        return {}
+    step = step_of(test.patients)
+    told: dict[str, Any] = {unit: test.patients, "low": None, "high": None}
+    told["difference"] = _signed(dithered(test.difference, step, generator))
+    if bounded:
+        told["low"] = min(told["difference"], _signed(dithered(low - step, step, generator)))
+        told["high"] = max(told["difference"], _signed(dithered(high + step, step, generator)))
+    return told
 
 
-def rounded(metric: str, value: float | None) -> float | None:
-    """A mean as a site sends it that allows summaries alone: lengths to 0.1, all else to 0.01.
+def released_loss(
+    loss: float | None, policy: PrivacyPolicy, patients: int, generator: random.Random | None = None
+) -> float | None:
+    """The training loss of a round as it leaves a site.
 
-    >>> rounded("dice", 0.51499), rounded("hd95", 6.2499), rounded("dice", None)
-    (0.51, 6.2, None)
+    Args:
+        loss: the exact one.
+        policy: the site's. With ``scores="summary"`` it is rounded like a score; a loss has no upper bound,
+            so that a single patient may move it by more than a step.
+        patients: the number of patients with training cases.
+        generator: of the dither.
     """
-    if value is None:
+    if loss is None or policy.scores != SUMMARY:
+        return loss
+    if patients < policy.min_images or not math.isfinite(loss):
         return None
-    return round(value, _LENGTH_DIGITS if METRICS[metric].has_unit else _SHARE_DIGITS)
+    return dithered(loss, step_of(patients), generator)
 
 
-def _scored(scores: Mapping[str, float | None]) -> list[str]:
-    return [case for case, score in scores.items() if score is not None]
+def _noisy(
+    by_case: Mapping[str, Mapping[str, float | None]],
+    cases: Sequence[str],
+    multiplier: float,
+    patients: Mapping[str, int],
+    generator: random.Random | None,
+) -> dict[str, float]:
+    """Means over patients with Gaussian noise.
+
+    Each patient gives the mean of its cases' scores, or the middle of the range without one, so that one
+    patient in the place of another moves each of the J means by at most 1/n, and all of them by √J/n in L2.
+    """
+    draw, told = generator or _system, {}
+    owners = {case: patients.get(case, case) for case in cases}
+    count = len(set(owners.values()))
+    for name, scores in by_case.items():
+        known: dict[Any, list[float]] = {}
+        for case, score in scores.items():
+            if score is not None:
+                known.setdefault(owners[case], []).append(_share(score))
+        total = sum(map(fmean, known.values())) + _MIDDLE * (count - len(known))
+        noise = draw.gauss(0.0, multiplier * math.sqrt(len(by_case)) / count)
+        told[name] = _share(round(total / count + noise, 2))
+    return told
 
 
-def _people(cases: Sequence[str], patients: Mapping[str, int]) -> int:
+def _step_over_classes(
+    scored: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int], labels: Mapping[str, str]
+) -> float | None:
+    """The step of a mean over classes, in which a patient counts most in the smallest class."""
+    groups: dict[str, list[str]] = {}
+    for case in scored:
+        groups.setdefault(labels.get(case, ""), []).append(case)
+    if "" in groups or not groups:
+        return None
+    if min(_people(group, patients) for group in groups.values()) < policy.min_images:
+        return None
+    return step_of(min(_weight(group, patients) for group in groups.values()))
+
+
+def _weight(cases: Iterable[str], patients: Mapping[str, int]) -> int:
+    """One over the largest share that one patient has of some cases, rounded down."""
+    counts = Counter(patients.get(case, case) for case in cases)
+    return counts.total() // max(counts.values())
+
+
+def _people(cases: Iterable[str], patients: Mapping[str, int]) -> int:
     """How many patients have these cases."""
     return len({patients.get(case, case) for case in cases})
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
+
+
+def _signed(value: float) -> float:
+    return min(max(value, -1.0), 1.0)
