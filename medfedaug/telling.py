@@ -58,6 +58,7 @@ class Teller:
     def __init__(self, rounds: int = 0) -> None:
         self.rounds, self.round = rounds, 0
         self.losses: dict[str, float] = {}
+        self._unscored_for = ""
 
     def lines(self, event: Mapping[str, Any]) -> list[str]:
         """The lines that an event is worth, each printable; none for most."""
@@ -144,7 +145,12 @@ class Teller:
 
     def _tested(self, event: Mapping[str, Any]) -> list[str]:
         scores = [f"{k} {v:.4f}" for k, v in event.items() if k not in ("event", "site") and is_number(v)]
+        if not scores and event.get("reason"):
+            return [f"{event['site']}: tested, no score: {event['reason']}"]
         return [f"{event['site']}: tested{': ' + ', '.join(scores) if scores else ''}"]
+
+    def _unscored(self, event: Mapping[str, Any]) -> list[str]:
+        return [f"{event['site']}: no validation score: {event['reason']}"]
 
     def _warning(self, event: Mapping[str, Any]) -> list[str]:
         return [f"warning: {event['text']}"]
@@ -177,7 +183,11 @@ class Teller:
             if event["scores"]
             else "sent nothing"
         )
-        return [f"{begin}: {task}: {', '.join(told)}; {what}"]
+        lines = [f"{begin}: {task}: {', '.join(told)}; {what}"]
+        if (reason := event.get("unscored", "")) != self._unscored_for and reason:
+            lines.append(f"no score leaves: {reason}")
+        self._unscored_for = reason
+        return lines
 
     def _not_answered(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['task']}: not done: {event['reason']}"]

@@ -115,6 +115,24 @@ def test_means_that_a_site_sent_without_cases_have_no_interval(finished, tmp_pat
     assert "| 12 |" in section(card, "What it was trained on")
 
 
+def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):
+    def change(record):
+        record["test"]["sites"]["site_A"] = {"dice": None, "cases": {}, "note": "fewer than 10 patients"}
+        record["unvalidated"] = {"site_B": "site site_B: scores of 100 models have left"}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    assert "site 1, no score: fewer than 10 patients." in found
+    assert "site 2, no say in the choice: scores of 100 models have left." in found
+
+
+def test_what_sites_spent_on_their_scores_is_said(finished, tmp_path):
+    def change(record):
+        record["rounds"][-1]["sites"]["site_A"]["privacy/score_epsilon"] = 3.21
+
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "site 1 added noise to its scores: ε = 3.21 for its validation patients" in found
+
+
 def test_what_is_not_known_is_said(finished, tmp_path):
     found = section(model_card(FinishedRun.open(finished)), "What it was not tested on")
     assert "only site 3 was tested" in found

@@ -325,6 +325,12 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
     for site, missing in evaluation.get("missing", {}).items():
         reasons = dict.fromkeys(missing.values())
         notes.append(f"{site}, not scored ({', '.join(missing)}): {'; '.join(reasons)}.")
+    for site, scores in evaluation["sites"].items():
+        said: dict[str, list[str]] = {}
+        for model, found in scores.items():
+            if found.get(metric) is None and isinstance(found.get("note"), str):
+                said.setdefault(found["note"], []).append(model)
+        notes += [f"{site}, no score ({', '.join(of)}): {note}." for note, of in said.items()]
     return WorthTable(metric, tuple(rows), tuple(notes))
 
 

@@ -184,7 +184,24 @@ class _Card:
         missing = [self.name(site) for site in self.test.get("missing", {})]
         if missing:
             found.append(f"Not tested, and not in the mean: {', '.join(missing)}.")
+        for what, reasons in (
+            ("no score", self.without_score()),
+            ("no say in the choice", self.unvalidated()),
+        ):
+            found += [f"{self.name(site)}, {what}: {reason}." for site, reason in reasons.items()]
         return tuple(found)
+
+    def without_score(self) -> dict[str, str]:
+        first = next(iter(self.test.get("mean", {})), "")
+        entries = {**self.test.get("sites", {}), **self.test.get("unseen", {})}
+        return {
+            s: str(e["note"]) for s, e in sorted(entries.items()) if e.get("note") and e.get(first) is None
+        }
+
+    def unvalidated(self) -> dict[str, str]:
+        found = self.record.get("unvalidated")
+        reasons = found if isinstance(found, Mapping) else {}
+        return {site: str(why).removeprefix(f"site {site}: ") for site, why in sorted(reasons.items())}
 
     def classes(self, tested: Mapping[str, Any]) -> list[str]:
         seen = dict.fromkeys(name for entry in tested.values() for name in entry.get("classes", {}))
@@ -244,7 +261,7 @@ class _Card:
                 if isinstance(metrics.get("privacy/epsilon"), int | float):
                     spent[site] = metrics["privacy/epsilon"], metrics.get("privacy/delta", math.nan)
                     with_weights |= {site} if metrics.get("privacy/weights") else set()
-        at_server = tuple(self.server_noise())
+        at_server = (*self.score_noise(), *self.server_noise())
         if not spent:
             return (
                 "No site added noise to what it sent: there is no bound on what the model, or the statistics "
@@ -261,7 +278,7 @@ class _Card:
             Table(("site", "ε", "δ", "of"), tuple(rows)),
         ]
         if with_weights:
-            found.append("Losses and scores are in no ε.")
+            found.append("Losses are in no ε, nor are scores without noise of their own.")
         if len(with_weights) < len(spent):
             found.append(
                 "Of statistics alone means that the weights of the model were sent without noise: there is "
@@ -274,6 +291,17 @@ class _Card:
                 "statistics that methods exchanged, say of a single patient there."
             )
         return (*found, *at_server)
+
+    def score_noise(self) -> Iterator[str]:
+        """What sites have spent on the scores of their validation patients."""
+        spent: dict[str, float] = {}
+        for entry in self.record["rounds"]:
+            for site, metrics in entry.get("sites", {}).items():
+                if isinstance(metrics.get("privacy/score_epsilon"), int | float):
+                    spent[site] = metrics["privacy/score_epsilon"]
+        for site, epsilon in sorted(spent.items()):
+            name = self.name(site)
+            yield f"{name} added noise to its scores: ε = {epsilon:.3g} for its validation patients."
 
     def server_noise(self) -> Iterator[str]:
         """What the last round's methods say of noise that the server added."""

@@ -123,6 +123,15 @@ def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) 
     if len(scores["sites"]) > 1 and any(worst.values()):
         table.add_row("worst", "", *(number((worst.get(name) or {}).get("value")) for name in metrics), "")
     out_console.print(table)
+    for site, reason in without_score(scores).items():
+        say(f"{site}: no score: {reason}")
+
+
+def without_score(scores: Mapping[str, Any]) -> dict[str, str]:
+    """Why sites that were tested have no score, by site."""
+    first = next(iter(scores["mean"]), "")
+    entries = {**scores.get("sites", {}), **scores.get("unseen", {})}
+    return {s: e["note"] for s, e in sorted(entries.items()) if e.get("note") and e.get(first) is None}
 
 
 def number(value: float | None) -> str:

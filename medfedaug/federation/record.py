@@ -9,7 +9,7 @@ from torch import Tensor
 
 from medfedaug.config import SCALING
 from medfedaug.federation.acceptance import accepted_scores, clean_metrics
-from medfedaug.federation.messages import Reply, Request, num_bytes
+from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.fingerprint import SPACING, accepted_spacing
 from medfedaug.methods.base import Payload
 from medfedaug.scores import described, mean_score, over_sites, score_of
@@ -43,6 +43,7 @@ class Record:
         once_bytes: bytes that the sites sent before training, by method.
         test: the test scores, by site.
         untested: sites without test scores, with the reason.
+        unvalidated: sites that sent no validation score of a model, with the last reason that they gave.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Record:
         self.once_bytes: dict[str, int] = {}
         self.test: dict[str, dict[str, Any]] = {}
         self.untested: dict[str, str] = {}
+        self.unvalidated: dict[str, str] = {}
         self._on_event = on_event or (lambda event: None)
 
     def tell(self, event: str, details: Mapping[str, Any] | None = None, **more: Any) -> None:
@@ -123,9 +125,10 @@ class Record:
     def trained(self, site: str, reply: Reply, *, scored: bool) -> None:
         """Record an update that was used, and the previous round's score if one was asked for."""
         entry, metrics = self.rounds[-1], dict(reply.metrics)
-        score = metrics.pop(f"val_{self.metric}", None)
+        score, without = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:
             self.validated(site, score, -2)
+            self.unscored(site, without)
         entry["sites"][site] = {**metrics, "samples": reply.num_samples}
         up = self._sizes(reply)
         for name, size in up.items():
@@ -167,6 +170,12 @@ class Record:
         known = score_of(self.metric, score)
         self.rounds[index]["sites"].setdefault(site, {})[f"val_{self.metric}"] = known
 
+    def unscored(self, site: str, reason: Any) -> None:
+        """Record why a site gives a model no validation score, if it says so; told once."""
+        if isinstance(reason, str) and self.unvalidated.get(site) != reason:
+            self.unvalidated[site] = reason
+            self.tell("unscored", site=site, reason=reason)
+
     def validation(self, round_: int) -> dict[str, float]:
         """The validation scores of a round's model by site, where there is one; records their mean."""
         entry, name = self.rounds[round_ - 1], f"val_{self.metric}"
@@ -202,8 +211,9 @@ class Record:
 
     def tested(self, site: str, reply: Reply) -> None:
         """Record a site's test scores."""
-        self.test[site] = accepted_scores(reply.metrics, self.metrics, self.classes)
-        self.tell("tested", {self.metric: self.test[site][self.metric]}, site=site)
+        found = self.test[site] = accepted_scores(reply.metrics, self.metrics, self.classes)
+        without = {"reason": found["note"]} if found[self.metric] is None and "note" in found else {}
+        self.tell("tested", {self.metric: found[self.metric], **without}, site=site)
 
     def reasons(self) -> list[str]:
         """The reasons why sites are missing from the last round."""
@@ -229,6 +239,7 @@ class Record:
             **described(self.metrics),
             "bytes_up_before_training": self.once_bytes,
             "rounds": self.rounds,
+            **({"unvalidated": dict(sorted(self.unvalidated.items()))} if self.unvalidated else {}),
         }
 
     def saved(self) -> dict[str, Any]:

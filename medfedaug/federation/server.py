@@ -340,7 +340,10 @@ class FederationServer:
         if not self._accept_scores(VALIDATE, site, reply, self.sites):
             return False
         with self._lock:
-            self.record.validated(site, reply.metrics.get(self.record.metric))
+            score = reply.metrics.get(self.record.metric)
+            self.record.validated(site, score)
+            if score is None:
+                self.record.unscored(site, reply.metrics.get("note"))
         return True
 
     def finish_validation(self) -> None:
