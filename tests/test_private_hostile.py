@@ -13,6 +13,7 @@ import pytest
 import reference
 import torch
 from conftest import TINY_NETWORK
+from hospitals import Hospital
 from PIL import Image
 from private import PrivateSite, dropping, private, smooth
 from test_private_training import by_hand, epsilon
@@ -20,7 +21,7 @@ from torch import nn
 
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
-from medfedaug.federation import run_in_process
+from medfedaug.federation import Request, run_in_process
 from medfedaug.methods import parse_methods, registry
 from medfedaug.methods.base import Method, SitePart
 from medfedaug.models import networks
@@ -130,6 +131,26 @@ def test_a_model_that_overflows_for_one_image_does_not_tell_whether_it_is_there(
         assert not reply.error
         assert set(reply.metrics) == OF_NOISE
         assert all(bool(value.isfinite().all()) for value in reply.weights.values())
+
+
+def test_nor_does_it_through_a_kit_and_its_executor(photographs, tmp_path):
+    privacy = {"sgd_noise_multiplier": 1.0, "max_epsilon": 8.0, "min_images": 3}
+    free = {"min_cases": 1, "min_batch_size": 1, "min_local_steps": 1}
+    site = photographs()
+    target = site.trainer.folder.cases["training"][4]
+    evil, found = overflowing(site, 4), []
+    for kit in ("there", "gone"):
+        hospital = Hospital(tmp_path / kit / "A", photographs.root / "A", privacy=privacy, jobs=free)
+        hospital.start(site.config, "job")
+        assert not hospital.answer(Request("prepare", run="a" * 32)).error
+        reply = hospital.answer(Request("train", 1, weights=evil, run="a" * 32))
+        assert not reply.error
+        assert all(bool(value.isfinite().all()) for value in reply.weights.values())
+        found.append((sorted(reply.metrics), reply.num_samples, sorted(reply.weights)))
+        noise = np.random.default_rng(9).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(target.image)
+    assert found[0] == found[1]
+    assert found[0][:2] == (sorted(OF_NOISE), 12)
 
 
 def test_what_is_not_finite_of_one_case_adds_nothing_and_spoils_no_other(photographs):
