@@ -185,10 +185,8 @@ class PrivateTraining(LocalTraining):
 
         Raises:
             ConfigError: before anything was spent, where the network cannot be trained so.
-            MedFedAugError: for a model that is not finite, before anything was spent, and when the training
-                was stopped.
+            MedFedAugError: when the training was stopped.
         """
-        self._check_model()
         self._try_out(loader.noise)
         steps = round_.steps or round_.epochs * len(loader)
         self.spend(steps, loader.rate)
@@ -218,14 +216,6 @@ class PrivateTraining(LocalTraining):
                 *(self.folder.name, failed, drawn, round_.number, reason),
             )
         return []
-
-    def _check_model(self) -> None:
-        state = self.network.state_dict().values()
-        if not all(bool(value.isfinite().all()) for value in state):
-            raise MedFedAugError(
-                f"site {self.folder.name}: the model that came has values that are not finite; nothing was "
-                "trained, and nothing of the privacy budget spent"
-            )
 
     def _add(self, case: Callable[[], Sample], total: list[Tensor], trained: list[nn.Parameter]) -> None:
         """Add the clipped gradient of one case.
