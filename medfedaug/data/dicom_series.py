@@ -701,7 +701,10 @@ def _on_a_line(ordered: list[DicomSlice], normal: np.ndarray) -> tuple[list[Dico
         return ordered, f"its slices are shifted against each other by up to {across:.3g} mm", []
     tilt = float(np.rad2deg(np.arccos(min(1.0, abs(step @ normal) / float(np.linalg.norm(step))))))
     if tilt > _TILT:
-        remark = f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry), as its affine says"
+        remark = (
+            f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry): the affine says so, and the network "
+            "sees them sheared"
+        )
         return ordered, "", [remark]
     return ordered, "", []
 
