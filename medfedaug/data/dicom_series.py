@@ -407,7 +407,7 @@ def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
     if not sop_class and meta is not None:
         sop_class = str(meta.get("MediaStorageSOPClassUID", ""))
     if not sop_class and "Rows" not in header:
-        raise ReaderError("no DICOM file")
+        raise ReaderError("a damaged DICOM file (its header says of nothing what it is)")
     frames = int(header.get("NumberOfFrames") or 1)
     if frames < 1:
         raise ReaderError(f"a damaged DICOM file ({frames} frames)")
@@ -702,8 +702,8 @@ def _on_a_line(ordered: list[DicomSlice], normal: np.ndarray) -> tuple[list[Dico
     tilt = float(np.rad2deg(np.arccos(min(1.0, abs(step @ normal) / float(np.linalg.norm(step))))))
     if tilt > _TILT:
         remark = (
-            f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry): the affine says so, and the network "
-            "sees them sheared"
+            f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry): the affine says so, and "
+            "the network sees them sheared"
         )
         return ordered, "", [remark]
     return ordered, "", []
