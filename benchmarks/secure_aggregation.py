@@ -20,7 +20,7 @@ from measure import hardware, parser
 
 from medfedaug.averaging import WeightedMean
 from medfedaug.federation.messages import Reply, Request
-from medfedaug.federation.secure.masks import SiteMasks
+from medfedaug.federation.secure.masks import Member, SiteMasks
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.streams import Words
 
@@ -36,24 +36,28 @@ def one_round(count: int, words: Words, vanished: int) -> dict[str, float]:
     """A round of ``count`` sites, of which some vanish after they have dealt shares."""
     names = [f"site-{number:02}" for number in range(count)]
     sites = {name: SiteMasks(name) for name in names}
+    member, model = Member(1.0, ""), {"w": torch.from_numpy(words.view(np.int64))}
     server, seconds = ServerMasks(len(words)), dict.fromkeys(names, 0.0)
 
     def ask(request: Request, asked: list[str], use: Callable[[str, Reply], None]) -> None:
         for name in asked:
-            masks, took = timed(lambda name=name: sites[name].answer(request))
+            masks, took = timed(lambda name=name: sites[name].answer(request, member))
             seconds[name] += took
             use(name, Reply(request.task, request.round, masks=masks))
 
     began = time.process_time()
-    training = Request("train", 1, run="run")
-    ask(server.keys(training), names, server.accept_keys)
+    training = Request("train", 1, run="run", weights=model)
+    ask(server.keys(training, {}, dict.fromkeys(names, 1.0)), names, server.accept_keys)
     ask(server.shares(), names, server.accept_shares)
-    request = server.training(training, dict.fromkeys(names, 1.0))
+    request = server.training(training)
     there = names[: count - vanished]
     for name in there:
-        masked, took = timed(lambda name=name: sites[name].sealing(request).mask(words))
+        masked, took = timed(
+            lambda name=name: sites[name].sealing(request, member, {}).mask(words, model, model)
+        )
         seconds[name] += took
         server.add(name, masked)
+    ask(server.confirmation(), there, server.accept_confirmation)
     ask(server.opening(), there, server.accept_opening)
     (total, _), unmasking = timed(server.total)
     everything = time.process_time() - began

@@ -23,6 +23,7 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.federation.door import Door, GuardedDoor
 from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.nvflare_jobs.events import EventLog
@@ -196,4 +197,7 @@ def _door(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Doo
     approve = f"medfedaug approve {kit}"
     identity = partial(kit_identity, Path(kit))
     job, origin = fl_ctx.get_job_id(), job_origin(fl_ctx)
-    return GuardedDoor(name, settings.jobs, pseudonyms, book, job, approve, identity, origin)
+    history = SumHistory(settings.state / name / HISTORY_FILE)
+    return GuardedDoor(
+        name, settings.jobs, pseudonyms, book, job, approve, identity, origin=origin, history=history
+    )

@@ -15,7 +15,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.inprocess import InProcessCarrier
-from medfedaug.federation.messages import KEYS, MASKED, OPEN, SHARES, TRAIN, Request
+from medfedaug.federation.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
 from medfedaug.federation.secure.agreement import threshold
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import join, split
@@ -187,14 +187,15 @@ def test_a_site_that_vanishes_before_its_numbers_came_is_left_out_and_the_round_
     assert entry["methods"]["masks"]["recovered"] == (["B"] if task == TRAIN else [])
 
 
-def test_a_site_that_vanishes_after_its_numbers_came_counts(federation):
+@pytest.mark.parametrize("task", [CONFIRM, OPEN])
+def test_a_site_that_vanishes_after_its_numbers_came_counts(federation, task):
     plain = federation(secure=False)
-    secure = federation(carrier=silent(open="B"))
+    secure = federation(carrier=silent(**{task: "B"}))
     assert_close(secure.state, plain.state, 4)
     assert [trouble["site"] for trouble in secure.rounds[0]["missing"]] == ["B"]
 
 
-@pytest.mark.parametrize("slow", [SHARES, TRAIN, OPEN])
+@pytest.mark.parametrize("slow", [SHARES, TRAIN, CONFIRM, OPEN])
 def test_a_sum_that_needs_more_sites_than_a_round_waits_for_them(federation, slow):
     """Of four sites three must open a sum, whatever `min_sites` and `grace` are."""
 
@@ -258,8 +259,12 @@ def test_a_server_that_tells_sites_different_things_learns_only_one_of_a_sites_t
     for told_gone in ("BCD", "CD", "D"):
         carrier = lying(
             lambda request, site, gone=told_gone: (
-                replaced(request, summed=[s for s in request.masks["summed"] if s != "A"])
-                if request.task == OPEN and site in gone
+                replaced(
+                    request,
+                    summed=[s for s in request.masks["summed"] if s != "A"],
+                    signed={s: said for s, said in request.masks.get("signed", {}).items() if s != "A"},
+                )
+                if request.task in (CONFIRM, OPEN) and site in gone
                 else request
             )
         )
@@ -282,35 +287,36 @@ def test_a_server_that_tells_sites_different_things_learns_only_one_of_a_sites_t
 
 
 def test_a_sum_is_not_opened_for_fewer_sites_than_are_needed(federation):
-    for summed in (["A"], ["A", "B"], [], ["A", "A", "A"], "ABC", None):
-        carrier = lying(
-            lambda request, site, summed=summed: (
-                replaced(request, summed=summed) if request.task == OPEN else request
+    for tasks in ((OPEN,), (CONFIRM,), (CONFIRM, OPEN)):
+        for summed in (["A"], ["A", "B"], [], ["A", "A", "A"], "ABC", None):
+            carrier = lying(
+                lambda request, site, summed=summed, tasks=tasks: (
+                    replaced(request, summed=summed) if request.task in tasks else request
+                )
             )
-        )
-        with pytest.raises(RunFailed, match="0 sites opened the sum"):
-            federation(carrier=carrier)
+            with pytest.raises(RunFailed, match="0 sites opened the sum"):
+                federation(carrier=carrier)
 
 
 def test_weights_that_are_not_the_same_for_all_sites_leave_nothing_to_read(federation):
     """With a share of almost 1 for A and of almost 0 for the others, the sum would be A's numbers."""
-    carrier = lying(
-        lambda request, site: (
-            replaced(request, total=1e12 if site != "A" else request.masks["total"])
-            if request.task == TRAIN
-            else request
-        )
-    )
-    with pytest.raises(RunFailed, match="cannot be used"):
-        federation(carrier=carrier)
+    for name, words in (("A", "and its own is"), ("B", "keys for this training")):
+
+        def change(request, site, name=name):
+            if request.task != KEYS or site == "B":
+                return request
+            return replaced(request, weights={**request.masks["weights"], name: 1e12})
+
+        with pytest.raises(RunFailed, match=words):
+            federation(carrier=lying(change))
 
 
 def test_a_site_is_not_told_to_train_without_masks_or_with_the_same_ones_twice(federation):
     for change, words in (
-        (lambda r: Request(**{**vars(r), "masks": {}}), "sent no sum of the sites' weights"),
+        (lambda r: Request(**{**vars(r), "masks": {}}), "other shares than the sites'"),
         (lambda r: replaced(r, shares={}), "other shares than the sites'"),
         (lambda r: replaced(r, shares={k: r.masks["shares"][k] for k in "AB"}), "other shares|of 2 sites"),
-        (lambda r: replaced(r, total=-1.0), "no sum of the sites' weights"),
+        (lambda r: Request(**{**vars(r), "selected_round": 1}), "another training than the sites agreed"),
     ):
         carrier = lying(lambda r, site, change=change: change(r) if r.task == TRAIN else r)
         with pytest.raises(RunFailed, match=words):
@@ -343,16 +349,17 @@ def test_a_round_is_not_opened_again_for_other_sites(federation):
             def take(use):
                 return lambda site, reply: use(site, reply) is None
 
-            self.ask(masks.keys(request), "ABC", 3, take(masks.accept_keys))
+            weights = server.participation.weights({site: server.sites[site] for site in "ABC"})
+            self.ask(masks.keys(request, {}, weights), "ABC", 3, take(masks.accept_keys))
             self.ask(masks.shares(), "ABC", 3, take(masks.accept_shares))
             self.ask(
-                masks.training(request, dict.fromkeys("ABC", 1.0)),
+                masks.training(request),
                 "ABC",
                 3,
                 lambda site, reply: server.aggregation.add(site, reply, 1.0) is None,
             )
             self.refused = []
-            super().ask(masks.opening(), "ABC", 3, lambda site, reply: self.refused.append(reply))
+            super().ask(masks.confirmation(), "ABC", 3, lambda site, reply: self.refused.append(reply))
             assert len(self.refused) == 3
             for reply in self.refused:
                 assert not reply.masks

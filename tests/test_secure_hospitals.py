@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -110,6 +111,13 @@ def test_hospitals_with_certificates_train_together_and_their_ledgers_have_what_
     assert "model weights" not in out
 
 
+@dataclass
+class Agreed:
+    """A training of which the server knows no more than the hash that all sites signed."""
+
+    digest: bytes
+
+
 class Between(Deployment):
     """A server with keys of its own in the place of B's, as far as A and C are told."""
 
@@ -119,8 +127,9 @@ class Between(Deployment):
         if request.task == SHARES:
             self.mine = KeyPair(), KeyPair()
             keys = PublicKeys(*(pair.public for pair in self.mine))
-            message = keys.message(request.run, request.round, "B")
-            told = {"cipher": keys.cipher, "mask": keys.mask}
+            message = keys.message(Agreed(request.masks["keys"]["B"]["agreed"]), "B")
+            told = {**request.masks["keys"]["B"], "cipher": keys.cipher, "mask": keys.mask}
+            del told["certificate"], told["signature"]
             signed = self.swap(message, request.masks["keys"]["B"])
             request.masks["keys"] = {**request.masks["keys"], "B": {**told, **signed}}
         return super().ask(request, sites, needed, accept)
@@ -191,7 +200,7 @@ def test_the_servers_own_certificate_makes_it_no_site(deploy, project, issued, t
         *(tmp_path / "intruder/startup" / f for f in ("client.crt", "client.key", "rootCA.pem"))
     )
     keys = PublicKeys(KeyPair().public, KeyPair().public)
-    message = keys.message("run", 1, SERVER)
+    message = keys.message(Agreed(bytes(32)), SERVER)
     # To its own eyes it is one, since the certificate is in order.
     own.check(SERVER, message, own.sign(message))
     for name in SITES:

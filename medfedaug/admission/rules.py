@@ -80,18 +80,38 @@ min_batch_size is 4
     min_summed: int = setting(
         3, "Least sites, this one too, in a sum that the server learns under secure aggregation.", at_least=2
     )
+    known_sites: tuple[str, ...] | None = setting(
+        None,
+        "The federation's sites, by the names in their certificates, separated by commas; by default those "
+        "whose certificates this site has seen.",
+        flags=("--known-sites",),
+    )
+    min_known_share: float = setting(
+        0.66,
+        "Least share of the known sites that must take part in a sum under secure aggregation, 0 to 1.",
+        at_least=0,
+    )
+    max_sum_sets: int = setting(
+        3,
+        "Most sets of sites that the sums of one job may be over under secure aggregation: a server that "
+        "says that a site is gone learns about it from the difference. 1 is the safest; a site that misses a "
+        "round then ends the job.",
+        at_least=1,
+    )
     approve: bool = setting(
         False, "Whether a job waits until the site's administrator has approved it (medfedaug approve)."
     )
 
     def __post_init__(self) -> None:
-        for name in ("methods", "networks", "tasks", "loops"):
+        for name in ("methods", "networks", "tasks", "loops", "known_sites"):
             value = getattr(self, name)
             if value is not None:
                 if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
                     raise ConfigError(f"{name} must be a list of names, got {value!r}")
                 object.__setattr__(self, name, tuple(value))
         check_fields(self)
+        if self.min_known_share > 1:
+            raise ConfigError(f"min_known_share must be at most 1, got {self.min_known_share:g}")
 
     def check(self, site: str, config: RunConfig) -> None:
         """Check what a job says of itself, before anything is built for it.

@@ -22,6 +22,7 @@ from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.initial import INITIAL
 from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, TRAIN, VALIDATE, Reply, Request, num_bytes
+from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.trainer import SiteTrainer
@@ -151,6 +152,7 @@ class GuardedDoor(Door):
         approve: the command with which the site's administrator approves a job, without its hash.
         identity: opens what the site signs its keys with under secure aggregation.
         origin: where the job comes from, for the record.
+        history: the sums under secure aggregation that the site has helped to open.
     """
 
     def __init__(
@@ -163,16 +165,23 @@ class GuardedDoor(Door):
         approve: str,
         identity: Callable[[], Identity],
         origin: Origin | None = None,
+        history: SumHistory | None = None,
     ) -> None:
         self.site, self.rules, self.pseudonyms = site, rules, pseudonyms
         self.book, self.job, self.approve = book, job, approve
-        self.identity, self.origin = identity, origin
+        self.identity, self.origin, self.history = identity, origin, history
         self._admitted: list[RunConfig] = []
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
     def masks(self, site: str) -> SiteMasks:
         """Keys are signed and checked, and sums are of as many sites as the rules ask for."""
-        return SiteMasks(site, self.identity, self.rules.min_summed)
+        rules = SumRules(
+            least=self.rules.min_summed,
+            known=self.rules.known_sites,
+            share=self.rules.min_known_share,
+            most_sets=self.rules.max_sum_sets,
+        )
+        return SiteMasks(site, self.identity, rules, self.history, self.job)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
         """Check Bundle, rules and verdict, count the job, and wait for its approval if that is a rule."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from medfedaug.methods.base import Payload
 
 __all__ = [
+    "CONFIRM",
     "FINGERPRINT",
     "KEYS",
     "LEND",
@@ -39,8 +40,8 @@ __all__ = [
 ]
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
-KEYS, SHARES, OPEN = "keys", "shares", "open"
-MASK_TASKS = (KEYS, SHARES, OPEN)
+KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
+MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
 """Before and after each round of training, under secure aggregation (`medfedaug.federation.secure`)."""
 
 TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)

@@ -116,7 +116,9 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
         request, targets = _agree_on_masks(server, masks, carrier, request, targets)
     _ask(server, carrier, request, targets, _needed(server), server.accept)
     if masks is not None:
-        _ask(server, carrier, *_answers(server, masks.opening(), masks.summed, masks.accept_opening))
+        confirmed = masks.accept_confirmation
+        _ask(server, carrier, *_answers(server, masks.confirmation(), masks.summed, confirmed))
+        _ask(server, carrier, *_answers(server, masks.opening(), masks.with_signature, masks.accept_opening))
     server.finish_round()
     carrier.round_done(server)
 
@@ -138,9 +140,11 @@ def _agree_on_masks(
     Returns:
         The request with what they need to mask their updates, and the sites that can do so.
     """
-    _ask(server, carrier, *_answers(server, masks.keys(request), sites, masks.accept_keys))
+    weights = server.participation.weights({site: server.sites[site] for site in sites})
+    keys = masks.keys(request, server.exchanged_once, weights)
+    _ask(server, carrier, *_answers(server, keys, sites, masks.accept_keys))
     _ask(server, carrier, *_answers(server, masks.shares(), masks.with_keys, masks.accept_shares))
-    return masks.training(request, server.participation.weights(server.sites)), masks.with_shares
+    return masks.training(request), masks.with_shares
 
 
 def _answers(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug.admission import job_hash
 from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
 from medfedaug.federation.acceptance import Acceptance
@@ -109,7 +110,9 @@ class FederationServer:
         self.shared, self.scored = composition.shared, composition.scored
         context = composition.server_context(lambda: self.participation.weights(dict(self.sites)))
         if composition.sums is not None:
-            self.aggregation: Aggregation = SecureAggregation(composition, context)
+            self.aggregation: Aggregation = SecureAggregation(
+                composition, context, job_hash(config.to_dict())
+            )
         else:
             self.aggregation = Aggregation(
                 composition,
@@ -237,6 +240,11 @@ class FederationServer:
             self._share_once()
             self._once.ready = True
             self.record.shares_lowered(self.participation.lowered(self.sites))
+
+    @property
+    def exchanged_once(self) -> Payload:
+        """What was exchanged before training, as every site of a round has it with the round's request."""
+        return self._once.payload
 
     def _share_once(self) -> None:
         self._once.payload = {**self.aggregation.once_result(), **self._initial_kept}

@@ -12,6 +12,7 @@ import torch
 from monai.fl.utils.constants import ExtraItems, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
+from medfedaug.admission import job_hash
 from medfedaug.checks import is_number
 from medfedaug.errors import MedFedAugError, PrivacyRefused
 from medfedaug.federation.door import ROUND, Door
@@ -32,7 +33,7 @@ from medfedaug.federation.messages import (
 )
 from medfedaug.federation.participation import site_weight
 from medfedaug.federation.planning import site_fingerprint
-from medfedaug.federation.secure.masks import Sealing
+from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.fingerprint import SPACING
 from medfedaug.privacy import released_loss
@@ -72,6 +73,7 @@ class Site:
         self._masks = self.door.masks(name)
         self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
         self._ready = False
+        self._scored = False  # whether a request that no other site has signed has changed the network
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
         """Do what the server asks.
@@ -85,7 +87,7 @@ class Site:
             self.door.incoming(request)
             if self.trainer.take_plan(request.planned):
                 self._ready = False
-            if not self._ready:
+            if not self._ready or (request.task == TRAIN and self._scored and self._is_secure):
                 self._open(should_stop)
             self.trainer.enter_run(request.run)
             if self._is_behind(request):
@@ -97,6 +99,8 @@ class Site:
             return sent
         except Exception as error:
             self._ready = False
+            if request.task in (TRAIN, *MASK_TASKS) and not isinstance(error, OutOfTurn):
+                self._masks.void()
             # A round that is none would not travel back.
             round_ = request.round if type(request.round) is int and request.round >= 0 else 0
             if not isinstance(error, MedFedAugError):
@@ -111,7 +115,7 @@ class Site:
         self.door.admit(self.trainer.config, should_stop or (lambda: False))
         self.trainer.initialize({ExtraItems.CLIENT_NAME: self.name})
         self.door.opened(self.trainer)
-        self._ready = True
+        self._ready, self._scored = True, False
 
     def _is_behind(self, request: Request) -> bool:
         """Whether the request is about a model from before all rounds of this site.
@@ -190,13 +194,16 @@ class Site:
             if statistics[SPACING]:
                 reply.metrics[SPACING] = statistics[SPACING]
         elif request.task in MASK_TASKS:
-            if trainer.composition.sums is None:
+            if not self._is_secure:
                 raise MedFedAugError(f"site {self.name}: this job is not under secure aggregation")
-            reply.masks = self._masks.answer(request)
+            self._check_trains()
+            reply.masks = self._masks.answer(request, self._member())
         elif request.task == TRAIN:
-            if not trainer.trains:  # its training cases were not checked when the job was opened
-                raise MedFedAugError(f"site {self.name}: it does not train in this job")
-            sealing = self._masks.sealing(request) if trainer.composition.sums is not None else None
+            self._check_trains()
+            sealing = None
+            if self._is_secure:
+                once = request.once or trainer.memory.once
+                sealing = self._masks.sealing(request, self._member(), once)
             trainer.memory.forget(request.selected_round, request.round)
             trainer.start_round(request.round, data)
             self.door.met(request, trainer)
@@ -216,10 +223,11 @@ class Site:
                 loss = reply.metrics["train_loss"]
                 reply.metrics["train_loss"] = released_loss(loss, trainer.policy, whose)
             if sealing is not None:
-                self._mask(reply, sealing)
+                self._mask(request, reply, sealing)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started
         else:
+            self._scored = True
             split, place = "test", "test"
             if request.task == VALIDATE:
                 split, place = "validation", f"{ROUND}{request.round}"
@@ -240,11 +248,33 @@ class Site:
         if told[metric] is None and "note" in told:
             reply.metrics[UNSCORED] = told["note"]
 
-    def _mask(self, reply: Reply, sealing: Sealing) -> None:
+    @property
+    def _is_secure(self) -> bool:
+        return self.trainer.composition.sums is not None
+
+    def _check_trains(self) -> None:
+        if not self.trainer.trains:  # its training cases were not checked when the job was opened
+            raise MedFedAugError(f"site {self.name}: it does not train in this job")
+
+    def _member(self) -> Member:
+        """What the site knows of a training under secure aggregation without the server."""
+        assert self.trainer.samples is not None
+        weight = site_weight(self.trainer.config, len(self.trainer.samples.training()))
+        return Member(weight, job_hash(self.trainer.config.to_dict()))
+
+    def _mask(self, request: Request, reply: Reply, sealing: Sealing) -> None:
         """Put masked numbers in the place of weights and statistics."""
-        sums, weight = self.trainer.composition.sums, site_weight(self.trainer.config, reply.num_samples)
+        sums = self.trainer.composition.sums
         assert sums is not None
-        of_all = (sealing.total, len(sealing.sites))
-        words = sums.encode(self.name, reply.weights, reply.payload, weight, *of_all)
-        reply.masks = {MASKED: torch.from_numpy(sealing.mask(words).view(np.int64))}
+        words = sums.encode(
+            self.name,
+            reply.weights,
+            reply.payload,
+            weight=sealing.weight,
+            total=sealing.total,
+            sites=len(sealing.sites),
+        )
+        after = {key: reply.weights[key] for key in sums.shapes}
+        before = {key: request.weights[key] for key in sums.shapes}
+        reply.masks = {MASKED: torch.from_numpy(sealing.mask(words, before, after).view(np.int64))}
         reply.weights, reply.payload = {}, {}

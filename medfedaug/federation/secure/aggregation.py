@@ -31,13 +31,14 @@ class SecureAggregation(Aggregation):
     Args:
         composition: methods and network.
         context: what the methods are given about the federation.
+        config: the hash of the run's configuration.
     """
 
-    def __init__(self, composition: Composition, context: ServerContext) -> None:
+    def __init__(self, composition: Composition, context: ServerContext, config: str) -> None:
         super().__init__(composition, context)
         assert composition.sums is not None
         self.layout: SumLayout = composition.sums
-        self.masks: ServerMasks = ServerMasks(self.layout.size)
+        self.masks: ServerMasks = ServerMasks(self.layout.size, config)
         self.model = SoundModel(composition.network, composition.sent)
         self.context = context
 

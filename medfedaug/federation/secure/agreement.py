@@ -1,37 +1,145 @@
 """What both ends of secure aggregation derive from the same messages: what is signed, and what masks are for.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
+``docs/decisions/secure_aggregation.md`` is the protocol. Bonawitz et al., "Practical Secure Aggregation for
+Privacy-Preserving Machine Learning", CCS 2017.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from medfedaug.federation.messages import Request
+from medfedaug.methods.base import Payload
 from medfedaug.streams import KEY_BYTES
 
-__all__ = ["LEAST_SITES", "Agreement", "PublicKeys", "Shares", "threshold"]
+__all__ = [
+    "LEAST_SITES",
+    "Agreement",
+    "PublicKeys",
+    "Shares",
+    "Training",
+    "colluders",
+    "request_digest",
+    "sum_message",
+    "threshold",
+]
 
 LEAST_SITES = 3
 """Of two sites each would know the other's numbers from the sum."""
+
+_DIGEST_BYTES = 32
+_PREFIX = b"medfedaug secure aggregation, "
 
 Shares = Mapping[str, Mapping[str, bytes]]
 """By the site that dealt them, and the site that they are for."""
 
 
 def threshold(sites: int) -> int:
-    """How many of the sites that exchange keys must answer in the end: two thirds.
-
-    Each site says of every other one either what removes its own mask, or what removes the masks that it had
-    in common with others. With more than half needed, a server that tells sites different things learns one
-    of both at most.
+    """Return the number of the sites that exchange keys which must answer in the end: two thirds.
 
     >>> [threshold(sites) for sites in (3, 4, 5, 6, 16)]
     [2, 3, 4, 4, 11]
     """
     return -(-2 * sites // 3)
+
+
+def colluders(known: int, floor: int) -> int:
+    """Return the number of sites that may help the server in vain, however many sites it lets take part.
+
+    With c of n sites on the server's side, its views of a round stay one if 2t > n + c for the threshold t
+    (Bonawitz et al., theorem 6.5); and of a sum over at least ``floor`` sites at least two honest sites must
+    remain.
+
+    Args:
+        known: the sites of the federation.
+        floor: the least number of them that take part.
+
+    >>> [colluders(known, floor) for known, floor in ((3, 3), (4, 3), (6, 4), (16, 11), (16, 3))]
+    [0, 0, 1, 3, 0]
+    """
+    return min(min(2 * threshold(n) - n - 1, max(floor, threshold(n)) - 2) for n in range(floor, known + 1))
+
+
+def request_digest(request: Request, once: Payload) -> bytes:
+    """Hash all of a training request that decides over what a site trains.
+
+    Args:
+        request: of a round.
+        once: what was exchanged before training, as the site has it with this request.
+
+    Raises:
+        ValueError: for values that are no tensors.
+    """
+    told = [request.round, request.run, request.selected_round, request.planned]
+    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for tensors in (request.weights, once, request.payload):
+        found.update(_tensors_digest(tensors))
+    return found.digest()
+
+
+def _tensors_digest(tensors: Mapping[str, Any]) -> bytes:
+    found = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key]
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{key} is no tensor")
+        head = [key, str(value.dtype), list(value.shape)]
+        found.update(json.dumps(head).encode())
+        # As bytes, since NumPy has no bfloat16.
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training that the sites of a round agree on before any of them says more than its keys.
+
+    Args:
+        run: the identity of the run.
+        round: the round.
+        config: the hash of the job's configuration, as each site has it itself.
+        request: the hash of the training request to come (`request_digest`).
+        weights: of the sites that the round asks, in the mean of the models.
+    """
+
+    run: str
+    round: int
+    config: str
+    request: bytes
+    weights: Mapping[str, float]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The hash of all of it."""
+        told = [self.run, self.round, self.config, self.request.hex(), dict(self.weights)]
+        return hashlib.sha256(_PREFIX + json.dumps(told, sort_keys=True).encode()).digest()
+
+    def total(self, sites: Iterable[str]) -> float:
+        """Return the sum of the weights of some sites."""
+        return float(sum(self.weights[site] for site in sorted(sites)))
+
+    @staticmethod
+    def told(masks: Mapping[str, Any]) -> tuple[bytes, dict[str, float]]:
+        """Return what a server says of the training to come: the hash of its request, and the weights.
+
+        Raises:
+            ValueError: when it is not there, or a weight is none.
+        """
+        request, weights = masks.get("request"), masks.get("weights")
+        if not isinstance(request, bytes) or len(request) != _DIGEST_BYTES or not isinstance(weights, dict):
+            raise ValueError("no training")
+        for site, weight in weights.items():
+            if not isinstance(site, str) or type(weight) is not float or not 0 < weight < 2.0**53:
+                raise ValueError("no weights")
+        return request, dict(weights)
 
 
 @dataclass(frozen=True)
@@ -46,14 +154,14 @@ class PublicKeys:
     cipher: bytes
     mask: bytes
 
-    def message(self, run: str, round_: int, site: str) -> bytes:
-        """What the site signs."""
-        told = [run, round_, site, self.cipher.hex(), self.mask.hex()]
-        return b"medfedaug secure aggregation, keys: " + json.dumps(told).encode()
+    def message(self, training: Training, site: str) -> bytes:
+        """Return the bytes that the site signs: its keys, for this training alone."""
+        told = [training.digest.hex(), site, self.cipher.hex(), self.mask.hex()]
+        return _PREFIX + b"keys: " + json.dumps(told).encode()
 
     @classmethod
     def of(cls, told: Mapping[str, object]) -> PublicKeys:
-        """The keys in a message.
+        """Return the keys in a message.
 
         Raises:
             ValueError: when they are not there, or of another length.
@@ -67,16 +175,14 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all sites of a round must have been told alike: whoever was not, has masks that fit nobody's.
+    """What all sites of a round must have been told alike: masks of a site that was not fit nobody's.
 
     Args:
-        run: the identity of the run.
-        round: the round.
+        training: what they are going to train.
         keys: of the sites that sent keys, by name.
     """
 
-    run: str
-    round: int
+    training: Training
     keys: Mapping[str, PublicKeys]
 
     @property
@@ -90,17 +196,27 @@ class Agreement:
         return sorted(self.keys)
 
     def purpose(self, what: str, *more: object) -> bytes:
-        """What a key is for: no other round, no other sites, no other pair."""
+        """Return what a key is for: no other training, no other sites, no other pair."""
         keys = [[site, self.keys[site].cipher.hex(), self.keys[site].mask.hex()] for site in self.names]
-        told = json.dumps([what, self.run, self.round, keys, *more], sort_keys=True)
-        return b"medfedaug secure aggregation: " + hashlib.sha256(told.encode()).digest()
+        told = json.dumps([what, self.training.digest.hex(), keys, *more], sort_keys=True)
+        return _PREFIX + b"purpose: " + hashlib.sha256(told.encode()).digest()
 
-    def masking(self, shares: Shares, total: float) -> bytes:
-        """The purpose of masks: also the sites that dealt shares, these shares, and the sum of the weights.
+    def masking(self, shares: Shares) -> bytes:
+        """Return the purpose of masks: also the sites that dealt shares, and these shares.
 
         Args:
             shares: as the server passed them on.
-            total: the sum of the weights, by which sites divide their own.
         """
         dealt = {site: {to: text.hex() for to, text in texts.items()} for site, texts in shares.items()}
-        return self.purpose("masks", dealt, repr(float(total)))
+        return self.purpose("masks", dealt)
+
+
+def sum_message(masking: bytes, site: str, summed: Collection[str]) -> bytes:
+    """Return the bytes that a site signs before it helps to open a sum.
+
+    Args:
+        masking: the purpose of the masks, which has all that was said before.
+        site: its name.
+        summed: the sites whose numbers were added up.
+    """
+    return _PREFIX + b"sum: " + json.dumps([masking.hex(), site, sorted(summed)]).encode()

@@ -23,19 +23,26 @@ _PADDING = PSS(mgf=MGF1(SHA256()), salt_length=PSS.DIGEST_LENGTH)
 
 
 class Identity:
-    """No identity: nothing is signed and everything believed. For sites that are all on one machine."""
+    """No identity: nothing is signed and everything believed. For sites that are all on one machine.
+
+    Attributes:
+        project: names the project whose root has issued the certificates.
+    """
+
+    project = ""
 
     def sign(self, message: bytes) -> dict[str, bytes]:
         """What a site sends with a message of its own."""
         return {}
 
-    def check(self, site: str, message: bytes, signed: Mapping[str, Any]) -> None:
+    def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
         """Check that a message is of the site.
 
         Args:
             site: its name.
             message: what it is said to have sent.
             signed: what came with it; anything.
+            what: the message's content, for errors; a noun in the plural.
 
         Raises:
             MedFedAugError: naming the site and what is wrong.
@@ -74,22 +81,23 @@ class Certificates(Identity):
         if not isinstance(signing, RSAPrivateKey):
             raise ConfigError(f"{own(key)}: a key of RSA is needed, as NVFlare provisions them")
         self._key = signing
+        self.project = self._root.fingerprint(SHA256()).hex()
 
     def sign(self, message: bytes) -> dict[str, bytes]:
         """The site's certificate, and its signature (RSA-PSS with SHA-256)."""
         return {"certificate": self._certificate, "signature": self._key.sign(message, _PADDING, SHA256())}
 
-    def check(self, site: str, message: bytes, signed: Mapping[str, Any]) -> None:
+    def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
         """Check certificate and signature."""
         found, signature = signed.get("certificate"), signed.get("signature")
         if not isinstance(found, bytes) or not isinstance(signature, bytes):
-            raise MedFedAugError(f"the keys of site {site} are not signed")
+            raise MedFedAugError(f"the {what} of site {site} are not signed")
         try:
             certificate = x509.load_pem_x509_certificate(found)
             certificate.verify_directly_issued_by(self._root)
         except (ValueError, TypeError, InvalidSignature) as error:
             raise MedFedAugError(
-                f"the keys of site {site} came with a certificate that the project's root has not issued"
+                f"the {what} of site {site} came with a certificate that the project's root has not issued"
             ) from error
         now = datetime.now(timezone.utc)
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
@@ -99,7 +107,7 @@ class Certificates(Identity):
         administrator = certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
         if [name.value for name in names] != [site] or administrator or site in self.strangers:
             raise MedFedAugError(
-                f"the keys of site {site} came with a certificate that is of no site of this name"
+                f"the {what} of site {site} came with a certificate that is of no site of this name"
             )
         public = certificate.public_key()
         try:
@@ -107,7 +115,7 @@ class Certificates(Identity):
                 raise InvalidSignature
             public.verify(signature, message, _PADDING, SHA256())
         except InvalidSignature as error:
-            raise MedFedAugError(f"the keys of site {site} have a signature that is not theirs") from error
+            raise MedFedAugError(f"the {what} of site {site} have a signature that is not theirs") from error
 
 
 def _read(path: Path) -> bytes:

@@ -24,6 +24,8 @@ FRACTION_BITS = 36
 LARGEST_TERM = 2.0**26
 """The largest magnitude of a number that is added up. A mean of such numbers fits into 64 bits."""
 
+_LARGEST_WORD = LARGEST_TERM * 2.0**FRACTION_BITS
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -116,8 +118,13 @@ class SumLayout:
             sites: their number.
 
         Raises:
-            MedFedAugError: for a number that is not finite or too large.
+            MedFedAugError: for a number that is not finite or too large, and for a weight above the total.
+                The message has no number of the model: it would leave without a mask.
         """
+        if not 0 < weight <= total < math.inf:
+            raise MedFedAugError(
+                f"site {site}: its weight {weight:g} is not a part of the sum of all weights, {total:g}"
+            )
         values: dict[str, Tensor] = dict(weights)
         for name, exchange in self._exchanges.items():
             terms = exchange.terms(own_entries(payload, name))
@@ -126,17 +133,18 @@ class SumLayout:
         position = 0
         for entry in self.entries:
             value = values[entry.key].detach().to("cpu", torch.float64).reshape(-1)
-            largest = float(value.abs().max()) if entry.size else 0.0
-            if not largest <= LARGEST_TERM:
+            if not _largest(value) <= LARGEST_TERM:
                 raise MedFedAugError(
-                    f"site {site}: {entry.key} has a value of {largest:.4g}, and secure aggregation adds up "
-                    f"values to {LARGEST_TERM:.4g}"
+                    f"site {site}: {entry.key} has a value of more than {LARGEST_TERM:.4g}, or that is no "
+                    "number, and secure aggregation adds up smaller ones"
                 )
             share = weight / total if entry.weighted else 1.0 / sites
             left = value * share
             for _ in range(1 + entry.fine):
                 left = left * 2.0**FRACTION_BITS
                 whole = left.round()
+                # A term that does not fit would become the same word for all values, and drop out of the sum.
+                assert _largest(whole) <= _LARGEST_WORD, "shares are at most 1"
                 words[position : position + entry.size] = whole.to(torch.int64).numpy().view(np.uint64)
                 position += entry.size
                 left = left - whole
@@ -167,6 +175,10 @@ class SumLayout:
             position += entry.words
         model = {key: means.pop(key).to(torch.float32) for key in self.shapes}
         return model, {name: own_entries(means, name) for name in self._exchanges}
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def _check_aggregator(method: Method, context: ServerContext) -> None:

@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 
 from medfedaug.errors import RunFailed, UpdateRefused
-from medfedaug.federation.messages import KEYS, OPEN, SHARES, Reply, Request
+from medfedaug.federation.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request
 from medfedaug.federation.refusals import raise_error
-from medfedaug.federation.secure.agreement import LEAST_SITES, Agreement, PublicKeys
+from medfedaug.federation.secure.agreement import (
+    LEAST_SITES,
+    Agreement,
+    PublicKeys,
+    Training,
+    request_digest,
+)
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import SHARE_BYTES, join
+from medfedaug.methods.base import Payload
 from medfedaug.streams import Words, stream
 
 __all__ = ["ServerMasks"]
@@ -24,45 +31,50 @@ class ServerMasks:
 
     Args:
         size: of a site's numbers.
+        config: the hash of the run's configuration.
 
     Attributes:
-        bytes_up: bytes of keys and shares that the sites of this round sent.
+        bytes_up: bytes of keys, shares and signatures that the sites of this round sent.
         bytes_down: the same that they received.
         recovered: sites of this round whose masks had to be removed, since their numbers never came.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._begin("", 0)
+    def __init__(self, size: int, config: str = "") -> None:
+        self.size, self.config = size, config
+        self._begin(Training("", 0, config, b"", {}))
 
-    def _begin(self, run: str, round_: int) -> None:
-        self._run, self._round = run, round_
+    def _begin(self, training: Training) -> None:
+        self._training = training
         self._keys: dict[str, dict[str, Any]] = {}
-        self._agreement = Agreement(run, round_, {})
+        self._agreement = Agreement(training, {})
         self._dealt: dict[str, dict[str, bytes]] = {}
-        self._total = 0.0
         self._sum: Words = np.zeros(self.size, dtype=np.uint64)
         self.summed: list[str] = []
+        self._signed: dict[str, dict[str, bytes]] = {}
         self._said: dict[str, dict[str, bytes]] = {}
         self.bytes_up = self.bytes_down = 0
         self.recovered: list[str] = []
 
     # ------------------------------------------------------------------ before training
 
-    def keys(self, training: Request) -> Request:
-        """Begin a round, and ask its sites for keys.
+    def keys(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Request:
+        """Begin a round, say what is to be trained, and ask its sites for keys.
 
         Args:
             training: the request of the round.
+            once: what was exchanged before training, as each site has it with this request.
+            weights: of the sites that the round asks, in the mean of the models.
         """
-        self._begin(training.run, training.round)
-        return self._request(KEYS)
+        digest = request_digest(training, once)
+        weights = {site: float(weight) for site, weight in weights.items()}
+        self._begin(Training(training.run, training.round, self.config, digest, weights))
+        return self._request(KEYS, request=digest, weights=weights)
 
     def accept_keys(self, site: str, reply: Reply) -> None:
         """Take a site's keys.
 
         Raises:
-            MedFedAugError: when they are none.
+            MedFedAugError: when they are none, or for another training.
         """
         raise_error(reply)
         try:
@@ -70,17 +82,18 @@ class ServerMasks:
         except ValueError:
             raise UpdateRefused(site, "keys", expected="two public keys", got="none") from None
         told = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
+        if told.get("agreed") != self._training.digest:
+            raise UpdateRefused(
+                site, "keys", expected="keys for this training", got="for another (another configuration?)"
+            )
         self._keys[site] = told
-        self.bytes_up += sum(map(len, told.values()))
+        self.bytes_up += _size(told)
 
     def shares(self) -> Request:
         """Pass the keys on, and ask for shares."""
-        self._agreement = Agreement(
-            self._run, self._round, {site: PublicKeys.of(told) for site, told in self._keys.items()}
-        )
-        self.bytes_down += len(self._keys) * sum(
-            len(v) for told in self._keys.values() for v in told.values()
-        )
+        keys = {site: PublicKeys.of(told) for site, told in self._keys.items()}
+        self._agreement = Agreement(self._training, keys)
+        self.bytes_down += len(self._keys) * sum(_size(told) for told in self._keys.values())
         return self._request(SHARES, keys=self._keys)
 
     @property
@@ -102,24 +115,21 @@ class ServerMasks:
                 site, "shares", expected=f"one for each of {len(others)} sites", got=str(len(texts))
             )
         self._dealt[site] = texts
-        self.bytes_up += sum(map(len, texts.values()))
+        self.bytes_up += _size(texts)
 
     @property
     def with_shares(self) -> list[str]:
         """The sites that dealt shares."""
         return sorted(self._dealt)
 
-    def training(self, request: Request, weights: Mapping[str, float]) -> Request:
+    def training(self, request: Request) -> Request:
         """The request of the round with the shares that sites need to mask what they send.
 
         Args:
             request: the server's.
-            weights: of the sites in the mean of the models.
         """
-        self._total = float(sum(weights[site] for site in self.with_shares))
-        size = sum(len(text) for texts in self._dealt.values() for text in texts.values())
-        self.bytes_down += len(self._dealt) * size
-        return replace(request, masks={"shares": self._dealt, "total": self._total})
+        self.bytes_down += len(self._dealt) * sum(_size(texts) for texts in self._dealt.values())
+        return replace(request, masks={"shares": self._dealt})
 
     # ------------------------------------------------------------------ after it
 
@@ -128,9 +138,31 @@ class ServerMasks:
         self._sum += words
         self.summed.append(site)
 
+    def confirmation(self) -> Request:
+        """Say whose numbers were added up, and ask these sites to sign it."""
+        return self._request(CONFIRM, summed=sorted(self.summed))
+
+    def accept_confirmation(self, site: str, reply: Reply) -> None:
+        """Take a site's signature of whose numbers were added up.
+
+        Raises:
+            MedFedAugError: when it did not sign.
+        """
+        raise_error(reply)
+        if site not in self.summed:
+            raise UpdateRefused(site, "signature", expected="of a site in the sum", got="of another")
+        self._signed[site] = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
+        self.bytes_up += _size(self._signed[site])
+
+    @property
+    def with_signature(self) -> list[str]:
+        """The sites that signed whose numbers were added up."""
+        return sorted(self._signed)
+
     def opening(self) -> Request:
-        """Ask for what takes the masks off the sum."""
-        return self._request(OPEN, summed=sorted(self.summed))
+        """Pass the signatures on, and ask for what takes the masks off the sum."""
+        self.bytes_down += len(self._signed) * sum(_size(signed) for signed in self._signed.values())
+        return self._request(OPEN, summed=sorted(self.summed), signed=self._signed)
 
     def accept_opening(self, site: str, reply: Reply) -> None:
         """Take a site's shares of what takes the masks off.
@@ -145,7 +177,7 @@ class ServerMasks:
         if any(len(share) != SHARE_BYTES for share in said.values()):
             raise UpdateRefused(site, "opening", expected=f"shares of {SHARE_BYTES} bytes", got="others")
         self._said[site] = said
-        self.bytes_up += sum(map(len, said.values()))
+        self.bytes_up += _size(said)
 
     def total(self) -> tuple[Words, float]:
         """The sum without masks, and the sum of the weights by which the sites divided their own.
@@ -156,10 +188,10 @@ class ServerMasks:
         needed, found = self._agreement.threshold, sorted(self._said)
         if len(found) < needed:
             raise RunFailed(
-                f"round {self._round}: secure aggregation: {len(found)} sites opened the sum, and {needed} "
-                f"of {len(self._keys)} are needed"
+                f"round {self._training.round}: secure aggregation: {len(found)} sites opened the sum, and "
+                f"{needed} of {len(self._keys)} are needed"
             )
-        purpose = self._agreement.masking(self._dealt, self._total)
+        purpose = self._agreement.masking(self._dealt)
         words = self._sum.copy()
         for site in self.summed:
             words -= stream(derived(self._secret(site, "the seed"), purpose), self.size)
@@ -168,13 +200,13 @@ class ServerMasks:
             pair = KeyPair(self._secret(gone, "the key"))
             if pair.public != self._agreement.keys[gone].mask:
                 raise RunFailed(
-                    f"round {self._round}: secure aggregation: the shares give another key of {gone}"
+                    f"round {self._training.round}: secure aggregation: the shares give another key of {gone}"
                 )
             for site in self.summed:
                 mask = stream(pair.agree(self._agreement.keys[site].mask, purpose), self.size)
                 # What this site has added or subtracted (`Sealing.mask`).
                 words = words - mask if gone > site else words + mask
-        return words, self._total
+        return words, self._training.total(self._dealt)
 
     def _secret(self, site: str, what: str) -> bytes:
         numbers = {name: number for number, name in enumerate(self._agreement.names, start=1)}
@@ -183,8 +215,8 @@ class ServerMasks:
             return join({numbers[name]: self._said[name][site] for name in chosen})
         except ValueError as error:
             raise RunFailed(
-                f"round {self._round}: secure aggregation: {what} of site {site} cannot be put together, "
-                f"since one of {', '.join(chosen)} sent a false share"
+                f"round {self._training.round}: secure aggregation: {what} of site {site} cannot be put "
+                f"together, since one of {', '.join(chosen)} sent a false share"
             ) from error
 
     @property
@@ -198,4 +230,8 @@ class ServerMasks:
         return len(self._dealt)
 
     def _request(self, task: str, **masks: Any) -> Request:
-        return Request(task, self._round, run=self._run, masks=masks)
+        return Request(task, self._training.round, run=self._training.run, masks=masks)
+
+
+def _size(texts: Mapping[str, bytes]) -> int:
+    return sum(map(len, texts.values()))

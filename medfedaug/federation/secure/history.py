@@ -1,0 +1,269 @@
+"""`SumHistory`: the sums that a site has helped to open, so that no difference of them is of few sites."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfedaug.errors import ConfigError, own
+from medfedaug.streams import KEY_BYTES, stream
+
+__all__ = ["HISTORY_FILE", "ModelSketch", "OpenedSum", "SumHistory", "SumRules"]
+
+HISTORY_FILE = "sums.sqlite"
+"""Of a site, below its state folder."""
+
+NEAR = 0.1
+"""Two models are nearly equal if they are closer to each other than this part of a site's own update."""
+
+_BUCKETS = 256
+_VERSION = 1
+_TABLES = """
+CREATE TABLE secret (key BLOB NOT NULL);
+CREATE TABLE sites (project TEXT NOT NULL, name TEXT NOT NULL, seen REAL NOT NULL,
+                    PRIMARY KEY (project, name));
+CREATE TABLE sums (time REAL NOT NULL, job TEXT NOT NULL, round INTEGER NOT NULL, sites TEXT NOT NULL,
+                   layout TEXT NOT NULL, step REAL NOT NULL, sketch BLOB NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class SumRules:
+    """Which sums a site takes part in.
+
+    Args:
+        least: the least number of sites in a sum, the site too, and in a difference of sums.
+        known: the names of the federation's sites; ``None`` for those whose certificates the site has seen.
+        share: the share of the known sites that must take part.
+        most_sets: how many different sets of sites the sums of one job may be over; ``None`` for any number.
+    """
+
+    least: int = 2
+    known: tuple[str, ...] | None = None
+    share: float = 0.0
+    most_sets: int | None = None
+
+    def floor(self, known: int) -> int:
+        """Return how many of so many known sites must take part."""
+        # Rounded: a third of 3 sites three times is 3.
+        return math.ceil(round(self.share * known, 9))
+
+
+@dataclass(frozen=True)
+class ModelSketch:
+    """A short image of a model, whose distance from another is about that of the models.
+
+    Args:
+        layout: the hash of names and shapes; models of another layout are not compared.
+        step: how far the site's training moved the model.
+        image: sums, with random signs, of random parts of the model's numbers (a count sketch).
+    """
+
+    layout: str
+    step: float
+    image: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, key: bytes, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> ModelSketch:
+        """Make the sketch of a model.
+
+        Args:
+            key: decides over signs and parts; who knows it can make different models look alike.
+            before: the model that the site received.
+            after: the same entries after its training.
+        """
+        names = sorted(after)
+        layout = json.dumps([[name, list(after[name].shape)] for name in names])
+        image, squares = np.zeros(_BUCKETS), 0.0
+        for name in names:  # one after the other, since a model may be large
+            first, second = (
+                tensors[name].detach().to("cpu").double().reshape(-1) for tensors in (before, after)
+            )
+            squares += float((second - first).square().sum())
+            own_key = hashlib.sha256(key + name.encode()).digest()
+            words = stream(own_key, -(-len(first) // 4)).view("<u2")[: len(first)]
+            signed = np.where(words & _BUCKETS, first, -first)
+            image += np.bincount(words & (_BUCKETS - 1), weights=signed, minlength=_BUCKETS)
+        return cls(hashlib.sha256(layout.encode()).hexdigest(), math.sqrt(squares), image)
+
+    def is_near(self, other: ModelSketch) -> bool:
+        """Tell whether two models are so close that a site's training moves both alike."""
+        apart = float(np.linalg.norm(self.image - other.image))
+        return self.layout == other.layout and not apart > NEAR * max(self.step, other.step)
+
+
+@dataclass(frozen=True)
+class OpenedSum:
+    """A sum that a site has helped to open, or is about to.
+
+    Args:
+        job: the identifier of the job.
+        round: the round.
+        sites: those whose numbers were added up.
+        sketch: of the model that they trained.
+    """
+
+    job: str
+    round: int
+    sites: frozenset[str]
+    sketch: ModelSketch
+
+    def is_near(self, other: OpenedSum) -> bool:
+        """Tell whether two sums are about nearly the same updates: of one round, or of nearly one model."""
+        return (self.job, self.round) == (other.job, other.round) or self.sketch.is_near(other.sketch)
+
+
+class SumHistory:
+    """The sums that a site has helped to open, and the other sites that it has met, over jobs and restarts.
+
+    Args:
+        path: an SQLite file; jobs that run at the same time take turns by a lock beside it. ``None`` keeps
+            the history in memory, for a simulation.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = Path(path) if path is not None else None
+        self._lock = FileLock(f"{self.path}.lock") if self.path is not None else nullcontext()
+        self._memory: sqlite3.Connection | None = None
+        if self.path is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+            _make(self._memory)
+
+    @property
+    def key(self) -> bytes:
+        """The site's own secret for sketches."""
+        with self._opened() as connection:
+            ((key,),) = connection.execute("SELECT key FROM secret")
+        return bytes(key)
+
+    def meet(self, project: str, names: Iterable[str]) -> frozenset[str]:
+        """Enter sites whose certificates were in order.
+
+        Args:
+            project: whose root has issued them.
+            names: of the sites.
+
+        Returns:
+            All sites of the project that this site has met.
+        """
+        with self._opened() as connection:
+            rows = [(project, name, time.time()) for name in names]
+            connection.executemany("INSERT OR IGNORE INTO sites VALUES (?, ?, ?)", rows)
+            found = connection.execute("SELECT name FROM sites WHERE project = ?", (project,)).fetchall()
+        return frozenset(name for (name,) in found)
+
+    def check(self, new: OpenedSum, rules: SumRules) -> None:
+        """Check that a sum may be opened after all that were opened before.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        with self._opened() as connection:
+            _check(connection, new, rules)
+
+    def enter(self, new: OpenedSum, rules: SumRules) -> None:
+        """Check a sum as `check` does, and enter it, before anything leaves that opens it.
+
+        Raises:
+            ValueError: with the reason; nothing is then entered.
+        """
+        with self._opened() as connection:
+            _check(connection, new, rules)
+            sketch, sites = new.sketch, json.dumps(sorted(new.sites))
+            about = (time.time(), new.job, new.round, sites)
+            row = (*about, sketch.layout, sketch.step, sketch.image.tobytes())
+            connection.execute("INSERT INTO sums VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        if self._memory is not None:
+            with self._memory:
+                yield self._memory
+            return
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            try:
+                if not self.path.exists():
+                    _create(self.path)
+                with closing(sqlite3.connect(self.path)) as connection, connection:
+                    ((version,),) = connection.execute("PRAGMA user_version")
+                    if version != _VERSION:
+                        raise sqlite3.DatabaseError(f"its version is {version}")
+                    yield connection
+            except (OSError, sqlite3.Error) as error:
+                raise ConfigError(
+                    f"{own(self.path)}: is not a history of sums ({error}), so no further sum is opened; "
+                    "restore it from a backup"
+                ) from error
+
+
+def _create(path: Path) -> None:
+    """Make a new history, whole or not at all: an empty file would stand for one that was lost."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(fresh)) as connection:
+            _make(connection)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+    connection.execute("INSERT INTO secret VALUES (?)", (os.urandom(KEY_BYTES),))
+    connection.commit()
+
+
+def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> None:
+    rows = connection.execute("SELECT job, round, sites, layout, step, sketch FROM sums").fetchall()
+    before = [
+        OpenedSum(
+            job,
+            round_,
+            frozenset(json.loads(sites)),
+            ModelSketch(layout, step, np.frombuffer(image, np.float64)),
+        )
+        for job, round_, sites, layout, step, image in rows
+    ]
+    near = [one for one in before if one.is_near(new)]
+    few = _smallest_part([*(one.sites for one in near), new.sites])
+    # Sums over one set alone have no difference; how many sites they are of is checked elsewhere.
+    if any(one.sites != new.sites for one in near) and few < rules.least:
+        times = f"{len(near)} time{'s' * (len(near) != 1)}"
+        raise ValueError(
+            f"the sum of nearly the same model was opened for other sites before ({times}), and the "
+            f"difference would be of {few} of them, where {rules.least} are needed; ask the same sites again"
+        )
+    sets = {new.sites, *(one.sites for one in before if one.job == new.job)}
+    if rules.most_sets is not None and len(sets) > rules.most_sets:
+        raise ValueError(
+            f"the sums of this job would be over {len(sets)} different sets of sites, and its rule "
+            f"max_sum_sets is {rules.most_sets}"
+        )
+
+
+def _smallest_part(sets: Sequence[Collection[str]]) -> int:
+    """Return the size of the smallest group of sites that are in the same sets.
+
+    Whatever is computed of the sums over these sets has the same factor for all sites of a group.
+    """
+    parts: dict[tuple[bool, ...], int] = {}
+    for site in set().union(*sets):
+        member = tuple(site in one for one in sets)
+        parts[member] = parts.get(member, 0) + 1
+    return min(parts.values())
