@@ -38,6 +38,7 @@ RUNS = {
         "| 10 | 0.1 |",
     ),
     "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
+    "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
 }
 
 
@@ -57,7 +58,7 @@ def script(monkeypatch, capsys):
 
 
 # Their smallest sizes take seconds.
-SLOW = {"aggregation.py", "memory.py", "plan_memory.py"}
+SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py"}
 
 
 @pytest.mark.parametrize(
