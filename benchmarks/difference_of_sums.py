@@ -1,0 +1,157 @@
+r"""What the sums of two rounds over different sites say of the site that is in one of them alone.
+
+Four phantom sites train a small network from one model. The server subtracts the sum over three of them from
+the sum over all four, and takes what is left for the fourth site's update. Printed is the error of this, as a
+part of the update's norm: 0 is the update itself, and 1 as good as saying that nothing was learned.
+
+    python benchmarks/difference_of_sums.py --rounds 20
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from measure import hardware, parser
+from torch import Tensor, nn
+
+from medfedaug.data.phantom import make_phantom
+from medfedaug.data.sites import find_sites
+from medfedaug.federation import FederationServer
+from medfedaug.federation.messages import TRAIN, Request
+from medfedaug.federation.site import Site
+from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.methods import parse_methods
+from medfedaug.models import networks
+from medfedaug.simulate import configure
+
+Model = dict[str, Tensor]
+
+
+class Small(nn.Sequential):
+    """Three convolutions, whose channels can be put in another order."""
+
+    def __init__(self, in_channels: int, out_channels: int, **_: object) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, out_channels, 1),
+        )
+
+
+def reordered(model: Mapping[str, Tensor], order: Tensor) -> Model:
+    """The same function with the channels of the first layer in another order."""
+    found = dict(model)
+    found["0.weight"], found["0.bias"] = model["0.weight"][order], model["0.bias"][order]
+    found["2.weight"] = model["2.weight"][:, order]
+    return found
+
+
+def norm(model: Mapping[str, Tensor]) -> float:
+    """The norm of all numbers."""
+    return float(sum(value.double().square().sum() for value in model.values())) ** 0.5
+
+
+def minus(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Model:
+    """The difference of two models."""
+    return {key: one[key].double() - other[key].double() for key in one}
+
+
+class Federation:
+    """Sites that train without masks, so that what masks hide can be compared."""
+
+    def __init__(self, folder: Path, batch: int, rate: float) -> None:
+        config = configure(
+            find_sites(folder),
+            methods=tuple(parse_methods("fedavg")),
+            network="small",
+            rounds=10_000,
+            batch_size=batch,
+            learning_rate=rate,
+        )
+        self.server = FederationServer(config)
+        names = [site.name for site in find_sites(folder)]
+        self.sites = {n: Site(n, SiteTrainer(config, folder, "cpu", threads=1)) for n in names}
+        self.samples = {}
+        for name, site in self.sites.items():
+            self.samples[name] = site.answer(self.server.prepare()).num_samples
+
+    def updates(self, model: Model, round_: int) -> dict[str, Model]:
+        """What each site's training adds to a model."""
+        found = {}
+        for name, site in self.sites.items():
+            weights = {key: value.clone() for key, value in model.items()}
+            reply = site.answer(Request(TRAIN, round_, weights=weights, run="0" * 32))
+            assert not reply.error, reply.error
+            found[name] = minus(reply.weights, model)
+        return found
+
+    def mean(self, updates: Mapping[str, Model]) -> Model:
+        """The mean of some sites' updates."""
+        total = sum(self.samples[name] for name in updates)
+        return {
+            key: sum(self.samples[name] / total * one[key] for name, one in updates.items())
+            for key in next(iter(updates.values()))
+        }
+
+    def error(self, first: Mapping[str, Model], second: Mapping[str, Model]) -> float:
+        """How far the difference of the two sums is from the last site's update in the first."""
+        gone = sorted(first)[-1]
+        left = {
+            key: sum(self.samples[n] * (first[n][key] - (second[n][key] if n != gone else 0)) for n in first)
+            / self.samples[gone]
+            for key in first[gone]
+        }
+        return norm(minus(left, first[gone])) / norm(first[gone])
+
+
+def main() -> None:
+    arguments = parser(__doc__, repeats=1)
+    arguments.add_argument("--rounds", type=int, default=20)
+    given = arguments.parse_args()
+    torch.set_num_threads(given.threads)
+    networks._NETWORKS["small"] = Small
+    print(hardware())
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        make_phantom(data, sites=4, patients=10, shape=(32, 32, 4))
+        for batch, what in ((10_000, "all slices a step"), (8, "batches of 8")):
+            measure(Federation(data, batch, 1e-3), what, given.rounds)
+
+
+def measure(federation: Federation, what: str, rounds: int) -> None:
+    """Print the errors early and late in a training."""
+    model: Model = {k: v.clone() for k, v in federation.server.state.items()}
+    generator = torch.Generator().manual_seed(0)
+    for round_ in range(1, rounds + 1):
+        now = federation.updates(model, round_)
+        step = federation.mean(now)
+        after = {key: (value + step[key]).float() for key, value in model.items()}
+        if round_ in (1, rounds // 2, rounds):
+            own = norm(now[sorted(now)[-1]])
+            print(f"{what}, round {round_}: the model moves by {norm(step) / own:.2f} of the site's update")
+            later = federation.updates(model, round_ + 1)
+            print(f"  same model in the next round: {federation.error(now, later):.2g}")
+            order = torch.randperm(16, generator=generator)
+            apart = norm(minus(reordered(model, order), model)) / own
+            other = federation.updates(reordered(model, order), round_ + 1)
+            back = {name: reordered(one, order.argsort()) for name, one in other.items()}
+            print(
+                f"  channels in another order ({apart:.0f} updates apart): {federation.error(now, back):.2g}"
+            )
+            for part in (0.01, 0.1, 1.0):
+                noise = {k: torch.randn(v.shape, generator=generator) for k, v in model.items()}
+                scale = part * own / norm(noise)
+                moved = federation.updates({k: v + scale * noise[k] for k, v in model.items()}, round_ + 1)
+                print(f"  model moved at random by {part:g} updates: {federation.error(now, moved):.2g}")
+            later = federation.updates(after, round_ + 1)
+            print(f"  model after an honest round: {federation.error(now, later):.2g}")
+        model = after
+
+
+if __name__ == "__main__":
+    main()
