@@ -32,6 +32,7 @@ from medfedaug.federation.secure import agreement, masks, unmasking
 from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
+from medfedaug.nvflare_jobs.identity import kit_identity
 from medfedaug.simulate import configure
 
 SITES = "ABCDEF"
@@ -324,6 +325,30 @@ def test_different_lists_of_the_sum_are_never_both_opened(serve, oracle):
     assert len(errors(replies, OPEN)) == 6
     assert all("have a signature that is not theirs" in error for error in errors(replies, OPEN))
     assert oracle.smallest() is None
+
+
+@pytest.mark.parametrize(("helpers", "least"), [("D", 2), ("CD", 1)])
+def test_as_many_sites_as_the_page_says_may_sign_what_the_server_likes(serve, oracle, helpers, least):
+    """Of four sites one may, if all must take part; with two, A is told one list and B another."""
+    server = serve("ABCD")
+    assert agreement.colluders(4, 4) == 1
+
+    def change(r, name):
+        if r.task not in (CONFIRM, OPEN) or name in helpers:
+            return [r]
+        told = "BCD" if name == "B" else "ACD"
+        r = put(r, ["masks", "summed"], list(told))
+        if r.task == OPEN:
+            signed = {site: said for site, said in r.masks["signed"].items() if site in told}
+            purpose = oracle.sealed[-1].purpose
+            for helper in helpers:
+                message = agreement.sum_message(purpose, helper, told)
+                signed[helper] = kit_identity(server.hospitals[helper].kit).sign(message)
+            r = put(r, ["masks", "signed"], signed)
+        return [r]
+
+    server.play(server.model(1), change)
+    assert oracle.smallest(helpers) == least
 
 
 # ---------------------------------------------------------------- everything that can be done to a request
