@@ -51,6 +51,7 @@ def federation(make_photos, tmp_path, monkeypatch):
     def run(methods="fedavg", carrier=Recording, min_sites=0, secure=True, sites=SITES, **changes):
         folder = tmp_path / "photos"
         values = {"network": "reference_linear", "rounds": 1, "batch_size": 6, "learning_rate": 0.05}
+        values["max_share"] = 1.0  # nobody can lower a share under masks, so without them nobody does
         config = configure(
             find_sites(folder),
             methods=tuple(parse_methods(methods)),
