@@ -112,6 +112,7 @@ class RunConfig:
         "network; by default they keep their size. Segmentations are resized back, and scored on the volume "
         "as it is.",
         at_least=1,
+        at_most=2**14,
     )
     rounds: int = setting(10, "Communication rounds.", above=0)
     validate_every: int = setting(
@@ -241,7 +242,18 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
+        if not isinstance(self.methods, list | tuple) or not self.methods:
+            raise ConfigError(f"methods must be a list of one or more, got {str(self.methods)[:80]}")
+        for method in self.methods:
+            if not isinstance(method, Mapping) or not isinstance(method.get("name"), str):
+                raise ConfigError(f"a method is an object with a name, got {str(method)[:80]}")
+            if not isinstance(method.get("args", {}), Mapping):
+                raise ConfigError(f"the args of {method['name']} must be a JSON object")
         object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
+        for name in ("holdout", "classes", "channel_names", "freeze"):
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
+                raise ConfigError(f"{name} must be a list of texts, got {str(given)[:80]}")
         for name in ("holdout", "classes", "channel_names", "freeze"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_fields(self)

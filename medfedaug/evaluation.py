@@ -60,6 +60,7 @@ def evaluated_runs(
 
 
 def _evaluated(run: FinishedRun, owner: str) -> EvaluatedRun:
+    run.check_whole()
     return EvaluatedRun(
         config=run.config,
         run=run.record["run"],

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from medfedaug.checks import check_choice, check_printable
@@ -21,6 +22,7 @@ __all__ = ["check_fields", "documented", "setting"]
 Class = TypeVar("Class", bound=type)
 
 _WIDTH = 106
+_LARGEST_NUMBER, _LARGEST_COUNT = 1e9, 2**63 - 1
 # By annotation; `true` is a whole number to Python and to nobody else.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
@@ -42,6 +44,7 @@ def setting(
     *,
     above: float | None = None,
     at_least: float | None = None,
+    at_most: float | None = None,
     choices: Sequence[str] = (),
     flags: Sequence[str] | None = (),
 ) -> Any:
@@ -52,10 +55,18 @@ def setting(
         text: what the setting is, in plain text: for the documentation and for the command's help.
         above: values must be greater.
         at_least: values must not be less.
+        at_most: values must not be more; no number may be beyond what 64 bits hold, or 1e9 with a fraction.
         choices: the values that it may have.
         flags: names of the command's option, if not that of the field; ``None`` for no option.
     """
-    metadata = {"text": text, "above": above, "at_least": at_least, "choices": choices, "flags": flags}
+    metadata = {
+        "text": text,
+        "above": above,
+        "at_least": at_least,
+        "at_most": at_most,
+        "choices": choices,
+        "flags": flags,
+    }
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -116,11 +127,35 @@ def check_fields(settings: Any) -> None:
             continue
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{entry.name} must be a finite number, got {value}")
+        if isinstance(value, dict) and (wrong := _not_finite(value)):
+            raise ConfigError(f"{entry.name}: {wrong} must be a finite number")
+        most = rules.get("at_most")
+        if most is None:
+            most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT
+        if isinstance(value, int | float) and value > most:
+            raise ConfigError(f"{entry.name} must be at most {most:g}, got {_short(value)}")
         above, least = rules.get("above"), rules.get("at_least")
         if above is not None and not value > above:
             raise ConfigError(f"{entry.name} must be {_bound('above', above)}, got {value}")
         if least is not None and not value >= least:
             raise ConfigError(f"{entry.name} {_bound('at_least', least)}, got {value}")
+
+
+def _short(value: float) -> str:
+    """A number, of which one of hundreds of digits is no part of a line."""
+    return f"{value:g}" if abs(value) <= sys.float_info.max else "more than any float"
+
+
+def _not_finite(values: Any, where: str = "") -> str:
+    """Where in a JSON value a number is NaN or infinite; empty where none is."""
+    if isinstance(values, float) and not math.isfinite(values):
+        return where
+    found: Iterable[tuple[Any, Any]] = ()
+    if isinstance(values, dict):
+        found = values.items()
+    elif isinstance(values, list | tuple):
+        found = enumerate(values)
+    return next((w for key, value in found if (w := _not_finite(value, f"{where}.{key}".lstrip(".")))), "")
 
 
 def _bound(kind: str, limit: float) -> str:

@@ -31,6 +31,7 @@ from medfedaug.federation.output import (
 )
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.files import parse_json, sha256
+from medfedaug.run_record import check_record
 from medfedaug.scores import GLOBAL, UNSEEN
 from medfedaug.settings import STATE_VARIABLE, SiteSettings
 from medfedaug.statistics import ChannelStatistics, load_statistics
@@ -88,11 +89,17 @@ class FinishedRun:
                 "statistics are as they were",
                 path=file,
             )
-        for used in (model, exchange_file(model)):
-            check_unchanged(used, record)
-        weights, beside = _load_weights(model), exchange_file(model)
+        beside = exchange_file(model)
+        check_unchanged(model, record)
+        if beside.exists():
+            check_unchanged(beside, record)
+        weights = _load_weights(model)
         payload = _load_weights(beside) if beside.exists() else {}
         run = cls(model, record, weights, payload, _find_state(model.parent, state))
+        try:
+            _ = run.config
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file}: config: {first_line(error)}") from error
         _check_weights(model, weights, run.composition)
         _check_finite(beside, payload)
         return run
@@ -164,6 +171,14 @@ class FinishedRun:
         """The hash of the model's file."""
         return sha256(self.model)
 
+    def check_whole(self) -> None:
+        """Check that what the model needs besides is there; a model card can do without.
+
+        Raises:
+            ConfigError: naming the file that is missing.
+        """
+        check_unchanged(exchange_file(self.model), self.record)
+
     @property
     def sites_with_layers(self) -> list[str]:
         """The sites whose own layers or weights are in `state`."""
@@ -221,6 +236,7 @@ class FinishedRun:
         Raises:
             MedFedAugError: one line that says what is wrong and where.
         """
+        self.check_whole()
         config = (
             self.config if limit is None else RunConfig.from_dict({**self.config.to_dict(), "limit": limit})
         )
@@ -290,6 +306,7 @@ def _load_record(path: str | Path) -> dict[str, Any]:
     """What a run's ``results.json`` records."""
     try:
         record: dict[str, Any] = parse_json(Path(path).read_text())
+        check_record(record)
         missing = {"config", "run", "rounds", "selected_round"} - set(record)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error

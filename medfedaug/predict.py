@@ -101,7 +101,8 @@ def predict_images(
 
 def _check_device(device: str) -> None:
     try:
-        torch.empty(0, device="cpu" if device == "auto" else device)
+        if torch.empty(0, device="cpu" if device == "auto" else device).is_meta:
+            raise RuntimeError("it computes nothing")
     except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch has no CUDA at all
         raise ConfigError(f"--device {device}: {first_line(error)}") from error
 

@@ -304,7 +304,8 @@ def check_device(device: str) -> None:
     if device == "auto":
         return
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it computes nothing")
     except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
         raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error
 

@@ -144,6 +144,7 @@ def test_one_module_alone_knows_the_order_of_a_federation():
 
 
 LONGER = {
+    "medfedaug.config": 480,
     "medfedaug.federation.server": 470,
     "medfedaug.federation.trainer": 460,
     "medfedaug.methods.base": 460,

@@ -62,6 +62,7 @@ def write_bundle(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder; choose another one")
     terms = licence(licence_file)
+    run.check_whole()
     plain = plain_inference(run, origin)
     notes: list[str] = []
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from monai.transforms import EnsureChannelFirst, LoadImage
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
 from medfedaug.data.dicom_series import load_series, open_series
+from medfedaug.data.nifti_header import check_gzip, check_nifti_header
 from medfedaug.data.photographs import (
     PHOTOGRAPH_SUFFIXES,
     is_photograph,
@@ -174,6 +175,8 @@ def load_volume(path: Path) -> torch.Tensor:
     """
     if is_photograph(path):
         return load_photograph(path)
+    if str(path).lower().endswith(".nii.gz"):
+        check_gzip(path, hash(file_states([path])))
     image = cast(MetaTensor, EnsureChannelFirst()(_loader()(path)))
     if image.ndim != 4:
         raise ValueError(f"{image.ndim - 1}-dimensional, a volume was expected")
@@ -245,6 +248,7 @@ def _nifti_header(path: Path) -> Header:
     promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
     if _stored_bytes(path) != promised % 2**32:
         np.asanyarray(voxels)  # raises where voxels are missing
+    check_nifti_header(path, image)
     if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
         raise ValueError(f"its header measures in {unit}, and millimetres were expected")
     says = image.header["sform_code"] > 0 or image.header["qform_code"] > 0

@@ -1,0 +1,122 @@
+"""The checks that a NIfTI file must pass: readers take a header that contradicts itself without a word."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import nibabel
+import numpy as np
+
+from medfedaug.errors import warn
+
+__all__ = ["check_gzip", "check_nifti_header"]
+
+_SHORTEST, _LONGEST = 1e-4, 1e3
+"""Edges of a voxel in mm: from a tenth of a micrometre to a metre."""
+_LARGEST_SCALE = 1e10
+_SHEAR = 0.02
+"""Cosine between two axes: beyond rounding, and beyond what turning a volume to other axes can ignore."""
+_BLOCK = 2**20
+
+
+def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
+    """Check that a header does not contradict itself, and that its numbers can be those of a scanner.
+
+    What readers do not use, and what they use as it stands, is a warning; what makes other voxels of those
+    in the file is an error.
+
+    Raises:
+        ValueError: naming the field and its value.
+    """
+    raw = _raw_header(path, image)
+    bits, wanted = int(raw["bitpix"]), 8 * int(raw.get_data_dtype().itemsize)
+    if bits != wanted:
+        raise ValueError(f"its header says {bits} bits a voxel (bitpix), and its datatype has {wanted}")
+    slope, inter = float(raw["scl_slope"]), float(raw["scl_inter"])
+    for name, value in (("scl_slope", slope), ("scl_inter", inter)):
+        # 0 or NaN as a slope means none, and with it the intercept means none.
+        if np.isinf(value) or abs(value) > _LARGEST_SCALE or (np.isnan(inter) and slope and slope == slope):
+            raise ValueError(f"its header scales intensities by {name} {value:g}")
+    if 0 < abs(slope) < 1 / _LARGEST_SCALE:
+        raise ValueError(f"its header scales intensities by scl_slope {slope:g}")
+    _check_place(path, raw, image)
+    promised = int(cast(Any, image.dataobj).offset) + prod(image.shape) * int(raw.get_data_dtype().itemsize)
+    if not path.name.lower().endswith(".gz") and (more := path.stat().st_size - promised) > 0:
+        warn(
+            f"has {more} bytes more than the {_sides(image)} voxels of its header: are these all?", path=path
+        )
+
+
+def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
+    """Check the edges of a voxel, and the angles between the axes."""
+    told = [float(edge) for edge in raw["pixdim"][1:4]][: len(image.shape)]
+    if raw["sform_code"] <= 0 and raw["qform_code"] <= 0:
+        if not all(_SHORTEST <= abs(edge) <= _LONGEST for edge in told):
+            warn(
+                f"its header has voxels of {_edges(told)} mm (pixdim), and does not say where they lie",
+                path=path,
+            )
+        return
+    matrix = cast(np.ndarray, image.affine)[:3, :3]
+    edges = np.linalg.norm(matrix, axis=0)
+    if not np.isfinite(edges).all() or not edges.all():
+        return  # the reader refuses it
+    if not all(_SHORTEST <= edge <= _LONGEST for edge in edges):
+        raise ValueError(f"its header has voxels of {_edges(edges)} mm")
+    if not np.allclose(np.abs(told), edges[: len(told)], rtol=0.01):
+        warn(
+            f"its header contradicts itself: voxels of {_edges(told)} mm (pixdim) and of {_edges(edges)} mm "
+            "(affine), which counts",
+            path=path,
+        )
+    cosines = np.abs(np.triu((matrix / edges).T @ (matrix / edges), 1))
+    if cosines.max() > _SHEAR:
+        angle = np.degrees(np.arccos(min(cosines.max(), 1.0)))
+        warn(
+            f"its axes are not at right angles ({angle:.0f} degrees): sizes in mm are not right",
+            path=path,
+            hint="Resample it to a grid with right angles.",
+        )
+
+
+def _raw_header(path: Path, image: nibabel.Nifti1Image) -> Any:
+    """The header as it is in the file; nibabel's own has been put right where it contradicts itself."""
+    kind = type(image.header)
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with opened(path, "rb") as file:
+        block = file.read(kind.template_dtype.itemsize)
+    return kind(block, check=False)
+
+
+@lru_cache(maxsize=2**14)
+def check_gzip(path: Path, state: int) -> None:
+    """Check that the voxels of a compressed file are those that were compressed, once for each version of it.
+
+    A reader stops at the last voxel, before the checksum that stands behind them.
+
+    Args:
+        path: a file that ends with ``.gz``.
+        state: what is another for another version of the file.
+
+    Raises:
+        ValueError: when the checksum contradicts the content.
+    """
+    try:
+        with gzip.open(path, "rb") as file:
+            while file.read(_BLOCK):
+                pass
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"damaged: {error}") from error
+
+
+def _edges(edges: Any) -> str:
+    return " x ".join(f"{float(edge):.4g}" for edge in edges)
+
+
+def _sides(image: nibabel.Nifti1Image) -> str:
+    return " x ".join(map(str, image.shape))

@@ -1,0 +1,152 @@
+"""Records that somebody else has written, and values that nobody means: one line each, and no traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+
+import pytest
+from finished_runs import simulated
+
+VALUES = [
+    *(None, "x", "", -1, 0, 1.5, 1e308, 10**400, float("nan"), True),
+    *([], {}, [[]], ["x"], [None], {"a": {}}, {"x": None}, {"x": [1]}),
+]
+"""What is put in the place of any entry."""
+
+CASES = 60
+"""Changes of each record; drawn by a seed of their own, since all of them take minutes."""
+
+
+@pytest.fixture(scope="module")
+def made(phantom_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("crafted") / "run"
+    return simulated(phantom_dir, out, "fedrdn,fedfd", "--network", "unet", "--limit", 1)
+
+
+def places(content, path=()):
+    """Every entry, of lists the first."""
+    yield path
+    listed = enumerate(content[:1]) if isinstance(content, list) else ()
+    for key, value in content.items() if isinstance(content, dict) else listed:
+        yield from places(value, (*path, key))
+
+
+def changes(content, seed):
+    """Copies of a record, each with one entry replaced or deleted."""
+    drawn = random.Random(seed)
+    possible = [(path, value) for path in places(content) for value in (*VALUES, ...)]
+    for path, value in drawn.sample(possible, CASES):
+        changed = copy.deepcopy(content)
+        if not path:
+            yield path, None if value is ... else value
+            continue
+        inner = changed
+        for key in path[:-1]:
+            inner = inner[key]
+        if value is ...:
+            del inner[path[-1]]
+        else:
+            inner[path[-1]] = value
+        yield path, changed
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["results.json", "statistics.json"])
+def test_a_changed_record_is_used_or_refused_in_one_line(run, made, tmp_path, name, seed):
+    folder = shutil.copytree(made, tmp_path / "run")
+    record = json.loads((folder / "results.json").read_text())
+    del record["sha256"]
+    (folder / "results.json").write_text(json.dumps(record))
+    content = json.loads((folder / name).read_text())
+    for path, changed in changes(content, f"{name} {seed}"):
+        (folder / name).write_text(json.dumps(changed))
+        code, _, err = run("card", folder, "--out", tmp_path / "card")  # any other exception fails the test
+        assert code in (0, 2), path
+        if code == 2:
+            assert "medfedaug: " in err, path
+            assert len(err.strip().splitlines()[-1]) < 600, path
+
+
+NINE = {
+    "a text as the test": (("test",), "x"),
+    "a score that is a text": (("test", "mean", "dice"), "x"),
+    "a score of hundreds of digits": (("test", "mean", "dice"), 10**400),
+    "the worst site without its name": (("test", "worst", "dice"), {"value": 0.5}),
+    "a number as the versions": (("versions",), 1),
+    "a number as the rounds": (("rounds",), 1),
+    "a text as a site's round": (("rounds", 0, "sites", "site_A"), "x"),
+    "no method": (("config", "methods"), []),
+    "a list as the selected round": (("selected_round",), []),
+    "a number as the patterns of frozen entries": (("config", "freeze"), 1),
+    "arguments that are a list": (("config", "methods", 0, "args"), []),
+    "a class that is a list": (("config", "classes", 0), []),
+}
+
+
+@pytest.mark.parametrize("fault", NINE)
+@pytest.mark.parametrize("command", ["evaluate", "predict", "bundle", "card", "report"])
+def test_a_crafted_record_is_refused_by_every_command(run, made, phantom_dir, tmp_path, command, fault):
+    folder = shutil.copytree(made, tmp_path / "run")
+    record = json.loads((folder / "results.json").read_text())
+    path, value = NINE[fault]
+    inner = record
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    (folder / "results.json").write_text(json.dumps(record))
+    out = tmp_path / "out"
+    arguments = {
+        "evaluate": ("--model", folder, "--data", phantom_dir, "--out", out),
+        "predict": ("--model", folder, "--images", phantom_dir / "site_A", "--out", out),
+        "bundle": (folder, "--out", out, "--site", "site_A"),
+        "card": (folder,),
+        "report": (folder, "--out", tmp_path / "page.html"),
+    }[command]
+    code, _, err = run(command, *arguments)
+    if command == "report" and code == 0:
+        return  # it reads none of this entry
+    assert code == 2, err
+    assert "results.json" in err
+    assert "medfedaug: " in err
+
+
+@pytest.mark.parametrize("name", ["results.json", "statistics.json"])
+@pytest.mark.parametrize("text", ["", "{", nested(100_000), "\x00", '{"a": 1, "a": 2}', "[1e999]"])
+def test_a_text_that_is_no_record_is_refused(run, made, tmp_path, name, text):
+    folder = shutil.copytree(made, tmp_path / "run")
+    (folder / name).write_text(text)
+    code, _, err = run("card", folder)
+    assert code == 2
+    assert name in err
+
+
+OPTIONS = {
+    "a learning rate of 1e300": (("--lr", "1e300"), "learning_rate must be at most 1e+09"),
+    "images of 60,000 pixels": (("--image-size", 60000), "image_size must be at most 16384"),
+    "a share of NaN": (
+        ("--network-args", '{"dropout": NaN}'),
+        "network_args: dropout must be a finite number",
+    ),
+    "a device that computes nothing": (("--device", "meta"), "device meta cannot be used"),
+    "weight decay of 1e300": (("--weight-decay", "1e300"), "weight_decay must be at most 1e+09"),
+    "a momentum of infinity": (("--momentum", "inf"), "momentum must be a finite number"),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_value_that_nobody_means_is_refused(run, phantom_dir, tmp_path, option):
+    values, words = OPTIONS[option]
+    code, _, err = run(
+        *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
+        *("--no-pictures", "--out", tmp_path / "out", *values),
+    )
+    assert code == 2, err
+    assert words in " ".join(err.split())
+    assert not (tmp_path / "out").exists()

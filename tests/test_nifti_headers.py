@@ -1,0 +1,140 @@
+"""NIfTI files whose checksum or header contradicts their voxels: one line, refused or warned."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import struct
+import zlib
+
+import nibabel
+import numpy as np
+import pytest
+
+OPTIONS = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-pictures")
+NETWORK = ("--network-args", '{"features": [4, 4, 4, 4, 4, 4]}')
+
+
+@pytest.fixture
+def data(phantom_dir, tmp_path):
+    return shutil.copytree(phantom_dir, tmp_path / "data")
+
+
+def image(data):
+    """An image that is used in training."""
+    listed = json.loads((data / "site_A/dataset.json").read_text())["training"][0]["image"]
+    return data / "site_A" / listed
+
+
+def rewritten(change):
+    """A change of the file's bytes before compression."""
+
+    def spoil(path):
+        content = bytearray(gzip.decompress(path.read_bytes()))
+        change(content)
+        path.write_bytes(gzip.compress(bytes(content)))
+
+    return spoil
+
+
+def field(offset, form, *values):
+    return rewritten(lambda content: struct.pack_into(form, content, offset, *values))
+
+
+def other_voxels(path):
+    """Voxels and checksum of two different files, of one length."""
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    right = struct.pack("<I", zlib.crc32(bytes(content)))
+    content[-100:-50] = bytes(50)
+    made = bytearray(gzip.compress(bytes(content)))
+    made[-8:-4] = right
+    path.write_bytes(bytes(made))
+
+
+def affine(matrix):
+    def spoil(path):
+        voxels = np.asarray(nibabel.load(path).dataobj)
+        nibabel.save(nibabel.Nifti1Image(voxels, np.array(matrix, float)), path)
+
+    return spoil
+
+
+REFUSED = {
+    "a checksum of other voxels": (other_voxels, "damaged: CRC check failed"),
+    "bitpix of another datatype": (field(72, "<h", 64), "64 bits a voxel (bitpix)"),
+    "bitpix 0": (field(72, "<h", 0), "0 bits a voxel (bitpix)"),
+    "slope 1e30": (field(112, "<f", 1e30), "scales intensities by scl_slope 1e+30"),
+    "slope 1e-30": (field(112, "<f", 1e-30), "scales intensities by scl_slope 1e-30"),
+    "slope infinite": (field(112, "<f", float("inf")), "scales intensities by scl_slope inf"),
+    "intercept 1e30": (field(116, "<f", 1e30), "scales intensities by scl_inter 1e+30"),
+    "voxels of 10 km": (affine(np.diag([1e7, 1, 1, 1])), "voxels of 1e+07 x 1 x 1 mm"),
+    "a singular place": (affine([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]), "singular"),
+}
+
+WARNED = {
+    "pixdim 0": (field(80, "<f", 0.0), "contradicts itself: voxels of 0 x"),
+    "pixdim NaN": (field(80, "<f", float("nan")), "contradicts itself: voxels of nan x"),
+    "pixdim 1e9": (field(80, "<f", 1e9), "contradicts itself: voxels of 1e+09 x"),
+    "a sheared grid": (
+        affine([[1, 0.5, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
+        "its axes are not at right angles (63 degrees)",
+    ),
+}
+
+
+def simulate(run, data, out):
+    code, shown, err = run("simulate", "--data", data, *OPTIONS, *NETWORK, "--out", out)
+    return code, " ".join((shown + err).split())
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_file_that_contradicts_its_voxels_is_refused_in_one_line(run, data, tmp_path, fault):
+    spoil, words = REFUSED[fault]
+    path = image(data)
+    spoil(path)
+    code, said = simulate(run, data, tmp_path / "out")
+    assert code == 2, said
+    assert path.name in said
+    assert words in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("fault", WARNED)
+def test_a_header_that_contradicts_itself_is_warned_of_once(run, data, tmp_path, fault):
+    spoil, words = WARNED[fault]
+    path = image(data)
+    spoil(path)
+    if fault == "a sheared grid":
+        spoil(path.parent.parent / "labels" / path.name)
+        words = f"images/{path.name}: {words}"
+    code, said = simulate(run, data, tmp_path / "out")
+    assert words in said, said
+    assert said.count(words) == 1
+    assert code == 0, said
+
+
+def test_more_bytes_than_voxels_are_told(run, data, tmp_path):
+    path = image(data)
+    plain = path.with_suffix("")
+    plain.write_bytes(gzip.decompress(path.read_bytes()) + bytes(4096))
+    path.unlink()
+    listing = data / "site_A/dataset.json"
+    listing.write_text(listing.read_text().replace(f"images/{path.name}", f"images/{plain.name}"))
+    code, said = simulate(run, data, tmp_path / "out")
+    assert code == 0, said
+    assert said.count("has 4096 bytes more than the 32 x 32 x 6 voxels of its header") == 1
+
+
+@pytest.mark.parametrize("fault", ["a checksum of other voxels", "bitpix 0", "slope 1e30"])
+def test_a_prediction_refuses_it_too(run, data, tmp_path, fault):
+    code, said = simulate(run, data, tmp_path / "run")
+    assert code == 0, said
+    spoil, words = REFUSED[fault]
+    path = image(data)
+    spoil(path)
+    code, shown, err = run(
+        "predict", "--model", tmp_path / "run", "--images", path, "--out", tmp_path / "out"
+    )
+    assert code in (1, 2)
+    assert words in " ".join((shown + err).split())
