@@ -22,7 +22,7 @@ __all__ = ["check_fields", "documented", "setting"]
 Class = TypeVar("Class", bound=type)
 
 _WIDTH = 106
-_LARGEST_NUMBER, _LARGEST_COUNT = 1e9, 2**63 - 1
+_LARGEST_NUMBER, _LARGEST_COUNT = 1e15, 2**63 - 1
 # By annotation; `true` is a whole number to Python and to nobody else.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
@@ -55,7 +55,7 @@ def setting(
         text: what the setting is, in plain text: for the documentation and for the command's help.
         above: values must be greater.
         at_least: values must not be less.
-        at_most: values must not be more; no number may be beyond what 64 bits hold, or 1e9 with a fraction.
+        at_most: values must not be more; no number may be beyond what 64 bits hold, or 1e15 with a fraction.
         choices: the values that it may have.
         flags: names of the command's option, if not that of the field; ``None`` for no option.
     """
