@@ -127,6 +127,19 @@ class Teller:
             return [f"not tested: {event['reason']}"]
         return [f"round {event['round']}: missing: {event['reason']}"]
 
+    def _away(self, event: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{event['site']}: not heard from for {event['seconds']} s: its machine, its kit or its line is "
+            "down; started again there (startup/start.sh), it comes back into the job"
+        ]
+
+    def _waiting(self, event: Mapping[str, Any]) -> list[str]:
+        sites = ", ".join(event["sites"])
+        return [f"waiting for {sites}: {event['answers']} of {event['needed']} needed answers are here"]
+
+    def _returned(self, event: Mapping[str, Any]) -> list[str]:
+        return [f"{event['site']}: is back"]
+
     def _round_finished(self, event: Mapping[str, Any]) -> list[str]:
         losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
         told = [f"{event['seconds']:.1f} s"]
@@ -173,6 +186,8 @@ class Teller:
         told = [f"{name} {value:.4f}" for name, value in event["scores"].items()]
         told += [f"{event['samples']} samples"] if event["samples"] else []
         told.append(f"{event['seconds']:.1f} s")
+        if event.get("continued"):
+            told.append(f"gone on after {event['continued']} steps of an earlier process")
         sent = [f"the model ({size_text(event['model'])})"] if event["model"] else []
         sent += [f"{name}'s statistics ({size_text(n)})" for name, n in event["statistics"].items()]
         of = f" of {event['cases']} cases" if event["statistics"] else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,17 @@ from medfedaug.analysis import page
 from medfedaug.analysis.plots import tidy
 from medfedaug.checks import is_number
 from medfedaug.errors import DataError
-from medfedaug.federation.output import EVENTS, JOB_FOLDER
+from medfedaug.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
 from medfedaug.telling import Teller
 
-__all__ = ["Watched", "find_events", "sparkline", "write_watch_page"]
+__all__ = ["Watched", "find_events", "has_process", "sparkline", "write_watch_page"]
 
 _BARS = "▁▂▃▄▅▆▇█"
+_DEAD_AFTER = 6 * PULSE
+_DEAD = (
+    "the process of the job is gone, and NVFlare cannot continue the job: the lead submits it again with "
+    "--resume, and it goes on from its last round"
+)
 
 
 def find_events(folder: str | Path) -> Path | None:
@@ -34,6 +40,19 @@ def find_events(folder: str | Path) -> Path | None:
     here = [folder / EVENTS, folder / JOB_FOLDER / EVENTS]
     found = [path for path in (*here, *folder.glob(f"*/{JOB_FOLDER}/{EVENTS}")) if path.is_file()]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def has_process(events: Path) -> bool | None:
+    """Whether the process of a job is alive, by the time of a file that it touches.
+
+    Returns:
+        ``None`` for a job of an earlier version, which has no such file.
+    """
+    try:
+        touched = events.with_name(ALIVE).stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return time.time() - touched < _DEAD_AFTER
 
 
 def sparkline(values: Sequence[float | None], width: int = 30) -> str:
@@ -61,8 +80,10 @@ class Watched:
         scores: the validation score by round; of a site's own run its own.
         seconds: the seconds of each round.
         tested: the test score of each site.
+        waiting: sites without which nothing goes on, and which the server does not hear from.
+        stalled: the reason why nothing goes on in a running job; empty while it does.
         state: ``"running"``, ``"finished"`` or ``"failed"``; of a site's own job ``"ended"`` where it was not
-            tested.
+            tested; ``"dead"`` if its process is gone and does not come back.
         lines: what was said, in order.
     """
 
@@ -73,7 +94,9 @@ class Watched:
     scores: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     tested: dict[str, dict[str, float]] = field(default_factory=dict)
+    waiting: tuple[str, ...] = ()
     state: str = "running"
+    stalled: str = ""
     lines: list[str] = field(default_factory=list)
     _teller: Teller = field(default_factory=Teller)
 
@@ -85,6 +108,7 @@ class Watched:
             self.state = "running"
         self.round, self.rounds = self._teller.round, self._teller.rounds
         kind = event["event"]
+        self.waiting = tuple(event["sites"]) if kind == "waiting" else () if kind != "away" else self.waiting
         if kind == "trained" and is_number(event.get("train_loss")):
             self.losses.setdefault(event["site"], {})[event["round"]] = event["train_loss"]
         elif kind == "answered" and event["task"] == "train":
@@ -104,6 +128,20 @@ class Watched:
             self.state = "finished"
         return lines
 
+    def look(self, events: Path) -> None:
+        """Look whether the job, if it is running, goes on."""
+        if self.state != "running":
+            return
+        self.stalled = f"waiting for {', '.join(self.waiting)}" if self.waiting else ""
+        if has_process(events) is False:
+            if events.with_name(SESSION).exists():
+                self.stalled = (
+                    "no process of the job runs here; startup/start.sh brings the site back into it"
+                )
+            else:
+                self.state = "dead"
+                self.lines.append(_DEAD)
+
     def _own(self, event: Mapping[str, Any]) -> None:
         self.seconds[event["round"]] = event["seconds"]
         for name, value in event["scores"].items():
@@ -111,6 +149,11 @@ class Watched:
                 self.losses.setdefault("this site", {})[event["round"]] = value
             elif name.startswith("val_"):  # of the model of the round before
                 self.metric, self.scores[event["round"] - 1] = name.removeprefix("val_"), value
+
+    @property
+    def standing(self) -> str:
+        """The state in words."""
+        return f"stalled: {self.stalled}" if self.state == "running" and self.stalled else self.state
 
     def over_rounds(self, values: Mapping[int, float]) -> list[float | None]:
         """Values of each round so far."""
@@ -125,7 +168,7 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
         out: the page.
         name: of the run, for the title.
     """
-    html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.state}")
+    html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}")
     head = html.find("head")
     if head is not None and watched.state == "running":
         page.add(head, "meta", **{"http-equiv": "refresh", "content": "20"})

@@ -20,8 +20,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from medfedaug.config import Execution
 from medfedaug.federation.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier
+from medfedaug.federation.record import Event
 from medfedaug.federation.server import FederationServer
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
+from medfedaug.nvflare_jobs.presence import Presence
 
 __all__ = ["Aborted", "NVFlareCarrier"]
 
@@ -34,8 +36,9 @@ class NVFlareCarrier(Carrier):
     """Broadcasts a task for each request, and passes every result to the server.
 
     It waits for all sites that were asked. Once there are enough good answers, it waits at most ``grace``
-    seconds longer; it never waits longer than ``round_timeout``. It fires NVFlare's events of a round for
-    components of others.
+    seconds longer; it never waits longer than ``round_timeout``. A site that is not heard from any more is
+    reported, and not waited for once there are enough good answers and all others have answered. The carrier
+    fires NVFlare's events of a round for components of others.
 
     Args:
         controller: sends tasks, and knows the connected sites.
@@ -44,6 +47,8 @@ class NVFlareCarrier(Carrier):
         fl_ctx: the job's context.
         abort_signal: the job's signal.
         period: seconds between two checks whether enough sites have answered.
+        presence: knows which sites are heard from.
+        on_event: called when a site is not heard from any more, and when it is again.
     """
 
     def __init__(
@@ -54,7 +59,11 @@ class NVFlareCarrier(Carrier):
         fl_ctx: FLContext,
         abort_signal: Signal,
         period: float,
+        presence: Presence,
+        on_event: Event,
     ) -> None:
+        self.presence, self.on_event = presence, on_event
+        self._away: set[str] = set()
         self.controller, self.execution, self.checkpoint = controller, execution, checkpoint
         self.fl_ctx, self.abort_signal, self.period = fl_ctx, abort_signal, period
         self._beside: set[str] = set()  # asked during a round, without an answer so far
@@ -63,6 +72,21 @@ class NVFlareCarrier(Carrier):
         """The sites that run this job and are not known to be disconnected."""
         names = (client.name for client in self.fl_ctx.get_engine().get_clients())
         return sorted(name for name in names if self.controller.get_client_disconnect_time(name) is None)
+
+    def away(self) -> set[str]:
+        """The sites that are not heard from; a change is reported."""
+        return set(self._look(self.connected()))
+
+    def _look(self, sites: Sequence[str]) -> dict[str, float]:
+        found = self.presence.away(sites)
+        for site in sorted(set(sites) & (self._away ^ set(found))):
+            if site in found:
+                self._away.add(site)
+                self.on_event({"event": "away", "site": site, "seconds": round(found[site])})
+            else:
+                self._away.discard(site)
+                self.on_event({"event": "returned", "site": site})
+        return found
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
         """Send a task, and wait for the results, unless none is needed.
@@ -126,12 +150,20 @@ class NVFlareCarrier(Carrier):
             return used
 
         task = self._send(request, sites, take)
-        grace, enough_since = self.execution.grace, None
+        grace, enough_since, told = self.execution.grace, None, set[str]()
         while task.completion_status is None and not self.abort_signal.triggered:
             if len(good) >= needed and enough_since is None:
                 enough_since = time.monotonic()
             if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
                 break
+            waiting = set(sites) - answered
+            if waiting and waiting <= set(self._look(sites)):
+                if enough_since is not None:
+                    break
+                if waiting != told:
+                    told = waiting
+                    counts = {"answers": len(good), "needed": needed}
+                    self.on_event({"event": "waiting", "sites": sorted(waiting), **counts})
             time.sleep(self.period)
         with lock:
             closed = True
@@ -174,6 +206,8 @@ class NVFlareCarrier(Carrier):
         self.controller.log_warning(self.fl_ctx, text)
 
     def _reason(self, site: str, task: Task) -> str:
+        if site in self._away:
+            return f"site {site} is not heard from: its machine, its kit or its line is down"
         if self.controller.get_client_disconnect_time(site) is not None:
             return f"site {site} is not connected any more"
         if task.completion_status == TaskCompletionStatus.TIMEOUT:

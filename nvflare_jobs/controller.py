@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
@@ -31,6 +32,7 @@ from medfedaug.federation.server import FederationServer
 from medfedaug.files import remove_unfinished
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
+from medfedaug.nvflare_jobs.presence import Presence
 from medfedaug.printable import log_printable
 from medfedaug.run_folder import REPORT, locked
 from medfedaug.settings import SiteSettings
@@ -53,6 +55,12 @@ class ProtocolController(Controller):
         self.execution = execution or {}
         self.task_check_period = task_check_period
         self._execution = Execution.from_dict(self.execution)
+        self._presence = Presence()
+
+    def set_communicator(self, communicator: WFCommSpec) -> None:
+        """Take the object that NVFlare's messages of the job come to."""
+        super().set_communicator(communicator)
+        self._presence.listen(communicator)
 
     def carry(
         self,
@@ -86,7 +94,9 @@ class ProtocolController(Controller):
 
         def carrier(checkpoint: Path | None) -> NVFlareCarrier:
             return NVFlareCarrier(
-                self, self._execution, checkpoint, fl_ctx, abort_signal, self.task_check_period
+                *(self, self._execution, checkpoint, fl_ctx, abort_signal, self.task_check_period),
+                presence=self._presence,
+                on_event=record,
             )
 
         record = EventLog(folder.parent, "server")

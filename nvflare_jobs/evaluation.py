@@ -25,7 +25,7 @@ from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.controller import ProtocolController
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import AnsweringExecutor, site_trainer
-from medfedaug.nvflare_jobs.recipe import name_classes_only
+from medfedaug.nvflare_jobs.recipe import name_classes_only, server_settings
 from medfedaug.settings import SiteSettings
 
 __all__ = ["EvaluationController", "EvaluationExecutor", "EvaluationRecipe"]
@@ -149,7 +149,7 @@ class EvaluationRecipe(Recipe):
             job.add_file_to_server(str(path), app_folder_type="config")
         name_classes_only(job)
         super().__init__(job)
-        self.add_server_config({"server": {"task_request_interval": task_request_interval}})
+        self.add_server_config(server_settings(execution, task_request_interval))
 
 
 def _file(index: int) -> str:

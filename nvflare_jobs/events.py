@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.errors import warnings_to
-from medfedaug.federation.output import EVENTS, JOB_FOLDER
+from medfedaug.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
 from medfedaug.printable import printable_values
 from medfedaug.telling import Teller
 
@@ -19,6 +19,7 @@ __all__ = ["WARNING", "EventLog"]
 
 WARNING = "warning"
 _LOGGED = ("failed", "not_answered")  # as errors, by who reports these events
+_WARNED = (WARNING, "away")
 _log = logging.getLogger("medfedaug")
 
 
@@ -40,6 +41,17 @@ class EventLog:
             with suppress(OSError):
                 self._file.write("\n")
         self._warned: set[str] = set()
+        self._over = threading.Event()
+        threading.Thread(target=self._pulse, name="alive", daemon=True).start()
+
+    def _pulse(self) -> None:
+        """Show that the process of the job is alive, by the time of a file: a killed one cannot say so."""
+        alive = self.path.with_name(ALIVE)
+        while True:
+            with suppress(OSError):
+                alive.touch()
+            if self._over.wait(PULSE):
+                return
 
     def _is_torn(self) -> bool:
         """Whether the last line of the file has no end."""
@@ -53,7 +65,7 @@ class EventLog:
         """Take in an event. A full disk is told of by what must be written, not by this."""
         with self._lock:
             for line in self._teller.lines(event) if event["event"] not in _LOGGED else ():
-                level = logging.WARNING if event["event"] == WARNING else logging.INFO
+                level = logging.WARNING if event["event"] in _WARNED else logging.INFO
                 _log.log(level, "%s: %s", self.name, line)
             if not self._file.closed:  # an answer may come when all is over
                 with suppress(OSError):
@@ -69,5 +81,6 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file, whatever could not be written: what counts is elsewhere by now."""
+        self._over.set()
         with suppress(OSError):
             self._file.close()

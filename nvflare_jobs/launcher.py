@@ -3,7 +3,8 @@
 If a job process is killed, runs out of memory or crashes, NVFlare 2.9 reports this to the server, which then
 ends the job for all sites. Here the site's parent process starts the job process again, and NVFlare's server
 sends it the task that it still waits for. If the process dies too often, the site stays silent, and the
-server's rules (its time limits and the number of sites that it needs) decide how the job continues.
+server's rules (its time limits and the number of sites that it needs) decide how the job continues. After the
+parent process itself has died, `medfedaug.nvflare_jobs.rejoin.JobRejoiner` starts the job process.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
+from medfedaug.nvflare_jobs.rejoin import JobSession
 from medfedaug.printable import log_printable
 
 __all__ = ["RestartingHandle", "RestartingLauncher"]
@@ -48,17 +50,26 @@ class RestartingLauncher(ClientProcessJobLauncher):
         self.restarts, self.pause, self.healthy = restarts, pause, healthy
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        """Start the job process, and return a handle that restarts it when needed."""
+        """Start the job process, and return a handle that restarts it when needed.
+
+        A job that was running when the parent process died keeps the token that it began with.
+        """
         job_id = str(job_meta.get(JobConstants.JOB_ID))
-        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        root = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()
+        session = JobSession.load(root, job_id)
+        if session is not None:
+            session.apply(fl_ctx)
+        else:
+            JobSession.of(job_meta, fl_ctx).save(root)
         start = super().launch_job
         return RestartingHandle(
             lambda: start(job_meta, fl_ctx),
-            exit_file=Path(workspace.get_root_dir()) / job_id / FLMetaKey.PROCESS_RC_FILE,
+            exit_file=Path(root) / job_id / FLMetaKey.PROCESS_RC_FILE,
             restarts=self.restarts,
             pause=self.pause,
             healthy=self.healthy,
             log=lambda text: self.logger.warning(f"job {job_id}: {text}"),
+            ended=lambda: JobSession.forget(root, job_id),
         )
 
 
@@ -72,6 +83,7 @@ class RestartingHandle(JobHandleSpec):
         pause: see `RestartingLauncher`.
         healthy: see `RestartingLauncher`.
         log: called with a line for every restart.
+        ended: called when the job is over at this site, and not when its process died too often.
     """
 
     def __init__(
@@ -83,9 +95,10 @@ class RestartingHandle(JobHandleSpec):
         pause: float,
         healthy: float,
         log: Callable[[str], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
-        self._start, self._exit_file, self._log = start, exit_file, log
+        self._start, self._exit_file, self._log, self._ended = start, exit_file, log, ended
         self._restarts, self._first_pause, self._healthy = restarts, pause, healthy
         self._left, self._pause = restarts, pause
         self._stopped = threading.Event()
@@ -111,6 +124,7 @@ class RestartingHandle(JobHandleSpec):
             code = self._exit_code()
             if self._stopped.is_set() or code in _REPORTED:
                 self._result = code
+                self._ended()
                 return
             lasted = time.monotonic() - started
             if lasted >= self._healthy:
@@ -122,10 +136,12 @@ class RestartingHandle(JobHandleSpec):
             self._left -= 1
             self._log(f"{text}; it is started again in {self._pause:g} s, {self._left} more times at most")
             if self._stopped.wait(self._pause):
+                self._ended()
                 break
             self._pause *= 2
             with self._lock:
                 if self._stopped.is_set():
+                    self._ended()
                     break
                 self._process = self._start()
         # With any other code the server would end the job for all sites.

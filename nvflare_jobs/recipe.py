@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
@@ -22,7 +23,9 @@ from medfedaug.nvflare_jobs.controller import FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.tracking import add_tracking
 
-__all__ = ["MedFedAugRecipe", "name_classes_only"]
+__all__ = ["MedFedAugRecipe", "name_classes_only", "server_settings"]
+
+_LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
 
 
 class MedFedAugRecipe(Recipe):
@@ -95,9 +98,26 @@ class MedFedAugRecipe(Recipe):
             job.add_file_to_clients(str(script))
         name_classes_only(job)
         super().__init__(job)
-        self.add_server_config({"server": {"task_request_interval": task_request_interval}})
+        self.add_server_config(server_settings(execution, task_request_interval))
         if tracking:
             add_tracking(self, tracking)
+
+
+def server_settings(execution: Execution, task_request_interval: float) -> dict[str, Any]:
+    """NVFlare's settings of a job at the server.
+
+    NVFlare would end a job for all a minute after it noticed that fewer than ``min_clients`` sites are there.
+    Here a site is waited for as long as the run says, so that it can come back.
+
+    Args:
+        execution: how long a site is waited for.
+        task_request_interval: seconds after which an idle site asks for work again.
+    """
+    patience = max(execution.round_timeout, _LEAST_PATIENCE) if execution.round_timeout else _NO_END
+    return {
+        "server": {"task_request_interval": task_request_interval},
+        ConfigVarName.DEAD_CLIENT_GRACE_PERIOD: patience,
+    }
 
 
 def name_classes_only(job: FedJob) -> None:

@@ -35,8 +35,8 @@ def watch(
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
-    A job whose process was killed cannot say so. Of a job that goes on, the title says for how long it has
-    said nothing.
+    A job that waits for a site that is down is stalled, and so is one whose process is down and comes back. A
+    job whose process is gone for good is dead, which ends the command with code 1.
     """
     with err_console.status("starting"):
         from medfedaug.analysis.page import check_page
@@ -60,6 +60,8 @@ def watch(
                 for event, end in follow(path, position):
                     lines += watched.take(event)
                     position = end
+            if path is not None and path.is_file():
+                watched.look(path)
             if isinstance(screen, Live):
                 screen.update(_shown(watched, path), refresh=True)
             elif not once:
@@ -76,7 +78,9 @@ def watch(
         out_console.print(_shown(watched, path))
     if page is not None and path is not None:
         say(str(page))
-    if watched.state == "failed":
+    if watched.state == "dead" and not once and not live:
+        say(watched.lines[-1])
+    if watched.state in ("failed", "dead"):
         raise typer.Exit(1)
 
 
@@ -86,7 +90,7 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     if path is None:
         return Group("waiting for a job")
     left = ""
-    if watched.seconds and watched.state == "running":
+    if watched.seconds and watched.state == "running" and not watched.stalled:
         mean = sum(watched.seconds.values()) / len(watched.seconds)
         # Those that a resumed run had before took no time here.
         left = f", about {duration(mean * (watched.rounds - max(watched.seconds)))} left"
@@ -95,7 +99,7 @@ def _shown(watched: Watched, path: Path | None) -> Group:
         silence = time.time() - path.stat().st_mtime
         quiet = f"; nothing said for {duration(silence)}" if silence >= _QUIET else ""
     name = path.parent.parent.name
-    title = f"{name}: round {watched.round} of {watched.rounds}, {watched.state}{left}{quiet}"
+    title = f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}{left}{quiet}"
     table = Table("", "last", "by round")
     for site, losses in sorted(watched.losses.items()):
         series = watched.over_rounds(losses)

@@ -12,6 +12,7 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server import FederationServer
 from medfedaug.files import sha256, write_atomic, write_json
+from medfedaug.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
 
@@ -35,11 +36,9 @@ __all__ = [
 
 RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
 STATISTICS, STATE = "statistics.json", "state"
-EVALUATION, EVENTS = "evaluation.json", "events.jsonl"
+EVALUATION = "evaluation.json"
 HASHES = "sha256"
 """The entry of ``results.json`` with the hash of each file that a prediction uses, by name."""
-JOB_FOLDER = "medfedaug"
-"""The folder of these files in the run folder of a job."""
 
 
 def write_run(folder: str | Path, server: FederationServer) -> None:

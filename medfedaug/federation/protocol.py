@@ -28,6 +28,10 @@ class Carrier(ABC):
     def connected(self) -> list[str]:
         """The names of the sites that can be asked now, sorted."""
 
+    def away(self) -> set[str]:
+        """Those of the connected sites that are not heard from at the moment, and may come back."""
+        return set()
+
     @abstractmethod
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
         """Send a request, and hand over the replies.
@@ -104,7 +108,7 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:
-    connected = carrier.connected()
+    connected = _worth_asking(server, carrier)
     strangers = sorted(set(connected) - server.known)
     if strangers:
         carrier.ask(server.prepare(), strangers, 0, server.accept_preparation)
@@ -121,6 +125,13 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
         _ask(server, carrier, *_answers(server, masks.opening(), masks.with_signature, masks.accept_opening))
     server.finish_round()
     carrier.round_done(server)
+
+
+def _worth_asking(server: FederationServer, carrier: Carrier) -> list[str]:
+    """The connected sites, without those that are away if the round has enough without them."""
+    connected, away = carrier.connected(), carrier.away()
+    present = [site for site in connected if site not in away]
+    return present if len(server.sites.keys() & set(present)) >= server.needed else connected
 
 
 def _present(

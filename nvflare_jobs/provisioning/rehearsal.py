@@ -94,10 +94,10 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
         system.make_data()
         with system.phase("configure kits"):
             system.configure(forbid_code=True, only_ours=True)
-        with system.phase("doctor"):
-            doctor = system.medfedaug("doctor", "--kit", system.kit(HOSPITALS[0]))
         with system.phase("start"):
             system.start_kits()
+        with system.phase("doctor"):  # which connects to the server
+            doctor = system.medfedaug("doctor", "--kit", system.kit(HOSPITALS[0]))
         folder, scores = _one_job(system)
         with system.phase("refuse a job with code"):
             refusal = system.refusal(system.work / "jobs" / "job")

@@ -184,7 +184,7 @@ class Rehearsal:
         """Start server and sites with the start scripts of their kits, and wait until all have joined."""
         for name in (SERVER, *self.hospitals):
             self._start_kit(self.kit(name))
-        self._wait_for_clients()
+        self.wait_for_clients()
 
     def configure(self, *, forbid_code: bool = False, only_ours: bool = False) -> None:
         """``medfedaug site-config`` for each kit.
@@ -319,6 +319,58 @@ class Rehearsal:
                 return
         raise RunFailed(f"{hospital} has no job process")
 
+    def switch_off(self, hospital: str) -> None:
+        """Kill all processes of a hospital at once, as a machine that loses its power does."""
+        for _ in range(3):  # its start script may start another one in between
+            kit = str(self.kit(hospital))
+            left = [p for p in self.processes() if any(kit in part for part in _command(p))]
+            for process in left:
+                _kill(process)
+            psutil.wait_procs(left, timeout=10)
+
+    def switch_on(self, hospital: str) -> None:
+        """Start a hospital's kit again."""
+        self._start_kit(self.kit(hospital))
+
+    def events(self, job_id: str) -> list[dict[str, Any]]:
+        """What the server's process of a job has reported so far."""
+        path = self._events(job_id)
+        # The writer may be in the middle of the last line.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def await_event(self, job_id: str, timeout: float = 300, **expected: Any) -> dict[str, Any]:
+        """Wait until the server's process of a job has reported an event with these entries.
+
+        Raises:
+            RunFailed: when it does not in time.
+        """
+        found: list[dict[str, Any]] = []
+
+        def reported() -> bool:
+            found[:] = [e for e in self.events(job_id) if expected.items() <= e.items()]
+            return bool(found)
+
+        _until(reported, timeout, f"no event {expected}")
+        return found[-1]
+
+    def until(self, condition: Callable[[], bool | None], problem: str, timeout: float = 300) -> None:
+        """Wait for something.
+
+        Raises:
+            RunFailed: naming the problem, when it does not come in time.
+        """
+        _until(lambda: bool(condition()), timeout, problem)
+
+    def await_file(self, folder: Path, pattern: str, timeout: float = 300) -> Path:
+        """Wait until there is a file of this name below a folder.
+
+        Raises:
+            RunFailed: when there is none in time.
+        """
+        _until(lambda: any(folder.rglob(pattern)), timeout, f"no {pattern} below {folder}")
+        return next(folder.rglob(pattern))
+
     def kill_server(self, job_id: str, round_: int, timeout: float = 300) -> None:
         """Kill all processes of the server after a round has begun. Its kit starts it again.
 
@@ -330,15 +382,11 @@ class Rehearsal:
         for process in server:
             _kill(process)
         psutil.wait_procs(server, timeout=10)
-        self._wait_for_clients()
+        self.wait_for_clients()
 
     def _await_round(self, job_id: str, round_: int, timeout: float) -> None:
-        events = self._events(job_id)
-
         def begun() -> bool:
-            # The writer may be in the middle of the last line.
-            lines = events.read_text().split("\n")[:-1] if events.exists() else []
-            found = [json.loads(line) for line in lines]
+            found = self.events(job_id)
             return any(e["event"] == "round_started" and e["round"] >= round_ for e in found)
 
         _until(begun, timeout, f"round {round_} did not begin")
@@ -409,7 +457,12 @@ class Rehearsal:
                 check=True,
             )
 
-    def _wait_for_clients(self, timeout: float = 300) -> None:
+    def wait_for_clients(self, timeout: float = 300) -> None:
+        """Wait until all hospitals have joined.
+
+        Raises:
+            RunFailed: when they do not in time.
+        """
         command = ("system", "status", "--startup-kit", self.kit(ADMIN))
 
         def all_there() -> bool:
@@ -442,6 +495,13 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def _kill(process: psutil.Process) -> None:

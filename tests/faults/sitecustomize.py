@@ -71,12 +71,27 @@ def _install(module):
         pending = [f for f in planned if f[3] in LASTING or not os.path.exists(_mark(f))]
         for f in pending:
             open(_mark(f), "w").close()
+        for f in pending:
+            if f[3] == "hang halfway":
+                should_stop = _halfway(should_stop, f[4])
         reply = None if pending and pending[0][3] in ("raise", "die") else do(self, request, should_stop)
         for f in pending:
             reply = _cause(f[3], f[4], reply)
         return reply
 
     module.Site._do = faulty
+
+
+def _halfway(should_stop, seconds, steps=3):
+    """Asked before each step of a training, it sleeps once, after a few of them."""
+    asked = iter(range(1_000_000))
+
+    def asks():
+        if next(asked) == steps:
+            time.sleep(seconds)
+        return should_stop() if should_stop is not None else False
+
+    return asks
 
 
 def _mark(fault):

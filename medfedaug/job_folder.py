@@ -1,0 +1,15 @@
+"""The files that say how a job stands, in the folder of the job in a kit's workspace."""
+
+from __future__ import annotations
+
+__all__ = ["ALIVE", "EVENTS", "JOB_FOLDER", "PULSE", "SESSION"]
+
+JOB_FOLDER = "medfedaug"
+"""The folder of our files in the run folder of a job."""
+EVENTS = "events.jsonl"
+"""What has happened, one JSON object a line."""
+ALIVE = "alive"
+"""Touched by the job's process every `PULSE` seconds."""
+PULSE = 10.0
+SESSION = "session.json"
+"""At a site, as long as the job has not ended there: what it needs to come back after a reboot."""

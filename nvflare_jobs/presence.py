@@ -1,0 +1,72 @@
+"""Which sites of a job the server hears from.
+
+NVFlare 2.9 calls a site disconnected more than ten minutes after its machine went down, and never if the site
+registers again before. A site's job process sends a heartbeat every ten seconds, also while it trains.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.wf_comm_spec import WFCommSpec
+
+__all__ = ["SILENT_AFTER", "Presence"]
+
+SILENT_AFTER = 45.0
+"""Seconds without a heartbeat after which a site counts as away."""
+
+_BEAT = "jobHeartbeat"
+_ASLEEP = 5.0
+
+
+class Presence:
+    """Keeps when each site was last heard from.
+
+    A site that never sent a heartbeat, as in NVFlare's simulator, never counts as away.
+
+    Args:
+        silent_after: see `SILENT_AFTER`.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, silent_after: float = SILENT_AFTER, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.silent_after, self.clock = silent_after, clock
+        self._heard: dict[str, float] = {}
+        self._beating: set[str] = set()
+        self._lock = threading.Lock()
+        self._looked: float | None = None
+
+    def listen(self, communicator: WFCommSpec) -> None:
+        """Be told of every sign of a site that reaches the job's process."""
+        active = communicator.client_is_active
+
+        def told(client_name: str, reason: str, fl_ctx: FLContext) -> Any:
+            self.heard(client_name, beat=reason == _BEAT)
+            return active(client_name, reason, fl_ctx)
+
+        setattr(communicator, "client_is_active", told)  # noqa: B010, NVFlare makes the object itself
+
+    def heard(self, site: str, *, beat: bool) -> None:
+        """A site has given a sign."""
+        with self._lock:
+            self._heard[site] = self.clock()
+            self._beating.update([site] if beat else [])
+
+    def away(self, sites: Iterable[str]) -> dict[str, float]:
+        """Those of some sites that are away, each with the seconds since it was heard from.
+
+        It must be called often: a gap means that this process stood still, and could hear nobody.
+        """
+        with self._lock:
+            now = self.clock()
+            if self._looked is not None and now - self._looked > _ASLEEP:
+                self._heard = dict.fromkeys(self._heard, now)
+            self._looked = now
+            silences = {site: now - self._heard[site] for site in sites if site in self._beating}
+            return {site: passed for site, passed in silences.items() if passed > self.silent_after}
