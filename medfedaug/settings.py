@@ -66,6 +66,8 @@ class SiteSettings:
             rules for jobs do not hold. Simulations set it; it has no place in a kit.
         cache: the folder of these files, which then serve later jobs too and are never removed; ``None`` for
             a temporary one, which goes with the job.
+        save_every: minutes of a round's training after which its state is written to the state folder: after
+            a restart the site goes on from there. 0 for never, which repeats the round.
 
     Example:
         >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
@@ -82,6 +84,7 @@ class SiteSettings:
     cache: Path | None = None
     jobs: JobRules = field(default_factory=JobRules)
     simulation: bool = False
+    save_every: float = 5.0
 
     @property
     def storage(self) -> Storage:
@@ -113,12 +116,8 @@ class SiteSettings:
         if not isinstance(values, dict):
             raise ConfigError(f"{source}: a JSON object is needed, got {type(values).__name__}")
         check_keys(f"{source}: unknown keys", values, [f.name for f in dataclasses.fields(cls)])
-        try:
-            memory = float(values.get("memory", cls.memory))
-        except (TypeError, ValueError):
-            memory = math.nan
-        if not 0 <= memory < math.inf or isinstance(values.get("memory"), bool):
-            raise ConfigError(f"{source}: memory must be a number of GiB, got {values['memory']!r}")
+        memory = _number(values, "memory", cls.memory, "GiB", source)
+        save_every = _number(values, "save_every", cls.save_every, "minutes", source)
         for name in ("data", "device", "state", "cache"):
             if not isinstance(values.get(name), str | None) or values.get(name) == "":
                 raise ConfigError(f"{source}: {name} must be text, got {values[name]!r}")
@@ -143,6 +142,7 @@ class SiteSettings:
             bundles=bundles,
             jobs=jobs,
             simulation=values.get("simulation", False),
+            save_every=save_every,
         )
 
     @classmethod
@@ -188,3 +188,18 @@ class SiteSettings:
             cache=kit / settings.cache if settings.cache else None,
             state=kit / (settings.state or "medfedaug"),
         )
+
+
+def _number(values: Mapping[str, Any], name: str, default: float, unit: str, source: object) -> float:
+    """A number from 0 on.
+
+    Raises:
+        ConfigError: naming the source and the key.
+    """
+    try:
+        found = float(values.get(name, default))
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found < math.inf or isinstance(values.get(name), bool):
+        raise ConfigError(f"{source}: {name} must be a number of {unit}, got {values[name]!r}")
+    return found

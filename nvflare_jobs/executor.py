@@ -187,6 +187,7 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
         *(config, settings.data, settings.device, state, settings.privacy, ledger),
         threads=threads,
         storage=settings.storage,
+        save_every=settings.save_every,
     )
 
 

@@ -23,6 +23,7 @@ from medfedaug.data.checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.brought import Brought
 from medfedaug.federation.definition import Definition
+from medfedaug.federation.half_round import HalfRound
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.methods.base import SitePart, Step
 from medfedaug.tasks import Task
@@ -220,14 +221,16 @@ class LoopTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
+        half: HalfRound | None = None,
     ) -> list[float]:
-        """Let the script train.
+        """Let the script train. Nothing is kept of half a round: only the script knows where it is.
 
         Args:
             loader: of the site's own samples, of which the methods' transforms are taken, with the random
                 numbers of the round: the script has its own batches.
             round_: the round.
             should_stop: asked at every step.
+            half: without effect.
 
         Returns:
             The losses that the script told, if any.

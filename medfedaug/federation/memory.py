@@ -161,6 +161,11 @@ class RoundMemory:
             content = {"run": self.run, "sent": self.sent, "once": self.once, "rounds": rounds}
             save_checkpoint(path, content, private=True)
 
+    def half_file(self) -> Path | None:
+        """The file of a round that is under way (`medfedaug.federation.half_round`)."""
+        path = self._file(self.run)
+        return path.with_suffix(".half.pt") if path is not None else None
+
     def _file(self, run: str) -> Path | None:
         return self.folder / f"{run}.pt" if self.folder is not None and run else None
 

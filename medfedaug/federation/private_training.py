@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medfedaug.data.augmentation import TrainingDataset
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
+from medfedaug.federation.half_round import HalfRound
 from medfedaug.federation.samples import SiteSamples, TrainingSamples
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.methods.base import Method, SitePart
@@ -177,8 +178,12 @@ class PrivateTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
+        half: HalfRound | None = None,
     ) -> list[float]:
         """Train, after what it spends was entered.
+
+        A round that goes on from its middle was entered when it began, and nothing of it has been sent. Its
+        other steps draw new sets and new noise, so that the update is one of as many steps as were entered.
 
         Returns:
             No loss: nothing bounds what a case changes in it.
@@ -188,14 +193,17 @@ class PrivateTraining(LocalTraining):
             MedFedAugError: when the training was stopped.
         """
         self._try_out(loader.noise)
-        steps = round_.steps or round_.epochs * len(loader)
-        self.spend(steps, loader.rate)
+        steps, half = round_.steps or round_.epochs * len(loader), half or HalfRound.none()
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
+        roots = {"network": self.network, "optimiser": optimiser}
+        taken = half.resume(roots, None, self.device)  # in the place of losses, of which nothing is known
+        if not taken:
+            self.spend(steps, loader.rate)
         self.network.train()
         drawn, failed, reason = 0, 0, ""
         with _own_global_random_numbers():
-            for _ in range(steps):
+            for _ in range(steps - len(taken)):
                 self.check_stop(should_stop)
                 total = [torch.zeros_like(p, dtype=torch.float64) for p in trained]
                 for case in loader.draw():
@@ -208,6 +216,8 @@ class PrivateTraining(LocalTraining):
                     noise = secret_normal(parameter.shape).to(clipped) * (self.noise * self.clip)
                     parameter.grad = ((clipped + noise) / loader.expected).to(parameter.dtype)
                 optimiser.step()
+                taken.append(torch.zeros(()))
+                half.step(roots, taken, [], self.device)
         self.network.zero_grad(set_to_none=True)
         if failed:
             _log.warning(

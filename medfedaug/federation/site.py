@@ -14,7 +14,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.admission import job_hash
 from medfedaug.checks import is_number
-from medfedaug.errors import MedFedAugError, PrivacyRefused
+from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.door import ROUND, Door
 from medfedaug.federation.messages import (
     FINGERPRINT,
@@ -35,6 +35,7 @@ from medfedaug.federation.participation import site_weight
 from medfedaug.federation.planning import site_fingerprint
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
 from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.training_state import StateMismatch
 from medfedaug.fingerprint import SPACING
 from medfedaug.privacy import released_loss
 from medfedaug.privacy.policy import SUMMARY
@@ -94,7 +95,13 @@ class Site:
                 self.trainer.memory.start_over()
                 self._open(should_stop)
             started = time.perf_counter()
-            sent = self.door.outgoing(self._do(request, should_stop), self.trainer)
+            try:
+                reply = self._do(request, should_stop)
+            except StateMismatch as error:  # of what it kept of the round, which is gone now
+                warn(f"{error}; round {request.round} is trained from its beginning")
+                self._open(should_stop)
+                reply = self._do(request, should_stop)
+            sent = self.door.outgoing(reply, self.trainer)
             self._tell(sent, time.perf_counter() - started)
             return sent
         except Exception as error:
@@ -144,6 +151,7 @@ class Site:
                 "samples": reply.num_samples,
                 "cases": len(self.trainer.folder.cases["training"]),
                 "seconds": seconds,
+                **({"continued": steps} if reply.task == TRAIN and (steps := self.trainer.continued) else {}),
                 "model": num_bytes(reply.weights or reply.masks),
                 "statistics": {name: num_bytes(own_entries(reply.payload, name)) for name in methods},
             }

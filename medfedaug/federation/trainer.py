@@ -24,6 +24,7 @@ from medfedaug.federation.brought import Brought, own_or_prepared, own_scores
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.context import site_context
 from medfedaug.federation.data_folder import open_own_data
+from medfedaug.federation.half_round import HalfRound, digest
 from medfedaug.federation.initial import INITIAL
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.memory import RoundMemory
@@ -74,6 +75,8 @@ class SiteTrainer(ClientAlgo):
         threads: CPU threads; 0 leaves PyTorch's choice.
         storage: where the site keeps its prepared images.
         statistics: of the site, in place of those of its images.
+        save_every: minutes of a round's training after which its state is written, so that a restart goes on
+            from there; 0 for never.
 
     Attributes:
         exchange_device: the device of an update's weights: the CPU, unless the server is in the same process.
@@ -81,6 +84,7 @@ class SiteTrainer(ClientAlgo):
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
         loop: a script whose loop trains in the place of the federation's; ``None`` for the federation's.
         round: the number of the current or next round of training.
+        continued: the steps of the last round that an earlier process of the site took; 0 for none.
         samples: the site's samples, made by `initialize`; ``None`` before.
     """
 
@@ -95,7 +99,9 @@ class SiteTrainer(ClientAlgo):
         threads: int = 0,
         storage: Storage | None = None,
         statistics: ChannelStatistics | None = None,
+        save_every: float = 0.0,
     ) -> None:
+        self.save_every, self._request = save_every, ""
         self.config, self.data, self.threads = config, data, threads
         self._given_statistics = statistics
         self.storage = storage or Storage()
@@ -112,7 +118,7 @@ class SiteTrainer(ClientAlgo):
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
         self.loop: ForeignLoop | None = None
         self.training: LocalTraining
-        self.round = 0
+        self.round = self.continued = 0
         self._brought = Brought()
         self._planned: dict[str, Any] = {}
         self._aborted = False
@@ -257,9 +263,14 @@ class SiteTrainer(ClientAlgo):
         extra = extra or {}
         round_ = int(extra.get("round", 1))
         self.start_round(round_, data)
-        for name, part in self.parts.items():
-            if part.every_round is not None:
-                self.guard.observe(name, part.every_round)
+        half = self._half_round(round_)
+        if half.found:  # what it releases was made, and entered in the ledger, when it began
+            self.guard.take_pending(half.beside["pending"])
+        else:
+            for name, part in self.parts.items():
+                if part.every_round is not None:
+                    self.guard.observe(name, part.every_round)
+            half.beside = {"pending": self.guard.pending()}
         self._personalise()
         self.memory.present = -1
         seed = derive_seed(self.config.seed, self.name, round_)
@@ -272,6 +283,7 @@ class SiteTrainer(ClientAlgo):
                 self.training.batches(self._samples, self.training_dataset(seed), seed),
                 LocalRound.of(self.config, round_, seed),
                 lambda: self._aborted or stop(),
+                half,
             )
             for part in self.parts.values():
                 part.end_round()
@@ -291,6 +303,16 @@ class SiteTrainer(ClientAlgo):
         self.memory.remember(round_, self.network, self.kept_keys, self.parts)
         if self.saves_each_round:
             self.save()
+        self.continued = half.steps_before
+        half.discard()
+
+    def _half_round(self, round_: int) -> HalfRound:
+        """What is kept of a round while it is under way."""
+        if not self.save_every or isinstance(self.training, LoopTraining):
+            return HalfRound.none()
+        begun = (self.memory.run, round_, self.memory.latest(round_ - 1), self._request)
+        key = digest(self.name, *begun, self.config.to_dict(), self.policy.to_dict())
+        return HalfRound(self.memory.half_file(), self.save_every, key)
 
     def start_round(self, round_: int, data: ExchangeObject) -> None:
         """Restore what the site kept after its last round, and load what it received for this one."""
@@ -431,6 +453,8 @@ class SiteTrainer(ClientAlgo):
             MedFedAugError: when something of it is not sound; nothing is then loaded.
         """
         check_received(self.name, self.network, self.shared, self.parts, data)
+        if self.save_every and (data.weights or (data.statistics or {}).get("payload")):
+            self._request = digest(data.weights or {}, (data.statistics or {}).get("payload") or {})
         if data.weights:
             self.network.load_state_dict({key: data.weights[key] for key in self.shared}, strict=False)
             self._personal = False

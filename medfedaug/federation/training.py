@@ -19,6 +19,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.prefetch import ahead
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.definition import Definition, define
+from medfedaug.federation.half_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models.freezing import hold_norms
@@ -141,6 +142,7 @@ class LocalTraining:
         loader: Iterable[Any],
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
+        half: HalfRound | None = None,
     ) -> list[float]:
         """Train for a number of epochs, or for a number of steps over as many epochs as needed.
 
@@ -148,6 +150,7 @@ class LocalTraining:
             loader: batches of training samples.
             round_: the round.
             should_stop: called before every step; returns whether training is to end early.
+            half: keeps the state while the round is under way; by default nothing does.
 
         Returns:
             The loss of every step.
@@ -159,12 +162,16 @@ class LocalTraining:
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
         # Copying the state of the random numbers at every step would make a GPU wait.
         goes_back = any(type(part).gradients is not SitePart.gradients for part in parts)
-        losses: list[Tensor] = []
         self.network.train()
         hold_norms(self.network, self.frozen)
-        numbers: Iterable[int] = count() if round_.steps else range(round_.epochs)
-        batches = (batch for _ in numbers for batch in loader)
-        for batch in ahead(islice(batches, round_.steps or None), self.ahead, self.device):
+        half = half if half is not None and keeps_order(loader) else HalfRound.none()
+        roots = {"network": self.network, "parts": dict(self.parts), "optimiser": optimiser}
+        if half.found:
+            for part in parts:
+                part.continue_round()
+        losses = half.resume(roots, getattr(loader, "dataset", None), self.device)
+        batches = half.numbered(_batches(loader, round_, len(losses)))
+        for batch, data in ahead(batches, self.ahead, self.device):
             self.check_stop(should_stop)
             inputs = channels_last(batch[Keys.IMAGE].to(self.device))
             targets = batch[Keys.LABEL].to(self.device)
@@ -183,6 +190,7 @@ class LocalTraining:
             optimiser.step()
             for part in parts:
                 part.after_step(step)
+            half.step(roots, losses, data, self.device)
         return self.values(losses)
 
     def check_stop(self, should_stop: Callable[[], bool]) -> None:
@@ -266,3 +274,10 @@ class LocalTraining:
     def optimiser(self, parameters: Iterable[Tensor], round_: int) -> torch.optim.Optimizer:
         """The run's optimiser for some parameters, as a round begins."""
         return self.definition.optimiser(parameters, learning_rate(self.config, round_))
+
+
+def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:
+    """The batches of a round, without the first ones that are done."""
+    epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
+    batches = remaining_batches(loader, epochs, done) if done else (b for _ in epochs for b in loader)
+    return islice(batches, round_.steps - done if round_.steps else None)

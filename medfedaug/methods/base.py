@@ -283,6 +283,13 @@ class SitePart:
     def start_round(self) -> None:
         """Called before local training starts, with the random numbers of the round."""
 
+    def continue_round(self) -> None:
+        """Called after `start_round` where a round goes on from its middle, in a new process.
+
+        Here a method makes the objects that its first step makes. What they hold, and all other tensors,
+        numbers and random states in the attributes of this part, is then put back.
+        """
+
     def end_round(self) -> None:
         """Called after local training, when the network has the trained weights."""
 

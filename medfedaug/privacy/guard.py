@@ -249,6 +249,14 @@ class PrivacyGuard:
             raise PrivacyRefused(self.site, f"{name}: nothing was observed since the last release")
         return exchange.privatised(self._means.pop(name), self.cases)
 
+    def pending(self) -> dict[str, Payload]:
+        """The noisy means that were observed and not collected yet."""
+        return dict(self._means)
+
+    def take_pending(self, means: dict[str, Payload]) -> None:
+        """Put back what `pending` returned, in a new process: their noise is in the ledger."""
+        self._means = dict(means)
+
     def _covered(self) -> str:
         scores = "" if self.policy.score_noise_multiplier else " and scores"  # with an ε of their own
         if self.policy.sgd_noise_multiplier:

@@ -1,0 +1,393 @@
+"""The state of a local training between two of its steps, as tensors and plain Python values.
+
+`capture` walks over the network and the methods' parts at a site: parameters, buffers and other attributes
+of modules, attributes of the methods' own objects, their optimisers, and the containers in between.
+`restore` puts the same into objects that were built anew. A tensor, container or object that is reached in
+two ways stays one, so that an optimiser still steps what a method trains.
+
+Functions, and objects that describe the run and not its state (the site's context, a `Method`, the task), are
+left as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from medfedaug.errors import MedFedAugError
+from medfedaug.methods.base import Method, SiteContext, SiteExchange, SitePart
+from medfedaug.tasks import Task
+
+__all__ = [
+    "StateMismatch",
+    "capture",
+    "find_generators",
+    "generator_state",
+    "restore",
+    "set_generator_state",
+]
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_DESCRIPTIONS = (Method, SiteContext, Task)
+_OWN_PACKAGES = ("medfedaug.methods", "medfedaug.models", "medfedaug.transforms", "medfedaug.functional")
+_CONTAINERS: dict[str, Any] = {
+    "dict": dict,
+    "list": list,
+    "deque": deque,
+    "tuple": tuple,
+    "set": (set, frozenset),
+}
+_MODULE_INTERNALS = frozenset(nn.Module().__dict__)
+_REFERENCE, _LEFT = "reference", "left"
+
+
+class StateMismatch(MedFedAugError):
+    """The objects are not built as those that the state was taken from."""
+
+
+def capture(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of some objects by the path to each part of it.
+
+    Args:
+        roots: the objects by name.
+    """
+    found: dict[str, Any] = {}
+    _Capture(found, roots)
+    return found
+
+
+def restore(roots: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Put the state that `capture` took into objects that were built in the same way.
+
+    Raises:
+        StateMismatch: naming the first part that differs; nothing was changed then.
+    """
+    for dry in (True, False):
+        _Restore(roots, state, dry)
+
+
+def find_generators(thing: Any) -> Iterator[Any]:
+    """All random generators that an object holds, at any depth, always in the same order."""
+    return _generators(thing, set())
+
+
+def generator_state(generator: Any) -> tuple[Any, ...]:
+    """The state of a random generator of NumPy, PyTorch or Python, as plain values."""
+    if isinstance(generator, np.random.RandomState):
+        kind, keys, position, has_gauss, cached = generator.get_state(legacy=True)  # type: ignore[misc]
+        return (
+            str(kind),
+            torch.from_numpy(keys.astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        )
+    if isinstance(generator, torch.Generator):
+        return (generator.get_state(),)
+    return tuple(generator.getstate())
+
+
+def set_generator_state(generator: Any, state: Sequence[Any]) -> None:
+    """The inverse of `generator_state`."""
+    if isinstance(generator, np.random.RandomState):
+        kind, keys, *rest = state
+        generator.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state[0])
+    else:
+        generator.setstate(tuple(state))
+
+
+def _is_generator(thing: Any) -> bool:
+    return isinstance(thing, (np.random.RandomState, torch.Generator, random.Random))
+
+
+def _generators(thing: Any, seen: set[int]) -> Iterator[Any]:
+    if id(thing) in seen or isinstance(thing, (*_PLAIN, Tensor, np.ndarray, type)):
+        return
+    seen.add(id(thing))
+    if _is_generator(thing):
+        yield thing
+    elif isinstance(thing, Mapping):
+        for value in thing.values():
+            yield from _generators(value, seen)
+    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+        for value in thing:
+            yield from _generators(value, seen)
+    elif not isinstance(thing, (*_DESCRIPTIONS, nn.Module)) and hasattr(thing, "__dict__"):
+        for value in vars(thing).values():
+            yield from _generators(value, seen)
+
+
+def _is_walked(thing: Any) -> bool:
+    """Whether an object's attributes are state: those of methods are, wherever they come from."""
+    if isinstance(thing, _DESCRIPTIONS) or callable(thing) or not hasattr(thing, "__dict__"):
+        return False
+    return isinstance(thing, (SitePart, SiteExchange)) or type(thing).__module__.startswith(_OWN_PACKAGES)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, nn.Module):
+        own = {key: value for key, value in vars(thing).items() if key not in _MODULE_INTERNALS}
+        return {**own, **thing._parameters, **thing._buffers, **thing._modules}
+    return dict(vars(thing))
+
+
+def _kind(thing: Any) -> str:
+    """How an object is kept; ``"left"`` for one that is no state."""
+    if isinstance(thing, _PLAIN):
+        return "plain"
+    if isinstance(thing, Tensor):
+        return "tensor"
+    if isinstance(thing, np.ndarray):
+        return "array" if thing.dtype.kind in "biuf" else _LEFT
+    if _is_generator(thing):
+        return "generator"
+    if isinstance(thing, torch.optim.Optimizer):
+        return "optimiser"
+    if isinstance(thing, nn.Module):
+        return "module"
+    for kind, known in (
+        ("dict", dict),
+        ("list", list),
+        ("deque", deque),
+        ("tuple", tuple),
+        ("set", (set, frozenset)),
+    ):
+        if isinstance(thing, known):
+            return kind
+    return "object" if _is_walked(thing) else _LEFT
+
+
+def _identity(thing: Any) -> Any:
+    """Equal for two things that change together: of tensors those that share their memory."""
+    if isinstance(thing, Tensor) and thing.numel() and thing.layout == torch.strided:
+        place = (thing.untyped_storage().data_ptr(), thing.storage_offset())
+        return ("tensor", str(thing.device), *place, tuple(thing.shape), thing.stride())
+    return id(thing)
+
+
+class _Capture:
+    def __init__(self, found: dict[str, Any], roots: Mapping[str, Any]) -> None:
+        self.found, self.paths = found, dict[Any, str]()
+        self.alive: list[Any] = []  # so that no identity is used twice
+        for name, root in roots.items():
+            self.take(name, root)
+
+    def take(self, path: str, thing: Any) -> None:
+        kind = _kind(thing)
+        if kind not in ("plain", _LEFT):
+            identity = _identity(thing)
+            if identity in self.paths:
+                tracked = isinstance(thing, Tensor) and thing.requires_grad
+                self.found[path] = (_REFERENCE, self.paths[identity], tracked)
+                return
+            self.paths[identity] = path
+            self.alive.append(thing)
+        self.found[path] = (kind, *getattr(self, f"_{kind}")(path, thing))
+
+    def _left(self, path: str, thing: Any) -> tuple[Any, ...]:
+        return ()
+
+    def _plain(self, path: str, thing: Any) -> tuple[Any, ...]:
+        return (thing,)
+
+    def _tensor(self, path: str, thing: Tensor) -> tuple[Any, ...]:
+        return thing.detach().to("cpu", copy=True), thing.requires_grad and thing.is_leaf
+
+    def _array(self, path: str, thing: np.ndarray) -> tuple[Any, ...]:
+        return (torch.from_numpy(thing.copy()),)
+
+    def _generator(self, path: str, thing: Any) -> tuple[Any, ...]:
+        return (generator_state(thing),)
+
+    def _optimiser(self, path: str, thing: torch.optim.Optimizer) -> tuple[Any, ...]:
+        return (_copied(thing.state_dict()),)
+
+    def _module(self, path: str, thing: nn.Module) -> tuple[Any, ...]:
+        return self._object(path, thing)
+
+    def _object(self, path: str, thing: Any) -> tuple[Any, ...]:
+        attributes = _attributes(thing)
+        for name, value in attributes.items():
+            self.take(f"{path}.{name}", value)
+        return type(thing).__name__, list(attributes)
+
+    def _dict(self, path: str, thing: dict[Any, Any]) -> tuple[Any, ...]:
+        keys = [key for key in thing if isinstance(key, (str, int, bool))]
+        for key in keys:
+            self.take(f"{path}[{key!r}]", thing[key])
+        return (keys,)
+
+    def _list(self, path: str, thing: Sequence[Any]) -> tuple[Any, ...]:
+        for index, value in enumerate(thing):
+            self.take(f"{path}[{index}]", value)
+        return (len(thing),)
+
+    _deque = _tuple = _list
+
+    def _set(self, path: str, thing: set[Any] | frozenset[Any]) -> tuple[Any, ...]:
+        return (sorted((one for one in thing if isinstance(one, _PLAIN)), key=repr),)
+
+
+_MISSING = object()
+
+
+class _Restore:
+    def __init__(self, roots: Mapping[str, Any], state: Mapping[str, Any], dry: bool) -> None:
+        self.state, self.dry = state, dry
+        self.made: dict[str, Any] = {}
+        self.inplace = {id(one) for root in roots.values() for one in _fixed_tensors(root, set())}
+        self.device = next((one.device for root in roots.values() for one in _parameters(root)), None)
+        for name, root in roots.items():
+            self.put(name, root)
+
+    def put(self, path: str, current: Any) -> Any:
+        """The value that belongs at a path: the current one, changed, or another one."""
+        if path not in self.state:
+            raise StateMismatch(f"{path}: is not in the saved state")
+        kind, *told = self.state[path]
+        if kind == _REFERENCE:
+            return self._refer(path, *told)
+        value = getattr(self, f"_{kind}")(path, current, *told)
+        self.made[path] = value
+        return value
+
+    def _refer(self, path: str, target: str, tracked: bool) -> Any:
+        if target not in self.made:  # an object that holds itself: it is being put together
+            raise StateMismatch(f"{path}: refers to {target}, which is not complete")
+        value = self.made[target]
+        return value.detach() if isinstance(value, Tensor) and value.requires_grad and not tracked else value
+
+    def _left(self, path: str, current: Any) -> Any:
+        return None if current is _MISSING else current
+
+    def _plain(self, path: str, current: Any, value: Any) -> Any:
+        return value
+
+    def _tensor(self, path: str, current: Any, value: Tensor, tracked: bool) -> Tensor:
+        if isinstance(current, Tensor) and id(current) in self.inplace:
+            if current.shape != value.shape or current.dtype != value.dtype:
+                raise StateMismatch(f"{path}: expected {tuple(value.shape)}, found {tuple(current.shape)}")
+            if not self.dry:
+                with torch.no_grad():
+                    current.copy_(value)
+            return current
+        device = current.device if isinstance(current, Tensor) else self.device
+        return value.to(device or "cpu", copy=True).requires_grad_(tracked)
+
+    def _array(self, path: str, current: Any, value: Tensor) -> np.ndarray:
+        return value.numpy().copy()
+
+    def _generator(self, path: str, current: Any, value: tuple[Any, ...]) -> Any:
+        if not _is_generator(current):
+            raise StateMismatch(f"{path}: no random generator is there")
+        if not self.dry:
+            set_generator_state(current, value)
+        return current
+
+    def _optimiser(self, path: str, current: Any, value: dict[str, Any]) -> Any:
+        if not isinstance(current, torch.optim.Optimizer):
+            raise StateMismatch(f"{path}: no optimiser is there")
+        sizes = [
+            [len(group["params"]) for group in groups]
+            for groups in (current.param_groups, value["param_groups"])
+        ]
+        if sizes[0] != sizes[1]:
+            raise StateMismatch(f"{path}: expected {sizes[1]} parameters, found {sizes[0]}")
+        if not self.dry:
+            current.load_state_dict(value)
+        return current
+
+    def _module(self, path: str, current: Any, name: str, attributes: list[str]) -> Any:
+        return self._object(path, current, name, attributes)
+
+    def _object(self, path: str, current: Any, name: str, attributes: list[str]) -> Any:
+        if type(current).__name__ != name:
+            raise StateMismatch(f"{path}: expected {name}, found {type(current).__name__}")
+        self.made[path] = current
+        now = _attributes(current)
+        for attribute in attributes:
+            before = now.get(attribute, _MISSING)
+            value = self.put(f"{path}.{attribute}", before)
+            equal = isinstance(value, _PLAIN) and type(value) is type(before) and value == before
+            if value is not before and not equal and not self.dry:
+                setattr(current, attribute, value)
+        return current
+
+    def _dict(self, path: str, current: Any, keys: list[Any]) -> Any:
+        now = current if isinstance(current, dict) else {}
+        values = {key: self.put(f"{path}[{key!r}]", now.get(key, _MISSING)) for key in keys}
+        return current if _same(now.values(), values.values()) and list(now) == keys else values
+
+    def _sequence(self, path: str, current: Any, count: int, make: Callable[[list[Any]], Any]) -> Any:
+        now = list(current) if isinstance(current, (list, tuple, deque)) else []
+        before = [*now, *[_MISSING] * count]
+        values = [self.put(f"{path}[{i}]", before[i]) for i in range(count)]
+        return current if _same(now, values) and type(current) is type(make([])) else make(values)
+
+    def _list(self, path: str, current: Any, count: int) -> Any:
+        return self._sequence(path, current, count, list)
+
+    def _deque(self, path: str, current: Any, count: int) -> Any:
+        return self._sequence(path, current, count, deque)
+
+    def _tuple(self, path: str, current: Any, count: int) -> Any:
+        return self._sequence(path, current, count, tuple)
+
+    def _set(self, path: str, current: Any, values: list[Any]) -> Any:
+        return frozenset(values) if isinstance(current, frozenset) else set(values)
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _same(one: Any, other: Any) -> bool:
+    first, second = list(one), list(other)
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+
+
+def _parameters(thing: Any) -> Iterator[Tensor]:
+    if isinstance(thing, nn.Module):
+        yield from thing.parameters()
+
+
+def _fixed_tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that other objects hold too: those of modules, and what optimisers step."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    kind = _kind(thing)
+    if kind == "optimiser":
+        yield from (one for group in thing.param_groups for one in group["params"])
+    elif kind in ("module", "object"):
+        if kind == "module":
+            yield from (
+                one for one in (*thing._parameters.values(), *thing._buffers.values()) if one is not None
+            )
+        for value in _attributes(thing).values():
+            yield from _fixed_tensors(value, seen)
+    elif kind in ("list", "tuple", "deque"):
+        for value in thing:
+            yield from _fixed_tensors(value, seen)
+    elif kind == "dict":
+        for value in thing.values():
+            yield from _fixed_tensors(value, seen)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of an optimiser's state on the CPU, in plain containers."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(one) for one in value)
+    return value
