@@ -26,6 +26,7 @@ INTERNAL = {
     "fields",
     "files",
     "formulas",
+    "job_folder",
     "measured",
     "monai_classes",
     "origin",

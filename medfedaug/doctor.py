@@ -41,6 +41,7 @@ from medfedaug.nvflare_jobs.kit import (
     sends_logs,
     validates_json,
 )
+from medfedaug.nvflare_jobs.startup import check_connection, check_startup
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.settings import SiteSettings
 from medfedaug.telling import size_text
@@ -72,12 +73,15 @@ class Check:
     advice: str = ""
 
 
-def examine(kit: str | Path | None = None, data: str | Path | None = None) -> list[Check]:
+def examine(
+    kit: str | Path | None = None, data: str | Path | None = None, *, connect: bool = False
+) -> list[Check]:
     """Look at software, device, data, kit and disk of a site, or of the server where the kit is the server's.
 
     Args:
         kit: the NVFlare kit; without one, its files are not looked at.
         data: the site's data, in place of what the kit's settings or ``MEDFEDAUG_DATA`` name.
+        connect: whether a site's server is connected to.
 
     Returns:
         The checks in the order in which trouble should be removed.
@@ -88,6 +92,8 @@ def examine(kit: str | Path | None = None, data: str | Path | None = None) -> li
     opened = open_kit(kit) if kit is not None else None
     checks = list(_versions())
     if opened is not None:
+        found = [*check_startup(opened.path), *(check_connection(opened.path) if connect else ())]
+        checks += [Check(one.name, one.ok, one.found, one.advice) for one in found]
         checks += _kit_files(opened)
     else:
         checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
@@ -145,6 +151,9 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
         return
     yield _classes(resources, kit.server, configure)
     yield _configurations(resources, configure)
+    if missing := kit.lacking_components():
+        names = ", ".join(path.rsplit(".", 1)[1] for path in missing)
+        yield Check("components", False, f"{names}: not in resources.json", configure)
     if not kit.server:
         yield _launcher(kit.launchers(), configure)
         if sends_logs(resources):

@@ -26,6 +26,7 @@ from medfedaug.training_bundle.content import AllowedBundle
 __all__ = [
     "DEFAULT_LAUNCHER",
     "LAUNCHER",
+    "OWN_COMPONENTS",
     "VALIDATOR",
     "Kit",
     "KitFile",
@@ -38,6 +39,20 @@ __all__ = [
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+OWN_COMPONENTS: dict[bool, dict[str, str]] = {
+    True: {
+        "medfedaug_certificates": "medfedaug.nvflare_jobs.startup.CertificateWatch",
+        "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.lost_jobs.LostJobs",
+    },
+    False: {
+        "medfedaug_certificates": "medfedaug.nvflare_jobs.startup.CertificateWatch",
+        "medfedaug_rejoin": "medfedaug.nvflare_jobs.rejoin.JobRejoiner",
+    },
+}
+"""Components of this package in the server's (``True``) and in a site's parent process, by their identifiers.
+
+NVFlare builds them from ``local/resources.json``, without arguments, before it takes any job."""
+
 # NVFlare's default folder for the jobs and snapshots of all servers of a machine.
 _SHARED_FOLDER = "/tmp/nvflare/"
 
@@ -90,6 +105,7 @@ class Kit:
         state: str | Path | None = None,
         memory: float | None = None,
         cache: str | Path | None = None,
+        save_every: float | None = None,
         min_images: int | None = None,
         scores: str | None = None,
         lend_models: bool | None = None,
@@ -108,6 +124,7 @@ class Kit:
             state: the folder for what must survive a restart.
             memory: GiB of memory for prepared images.
             cache: the folder for those that do not fit.
+            save_every: minutes between two writes of a round that is under way.
             min_images: statistics leave the site only if they summarise at least this number of images.
             scores: ``"summary"`` or ``"cases"``, see `medfedaug.privacy.PrivacyPolicy`, as for lend_models.
             lend_models: whether the site sends models of its own to be scored at other sites.
@@ -130,12 +147,13 @@ class Kit:
         own: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in folders.items() if path}
         own |= {"device": device} if device else {}
         own |= {"memory": memory} if memory is not None else {}
+        own |= {"save_every": save_every} if save_every is not None else {}
         policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "lend_models": lend_models}
         policy = {name: value for name, value in {**policy, **(limits or {})}.items() if value is not None}
         if self.server and (own or policy or jobs):
             raise ConfigError(
-                f"{self.path}: a server has no data, device, state, memory, cache, min_images, scores, "
-                "models or job rules of its own"
+                f"{self.path}: a server has no data, device, state, memory, cache, save_every, "
+                "min_images, scores, models or job rules of its own"
             )
         if not self.server or plugins or bundles:
             named = {bundle.name: bundle.to_dict() for bundle in bundles}
@@ -177,6 +195,11 @@ class Kit:
         """The class paths of launchers of job processes. NVFlare needs exactly one."""
         paths = (str(component.get("path", "")) for component in _components(self.resources()))
         return [path for path in paths if path.endswith("Launcher")]
+
+    def lacking_components(self) -> list[str]:
+        """The class paths of `OWN_COMPONENTS` that the kit does not have."""
+        found = {component.get("path") for component in _components(self.resources())}
+        return [path for path in OWN_COMPONENTS[self.server].values() if path not in found]
 
     def job_book(self) -> JobBook:
         """The jobs that the site has seen.
@@ -222,6 +245,7 @@ class Kit:
         file = KitFile(path, found, copy.deepcopy(found))
         self._classes(file, only)
         self._validator(file)
+        self._add_components(file)
         for component in _components(file.wanted):
             if not self.server and component.get("path") == DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
@@ -256,6 +280,16 @@ class Kit:
         if not validates_json(file.wanted):
             file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
             file.changes.append(f"app_validator: {VALIDATOR}")
+
+    def _add_components(self, file: KitFile) -> None:
+        """Add the components of this package first: NVFlare builds them in this order."""
+        found = {component.get("path") for component in _components(file.wanted)}
+        missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in found}
+        added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
+        others = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
+        if added:
+            file.wanted["components"] = [*added, *others]
+            file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
     def _own_folder(self, component: dict[str, Any], key: str, name: str, file: KitFile) -> None:
         """Move the server's storage out of the folder that all servers of a machine share."""

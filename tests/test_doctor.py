@@ -47,7 +47,7 @@ def test_a_site_that_is_ready(kit, run):
     assert {"python", "monai", "torch", "nvflare", "nibabel", "SimpleITK"} <= verdicts(checks).keys()
     assert "10 training" in the(checks, "data").found
     assert "1 x 16 x 16 x 4" in the(checks, "one image").found
-    code, out, err = run("doctor", "--kit", kit)
+    code, out, err = run("doctor", "--kit", kit, "--offline")
     assert code == 0, err
     assert "state folder" in out
     assert out.endswith("ready\n")
@@ -84,7 +84,7 @@ def test_a_missing_data_folder_is_called_missing(kit, run, tmp_path):
 def test_where_prepared_images_are_kept_is_said(kit, run, tmp_path):
     assert "up to 2 GiB in memory, the rest in " in the(examine(kit), "prepared images").found
     change(kit, memory=0.5, cache=str(tmp_path / "prepared"))
-    code, out, err = run("doctor", "--kit", kit)
+    code, out, err = run("doctor", "--kit", kit, "--offline")
     assert code == 0, err
     assert "up to 0.5 GiB in memory, the rest in" in " ".join(out.replace("│", " ").split())
     assert str(tmp_path / "prepared") in the(examine(kit), "prepared images").found
@@ -95,9 +95,9 @@ def test_where_prepared_images_are_kept_is_said(kit, run, tmp_path):
 
 
 def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
-    code, out, _ = run("doctor", "--kit", kits / "hospital-b")
+    code, out, _ = run("doctor", "--kit", kits / "hospital-b", "--offline")
     assert code == 1
-    assert "not ready: allow-list, job files, launcher, logs, data" in out
+    assert "not ready: allow-list, job files, components, launcher, logs, data" in out
     assert "site-config" in out
     checks = examine(kits / "hospital-b")
     assert the(checks, "policy").ok is None

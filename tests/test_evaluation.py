@@ -417,7 +417,7 @@ def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monk
     settings = json.loads((tmp_path / "hospital-a/local/medfedaug.json").read_text())
     said = {"min_images": 10, "scores": "summary", "lend_models": True, "max_unknown_models": 8}
     assert settings["privacy"] == said
-    _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A")
+    _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A", "--offline")
     told = " ".join(printed.replace("│", " ").split())
     assert "no score of a case leaves" in told
     assert "may be sent to be scored" in told

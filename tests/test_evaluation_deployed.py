@@ -22,7 +22,7 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
             *("site-config", "--kit", system.kit(summary), "--scores", "summary", "--min-images", "2"),
             *("--lend-models",),
         )
-        told = system.medfedaug("doctor", "--kit", system.kit(summary))
+        told = system.medfedaug("doctor", "--kit", system.kit(summary), "--offline")
         assert "no score of a case leaves" in " ".join(told.replace("│", " ").split())
         system.start_poc()
         runs = {}

@@ -14,7 +14,7 @@ from nvflare.security.security import COMMAND_CATEGORIES
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages import Request
 from medfedaug.nvflare_jobs.allowed import needed_classes, our_classes
-from medfedaug.nvflare_jobs.kit import LAUNCHER, forbid_code, open_kit
+from medfedaug.nvflare_jobs.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
 from medfedaug.nvflare_jobs.provisioning.project import project_file
 from medfedaug.settings import SiteSettings
 
@@ -42,7 +42,10 @@ def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path
         assert word in out
     after = content(kit, "resources.json")
     assert after["class_allow_list"] == [*before["class_allow_list"], *our_classes(server=False)]
-    changed = [(a, b) for a, b in zip(before["components"], after["components"], strict=True) if a != b]
+    own = [{"id": name, "path": path, "args": {}} for name, path in OWN_COMPONENTS[False].items()]
+    assert after["components"][: len(own)] == own
+    others = after["components"][len(own) :]
+    changed = [(a, b) for a, b in zip(before["components"], others, strict=True) if a != b]
     assert [(a["id"], b) for a, b in changed] == [
         ("process_launcher", {"id": "process_launcher", "path": LAUNCHER, "args": {}})
     ]
@@ -152,7 +155,7 @@ def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kit
     code, out, _ = run("site-config", "--kit", kit, "--check")
     assert code == 1
     assert f"class_allow_list: without {', '.join(older)}" in out
-    code, out, _ = run("doctor", "--kit", kit)
+    code, out, _ = run("doctor", "--kit", kit, "--offline")
     assert code == 1
     assert "not ready: allow-list" in out
     assert run("site-config", "--kit", kit)[0] == 0
@@ -193,7 +196,9 @@ def test_another_launcher_stays(run, kits):
             component["path"] = "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher"
     (kit / "local/resources.json").write_text(json.dumps(values))
     assert run("site-config", "--kit", kit)[0] == 0
-    assert content(kit, "resources.json")["components"] == values["components"]
+    own = OWN_COMPONENTS[False]
+    found = [c for c in content(kit, "resources.json")["components"] if c["id"] not in own]
+    assert found == values["components"]
 
 
 def permitted(policy: dict, role: str, right: str) -> bool:

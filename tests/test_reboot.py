@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import command
 from test_deployment import left_running
 
 from medfedaug.config import RunConfig
@@ -21,10 +21,19 @@ FAULTS = Path(__file__).parent / "faults"
 STAYS, AWAY = HOSPITALS[:2]
 
 
+class Deployment(Rehearsal):
+    """A rehearsal whose commands of ours run in this process, which has imported everything already."""
+
+    def medfedaug(self, *arguments: str | Path) -> str:
+        code, out, err = command(*arguments)
+        assert code == 0, err
+        return out
+
+
 @contextmanager
 def deployed(tmp_path: Path, *hospitals: str) -> Iterator[Rehearsal]:
     """Provisioned hospitals, of which one takes a minute for a few steps of round 2."""
-    with Rehearsal(tmp_path / "work", hospitals=hospitals) as system:
+    with Deployment(tmp_path / "work", hospitals=hospitals) as system:
         system.provision()
         system.make_data()
         system.configure(only_ours=True, forbid_code=True)
@@ -79,8 +88,7 @@ def test_the_others_go_on_without_one_that_is_down_and_a_server_that_was_down_le
 
 
 def watched(system: Rehearsal, name: str) -> str:
-    command = (sys.executable, "-c", "from medfedaug.cli import main; main()", "watch", system.kit(name))
-    return " ".join(system.run(*command, "--once", fails=True).split())
+    return " ".join(command("watch", system.kit(name), "--once")[1].split())
 
 
 def check_goes_on(system: Rehearsal) -> None:

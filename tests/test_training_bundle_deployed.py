@@ -45,7 +45,7 @@ def test_provisioned_hospitals_run_a_bundle_they_allowed_and_one_with_another_ve
         system.configure(forbid_code=True, only_ours=True)
         for name, copy in copies.items():
             allow(system, name, copy)
-        assert "bundle spleen" in system.medfedaug("doctor", "--kit", system.kit(three[0]))
+        assert "bundle spleen" in system.medfedaug("doctor", "--kit", system.kit(three[0]), "--offline")
         system.start_kits()
         job = system.work / "jobs/spleen"
         system.medfedaug(

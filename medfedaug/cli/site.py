@@ -76,6 +76,14 @@ def site_config(
     state: Annotated[
         Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
     ] = None,
+    save_every: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Minutes of a round's training after which its state is written; after a restart the site "
+            "goes on from there. By default 5; 0 for never.",
+        ),
+    ] = None,
     memory: Annotated[
         float | None,
         typer.Option(min=0, help="GiB of memory for prepared images; by default 2. The rest is in files."),
@@ -124,6 +132,7 @@ def site_config(
         device=device,
         state=state,
         memory=memory,
+        save_every=save_every,
         cache=cache,
         min_images=min_images,
         scores=scores.value if scores else None,
@@ -160,12 +169,18 @@ def doctor(
     data: Annotated[
         Path | None, typer.Option(help="The data folder, in place of the one that the kit names.")
     ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not connect to the server, which may not be up yet.")
+    ] = False,
 ) -> None:
-    """Check whether a site is ready: software, device, data, kit, disk. Exit code 1 if it is not."""
+    """Check whether a site is ready: software, kit, certificates, server, device, data, disk.
+
+    Exit code 1 if it is not.
+    """
     from medfedaug.doctor import examine
 
     with err_console.status("looking"):
-        checks = examine(kit, data)
+        checks = examine(kit, data, connect=not offline)
     table = Table("check", "verdict")
     for title in ("found", "what to do"):
         table.add_column(title, overflow="fold")  # paths and commands are whole, or of no use
