@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from medfedaug.errors import ConfigError
 from medfedaug.printable import is_printable
 
-__all__ = ["check_choice", "check_keys", "check_printable", "is_number", "number_or_none"]
+__all__ = ["check_choice", "check_keys", "check_printable", "is_number", "not_known", "number_or_none"]
 
 _LONGEST = 1_000
 
@@ -31,6 +32,25 @@ def number_or_none(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
+def not_known(name: Any, choices: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: what may be meant, and what there is.
+
+    Names of the same letters are nearest; then those that contain the name, and those that look like it.
+
+    Example:
+        >>> not_known("fedrnd", ("fedavg", "fedrdn", "fedrod"))
+        'is not known; did you mean fedrdn? All: fedavg, fedrdn, fedrod'
+        >>> not_known("random", ("patient", "published"))
+        'is not known; choose from patient, published'
+    """
+    choices, text = tuple(choices), str(name).lower()
+    near = [one for one in choices if text and sorted(one.lower()) == sorted(text)]
+    near = near or [one for one in choices if text and text in one.lower()]
+    near = near or get_close_matches(text, choices)
+    meant = f"did you mean {' or '.join(near)}? All: " if near else "choose from "
+    return f"is not known; {meant}{', '.join(choices)}"
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Check that a value is one of several.
 
@@ -44,7 +64,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """
     choices = tuple(choices)
     if value not in choices:
-        raise ConfigError(f"{name} {value!r} is not known; choose from {', '.join(choices)}")
+        raise ConfigError(f"{name} {value!r} {not_known(value, choices)}")
 
 
 def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
@@ -59,14 +79,18 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
         ConfigError: naming the unknown keys, and the known ones.
 
     Example:
-        >>> check_keys("privacy: unknown settings", {"min_image": 5}, ("min_images", "delta"))
+        >>> check_keys("jobs: unknown rules", {"aprove": True}, ("approve", "loops"))
         Traceback (most recent call last):
-        medfedaug.errors.ConfigError: privacy: unknown settings min_image; known: min_images, delta
+        medfedaug.errors.ConfigError: jobs: unknown rules aprove (did you mean approve?); known: approve, ...
     """
     known = tuple(known)
     extra = sorted(map(str, set(keys) - set(known)))
     if extra:
-        raise ConfigError(f"{unknown} {', '.join(extra)}; known: {', '.join(known)}")
+        told = [
+            f"{key} (did you mean {near[0]}?)" if (near := get_close_matches(key, known, 1)) else key
+            for key in extra
+        ]
+        raise ConfigError(f"{unknown} {', '.join(told)}; known: {', '.join(known)}")
 
 
 def check_printable(name: str, value: Any) -> None:

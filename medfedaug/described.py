@@ -11,13 +11,13 @@ import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import nn
 
 from medfedaug import plugins
+from medfedaug.checks import not_known
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.docstrings import read_docstring
 from medfedaug.errors import ConfigError, first_line
@@ -274,9 +274,7 @@ def _arguments(parameters: Mapping[str, inspect.Parameter], told: Mapping[str, s
 
 def _check_name(what: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
-        near = [one for one in known if name.lower() in one] or get_close_matches(name, known)
-        meant = f"did you mean {' or '.join(near)}? All: " if near else "choose from "
-        raise ConfigError(f"{what} {name!r} is not known; {meant}{', '.join(known)}")
+        raise ConfigError(f"{what} {name!r} {not_known(name, known)}")
 
 
 def _json(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from medfedaug.printable import printable
 
 __all__ = [
+    "WITH_BATCH_NORM",
     "ConfigError",
     "DataError",
     "JobRefused",
@@ -102,6 +103,13 @@ class DataError(MedFedAugError):
 
 class MedFedAugWarning(UserWarning):
     """Something that a user should look at, and that may be meant; one line, as an error is."""
+
+
+WITH_BATCH_NORM = (
+    "choose another network, or batch norm: norm='batch', on the command line "
+    '--network-args \'{"norm": "batch"}\''
+)
+"""What to do where a method finds no layer of its kind, by the command's way and by Python's."""
 
 
 def warn(problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = "") -> None:

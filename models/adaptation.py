@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import feature_moments, mix_statistics, normalise_features, working_precision
 
 __all__ = [
@@ -324,8 +325,8 @@ def adapt_batch_norm(net: Network) -> Network:
             module.register_buffer("global_var", None, persistent=False)
     if not adaptive_norms(net):
         raise ValueError(
-            f"{type(net).__name__} has no batch norm with running statistics to interpolate; choose another "
-            "network or norm='batch'"
+            f"{type(net).__name__} has no batch norm with running statistics to interpolate; "
+            f"{WITH_BATCH_NORM}"
         )
     return net
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import feature_moments, normalise_features
 from medfedaug.models.hooks import PickledHook
 
@@ -65,10 +66,7 @@ def assemble_norms(net: Network) -> Network:
             hook = _Assemble()
             hook.handle = module.register_forward_hook(hook, prepend=True)
     if not assembled_norms(net):
-        raise ValueError(
-            f"{type(net).__name__} has no batch norm that keeps statistics; choose another network or "
-            "norm='batch'"
-        )
+        raise ValueError(f"{type(net).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}")
     return net
 
 

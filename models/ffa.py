@@ -208,7 +208,8 @@ class FFALayer(StageLayer):
             warn(
                 f"FFA layer{name}: features of {size} positions have deviations that are mostly chance, and "
                 "the layer's noise grows with them",
-                hint="Larger images help, or no layer after the last stages (stages).",
+                hint="Larger images help, or no layer after the last stages: stages=[1, 2, 3], on the "
+                "command line --set 'fedfa.stages=[1,2,3]'.",
             )
 
     @torch.jit.unused

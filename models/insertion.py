@@ -35,6 +35,14 @@ class _Hook(PickledHook):
     def __init__(self, kind: type[StageLayer], path: str, stage: str) -> None:
         self.kind, self.path, self.stage = kind, path, stage
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # which TorchScript alone asks a hook for
+            raise AttributeError(
+                f"TorchScript cannot compile {self.kind.kind} layers, which act through hooks: call "
+                "remove_ffa(net) before torch.jit.script"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
     def require_tensor(self, value: Any, what: str) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(
@@ -77,7 +85,9 @@ def insert_ffa(
     layer its own with `FFALayer.set_gamma`.
 
     Insert first, then wrap and compile: `torch.compile(insert_ffa(net))`, or `DataParallel(insert_ffa(net))`.
-    TorchScript cannot compile hooks: call `remove_ffa` before `torch.jit.script`.
+    MONAI's loaders make MetaTensors, which must lose their metadata before they go through a compiled
+    network: `batch["image"].as_tensor()`. TorchScript cannot compile hooks: call `remove_ffa` before
+    `torch.jit.script`.
 
     Args:
         net: the network, 2D or 3D, changed in place.
@@ -261,8 +271,8 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, in
                     )
             raise ValueError(
                 f"the stages of {type(net).__name__} are not known (known are those of "
-                f"{', '.join(supported_networks())}); name modules with stages=[...], for example: "
-                f"{_candidates(net)}"
+                f"{', '.join(supported_networks())}); name modules with stages=[...], on the command "
+                f"line --set 'METHOD.stages=[...]', for example: {_candidates(net)}"
             )
         return known
     if isinstance(stages, (str, int)):

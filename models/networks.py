@@ -30,6 +30,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug import plugins
+from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 from medfedaug.models.monai_networks import MonaiNetwork, network_class
@@ -248,8 +249,8 @@ def find_builder(name: str) -> tuple[Builder, bool]:
     if "." in name:
         return MonaiNetwork(network_class(name)), True
     raise ValueError(
-        f"unknown network '{name}', known: {', '.join(network_names())}, and MONAI's by class path, for "
-        "instance monai.networks.nets.HighResNet"
+        f"'{name}' {not_known(name, network_names())}, and MONAI's by class path, for instance "
+        "monai.networks.nets.HighResNet"
     )
 
 

@@ -57,7 +57,7 @@ def test_values_follow_one_after_an_equals_sign_too(run, tmp_path):
         "benchmark", "office_caltech_10", "--methods=fedavg", "fedrnd", "--data", tmp_path, "--out", tmp_path
     )
     assert code == 2
-    assert "unknown method 'fedrnd'" in err
+    assert "method 'fedrnd' is not known; did you mean fedrdn? All: " in err
 
 
 def test_a_benchmark_starts_from_given_weights(run, office, tmp_path):

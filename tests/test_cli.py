@@ -283,3 +283,31 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2
     assert "not a model" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "--methods", "fedrnd"], "method 'fedrnd' is not known; did you mean fedrdn? All: "),
+        (
+            ["simulate", "--methods", "fedfa", "--set", "fedfa.stags=1"],
+            "no argument stags (did you mean stages?)",
+        ),
+        (["simulate", "--methods", "fedavg", "--network", "basicunit"], "did you mean basicunet"),
+        (
+            ["benchmark", "offce", "--methods", "fedavg"],
+            "benchmark 'offce' is not known; did you mean office",
+        ),
+        (["networks", "unett"], "did you mean unetr or unet"),
+        (["datasets", "pcas"], "did you mean pacs?"),
+    ],
+)
+def test_a_name_that_is_not_known_comes_with_the_one_that_is_meant(
+    run, phantom_dir, tmp_path, arguments, said
+):
+    more = (
+        ["--data", phantom_dir, "--out", tmp_path / "o"] if arguments[0] in ("simulate", "benchmark") else []
+    )
+    code, _, err = run(*arguments, *more)
+    assert code == 2
+    assert said in " ".join(err.split())

@@ -453,3 +453,19 @@ def test_stages_are_the_same_with_layers_in_place(name):
     before = known_stages(net)
     assert before
     assert known_stages(insert_ffa(net)) == before
+
+
+def test_torchscript_says_what_to_do():
+    net = insert_ffa(BasicUNet(2, 1, 2, features=(4,) * 6))
+    with pytest.raises(AttributeError, match=r"cannot compile FFA layers.*call remove_ffa\(net\) before"):
+        torch.jit.script(net)
+    torch.jit.script(remove_ffa(net))
+
+
+def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tmp_path):
+    code, _, err = run(
+        *("simulate", "--data", phantom_dir, "--out", tmp_path / "o", "--methods", "fedfa"),
+        *("--network", "monai.networks.nets.HighResNet"),
+    )
+    assert code == 2
+    assert "--set 'METHOD.stages=[...]'" in " ".join(err.split())

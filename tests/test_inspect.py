@@ -403,3 +403,24 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
 def test_sites_that_are_merely_apart_are_not_foreign_to_each_other(tmp_path):
     make_phantom(tmp_path / "data", 4, 4, (48, 48, 4), seed=0, shift=3)
     assert foreign_sites(inspect_sites(tmp_path / "data")) == []
+
+
+def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(run, make_site, tmp_path):
+    """What a run would refuse or warn of, inspect says before."""
+    for name in "AB":
+        folder = make_site(name, cases=(3, 1, 1))
+    listing = json.loads((folder / "dataset.json").read_text())
+    listing["modality"] = {"0": "T1", "1": "T2"}
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    loud = sorted((tmp_path / "data/A/images").glob("*"))[0]
+    image = nib.load(loud)
+    nib.save(nib.Nifti1Image(np.asarray(image.dataobj) * 50, image.affine), loud)
+    code, out, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
+    assert code == 0, err
+    told = " ".join(out.split())
+    assert "odd: B: dataset.json names 2 channels (T1, T2), and images are 5 with 1" in told
+    assert "odd: A: its volumes lie on wildly different scales of intensity (" in told
+    assert "use --intensity scale" in told
+    record = json.loads((tmp_path / "i.json").read_text())["sites"]
+    assert record["A"]["odd"] == {"intensity": 1}
+    assert record["B"]["odd"]["channels"] == 1

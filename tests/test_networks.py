@@ -77,7 +77,9 @@ def check_ffa(net, x, widths):
 def test_names():
     # The vision transformer, which has no stages, is tested with its prompts.
     assert set(network_names()) == {*CLASSIFIERS, *SEGMENTING, "vit"}
-    with pytest.raises(ValueError, match="unknown network 'vgg', known: alexnet, attentionunet, basicunet, "):
+    with pytest.raises(
+        ValueError, match="'vgg' is not known; choose from alexnet, attentionunet, basicunet, "
+    ):
         build_network("vgg")
     with pytest.raises(ValueError, match="unknown norm 'batchnorm', known: batch, instance, layer, group"):
         build_network("unet", norm="batchnorm")

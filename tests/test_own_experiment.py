@@ -151,9 +151,9 @@ def test_a_file_that_is_not_there_is_said_to_be_missing(run, tmp_path):
     [
         ("methods: [fedavg", "not readable as YAML"),
         ("- fedavg", "names and values are needed"),
-        ("method: fedavg", "unknown keys method; known: data, methods"),
+        ("method: fedavg", "unknown keys method (did you mean methods?); known: data, methods"),
         ("methods: fedavg", "--data and --out missing"),
-        ("{data: data, out: x, methods: fedwrong}", "unknown method 'fedwrong'"),
+        ("{data: data, out: x, methods: fedwrong}", "method 'fedwrong' is not known"),
         (
             "{data: data, out: x, methods: fedavg, settings: {lr: 1}}",
             "--set lr: neither METHOD.ARG nor one of",

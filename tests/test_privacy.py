@@ -73,7 +73,9 @@ def test_a_policy_survives_json_and_unknown_settings_are_errors():
     assert PrivacyPolicy.from_dict(json.loads(json.dumps(given.to_dict()))) == given
     assert PrivacyPolicy.from_dict({}) == PrivacyPolicy()
     assert PrivacyPolicy().min_images == 10
-    with pytest.raises(ConfigError, match="unknown settings min_image; known: min_images"):
+    with pytest.raises(
+        ConfigError, match=r"unknown settings min_image \(did you mean min_images\?\); known: min_images"
+    ):
         PrivacyPolicy.from_dict({"min_image": 20})
 
 

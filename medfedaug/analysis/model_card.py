@@ -17,6 +17,7 @@ from medfedaug.finished import FinishedRun
 from medfedaug.run_folder import CARDS
 from medfedaug.scores import find_metric
 from medfedaug.significance import mean_interval
+from medfedaug.tasks.losses import DEFAULT_LOSSES
 
 __all__ = ["model_card", "write_model_card"]
 
@@ -95,6 +96,13 @@ class _Card:
         )
         return Document(f"{what} {named}", lead, sections)
 
+    def loss(self) -> str:
+        """The loss by name, the default's too, with its arguments."""
+        if self.config.bundle and not self.config.loss:
+            return "the Bundle's"
+        name = self.config.loss or DEFAULT_LOSSES[self.config.task]
+        return f"{name} {_arguments(self.config.loss_args)}" if self.config.loss_args else name
+
     def data(self) -> tuple[Block, ...]:
         samples: Mapping[str, Any] = self.record.get("sites", {})
         rows = [(self.name(site), _count(samples.get(site)), self.cases(site)) for site in self.trained]
@@ -149,7 +157,7 @@ class _Card:
         rows += [
             ("rounds", f"{count}, of {steps} at each site; the model is that of round {self.run.round}"),
             ("optimiser", f"{config.optimizer}, learning rate {config.learning_rate:g} ({config.schedule})"),
-            ("loss", config.loss or ("the Bundle's" if config.bundle else "the default")),
+            ("loss", self.loss()),
             ("batch size", str(config.batch_size)),
             ("augmentation", config.augmentation),
             ("precision", config.precision),

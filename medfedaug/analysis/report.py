@@ -18,6 +18,7 @@ from medfedaug._version import __version__
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.evaluations import exchange_tables, worth_table
 from medfedaug.analysis.grouping import experiment, group_runs
+from medfedaug.analysis.inputs import SCALED
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.opening import answer, words_in
 from medfedaug.analysis.page import (
@@ -162,10 +163,11 @@ def _uneven(runs: Sequence[Run]) -> list[str]:
     if not found:
         return []
     told = "; ".join(f"{site} ({what})" for site, what in found.items())
-    return [
-        f"Sites whose volumes lie on wildly different scales of intensity: {told}. Statistics of them all "
-        "fit none of them; --intensity scale brings each volume to [0, 1]."
-    ]
+    told = f"Sites whose volumes lie on wildly different scales of intensity: {told}."
+    if all(run.input.scaling == SCALED.scaling for run in runs if run.input.uneven):
+        return [f"{told} These runs scaled each volume to [0, 1]."]
+    advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
+    return [f"{told} {advice}"]
 
 
 def _names(sites: Sequence[str]) -> str:

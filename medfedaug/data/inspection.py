@@ -13,6 +13,7 @@ import torch
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import open_federation
 from medfedaug.data.checks import find_copies
+from medfedaug.data.scales import most_uneven
 from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -34,7 +35,7 @@ class Odd:
     """Something that a user should look at.
 
     Attributes:
-        kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"`` or ``"split"``.
+        kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"``, ``"intensity"`` or ``"split"``.
         case: the case's name; empty where it is about the whole site.
         reason: what is odd, in one line that may name files.
     """
@@ -167,7 +168,30 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         if image is not None and split == of_statistics:
             measured.append((case.name, image))
     _sum_up(found, measured, shares)
+    _check_channel_names(found)
+    if site.scaling != "fixed" and len(found.stored):
+        _check_scales(found, [name for name, image in measured if len(image.pairs) == found.pairs.shape[1]])
     return found
+
+
+def _check_channel_names(found: SiteInspection) -> None:
+    """The list of channels and the images must have as many."""
+    named = len(found.channel_names)
+    if named and (other := {number: count for number, count in found.channels.items() if number != named}):
+        told = ", ".join(f"{count} with {number}" for number, count in sorted(other.items()))
+        reason = (
+            f"dataset.json names {named} channels ({', '.join(found.channel_names)}), and images are {told}"
+        )
+        found.odd.append(Odd("channels", "", reason))
+
+
+def _check_scales(found: SiteInspection, names: Sequence[str]) -> None:
+    """The volumes of a site should lie on one scale of intensity."""
+    low, high = (np.searchsorted(QUANTILES, share) for share in (0.01, 0.99))
+    ranges = found.stored[..., high] - found.stored[..., low]
+    if (uneven := most_uneven(found.name, names, ranges.tolist())) is not None:
+        reason = f"its volumes lie on wildly different scales of intensity ({uneven}): use --intensity scale"
+        found.odd.append(Odd("intensity", "", reason))
 
 
 def _check_splits(site: SiteFolder, found: SiteInspection) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -79,14 +79,25 @@ def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> Unev
         return None
     cases: list[Case] = list(spread(site.cases["training"] or site.cases["test"], limit))
     ranges = torch.stack([_ranges(site.load_image(case)) for case in cases])  # (cases, C)
+    return most_uneven(site.name, [case.name for case in cases], ranges.tolist())
+
+
+def most_uneven(site: str, cases: Sequence[str], ranges: Sequence[Sequence[float]]) -> UnevenScales | None:
+    """The two volumes whose ranges differ most, if by a factor of `WILD` or more.
+
+    Args:
+        site: their site.
+        cases: their names.
+        ranges: of each volume and channel.
+    """
     worst: UnevenScales | None = None
-    for channel in ranges.T:
+    for channel in zip(*ranges, strict=True):
         # A channel that is constant in a volume, as where a sequence was not taken, has no scale.
-        known = [(float(value), case.name) for value, case in zip(channel, cases, strict=True) if value > 0]
+        known = [(float(value), case) for value, case in zip(channel, cases, strict=True) if value > 0]
         if not known:
             continue
         (low, narrow), (high, wide) = min(known), max(known)
-        found = UnevenScales(site.name, narrow, wide, (low, high), len(cases))
+        found = UnevenScales(site, narrow, wide, (low, high), len(cases))
         if found.ratio >= WILD and (worst is None or found.ratio > worst.ratio):
             worst = found
     return worst

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
+from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import readings
 from medfedaug.experiments.preset import Preset
@@ -376,7 +375,5 @@ def find_preset(name: str) -> Preset:
         ConfigError: when there is none, listing them all.
     """
     if name not in PRESETS:
-        near = [preset for preset in PRESETS if name.lower() in preset] or get_close_matches(name, PRESETS)
-        meant = f"did you mean {' or '.join(near)}? All: " if name and near else "choose from "
-        raise ConfigError(f"benchmark {name!r} is not known; {meant}{', '.join(PRESETS)}")
+        raise ConfigError(f"benchmark {name!r} {not_known(name, PRESETS)}")
     return PRESETS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.entries import state_entries
 from medfedaug.methods.unseen import KeepsNorms
 
@@ -55,6 +55,6 @@ class FedBN(KeepsNorms):
         if not entries:
             raise ConfigError(
                 f"fedbn keeps normalisation layers at the site, and {type(network).__name__} has none with "
-                "weights; choose another network or norm='batch'"
+                f"weights; {WITH_BATCH_NORM}"
             )
         return entries

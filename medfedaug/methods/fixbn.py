@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart
 
 __all__ = ["FixBN", "FixBNSite"]
@@ -57,8 +57,7 @@ class FixBN(Method):
         """Check that there are statistics to be fixed."""
         if not _norms(network):
             raise ConfigError(
-                f"fixbn: {type(network).__name__} has no batch norm that keeps statistics; choose another "
-                "network or norm='batch'"
+                f"fixbn: {type(network).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}"
             )
         return network
 

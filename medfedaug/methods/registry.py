@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from medfedaug import plugins
+from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.methods import catalogue
 from medfedaug.methods.arguments import check_arguments
@@ -168,8 +170,10 @@ def _build(spec: Mapping[str, Any]) -> Method:
     known = [] if factory.__init__ is object.__init__ else list(inspect.signature(factory).parameters)
     unknown = sorted(set(args) - set(known))
     if unknown:
+        near = get_close_matches(unknown[0], known, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
         raise ConfigError(
-            f"{name} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}"
+            f"{name} has no argument {', '.join(unknown)}{meant}; it takes {', '.join(known) or 'none'}"
         )
     check_arguments(name, factory, args)
     try:
@@ -190,7 +194,7 @@ def find_class(name: str) -> type[Method]:
     if plugin is not None:
         return method_class(plugin)
     if name not in _BUILT_IN:
-        raise ConfigError(f"unknown method {name!r}; choose from {', '.join(method_names())}")
+        raise ConfigError(f"method {name!r} {not_known(name, method_names())}")
     return _BUILT_IN[name]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from medfedaug.errors import ConfigError
+from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.unseen import KeepsNorms
 
 __all__ = ["SiloBN"]
@@ -55,6 +55,6 @@ class SiloBN(KeepsNorms):
         if not entries:
             raise ConfigError(
                 f"silobn keeps running statistics at the site, and {type(network).__name__} has no norm "
-                "layer with any; choose another network or norm='batch'"
+                f"layer with any; {WITH_BATCH_NORM}"
             )
         return entries
