@@ -79,9 +79,9 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
         ConfigError: naming the unknown keys, and the known ones.
 
     Example:
-        >>> check_keys("jobs: unknown rules", {"aprove": True}, ("approve", "loops"))
+        >>> check_keys("jobs: unknown", {"aprove": True}, ("approve", "loops"))
         Traceback (most recent call last):
-        medfedaug.errors.ConfigError: jobs: unknown rules aprove (did you mean approve?); known: approve, ...
+        medfedaug.errors.ConfigError: jobs: unknown aprove (did you mean approve?); known: approve, loops
     """
     known = tuple(known)
     extra = sorted(map(str, set(keys) - set(known)))

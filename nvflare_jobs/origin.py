@@ -33,9 +33,11 @@ def job_origin(fl_ctx: FLContext) -> Origin:
     if root.is_file() and app.is_dir():
         verified, signers = verify_folder_signature_and_get_signers(str(app), str(root))
         if verified and len(signers) == 1:
-            return Origin(name, *map(_text, signers[0]), signed=True)
+            submitter, organisation, role = map(_text, signers[0])
+            return Origin(name, submitter, organisation, role, signed=True)
     claimed = (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE)
-    return Origin(name, *(_text(told.get(key.value)) for key in claimed))
+    submitter, organisation, role = (_text(told.get(key.value)) for key in claimed)
+    return Origin(name, submitter, organisation, role)
 
 
 def _meta(path: Path) -> dict[str, Any]:

@@ -294,11 +294,8 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
             "no argument stags (did you mean stages?)",
         ),
         (["simulate", "--methods", "fedavg", "--network", "basicunit"], "did you mean basicunet"),
-        (
-            ["benchmark", "offce", "--methods", "fedavg"],
-            "benchmark 'offce' is not known; did you mean office",
-        ),
-        (["networks", "unett"], "did you mean unetr or unet"),
+        (["benchmark", "retina_vesels", "--methods", "fedavg"], "did you mean retina_vessels? All: "),
+        (["networks", "unett"], "did you mean unet or unetr"),
         (["datasets", "pcas"], "did you mean pacs?"),
     ],
 )

@@ -141,18 +141,3 @@ def test_one_module_alone_knows_the_order_of_a_federation():
         if isinstance(node, ast.Attribute) and node.attr in verbs
     }
     assert users == {"medfedaug.federation.protocol"}
-
-
-LONGER = {
-    "medfedaug.config": 480,
-    "medfedaug.federation.server": 470,
-    "medfedaug.federation.trainer": 500,
-    "medfedaug.methods.base": 470,
-    "medfedaug.nvflare_jobs.provisioning.system": 520,
-}
-"""What is one idea and longer than others."""
-
-
-def test_no_module_is_longer_than_450_lines():
-    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
-    assert not {name: n for name, n in lengths.items() if n > LONGER.get(name, 450)}

@@ -58,6 +58,7 @@ class Comparison:
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
             differences are 0.
         metric: the score, and what is counted (`medfedaug.analysis.runs.compared_metric`).
+        learned: whether one of the two learned anything (`medfedaug.analysis.nothing_learned`).
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
@@ -75,14 +76,17 @@ class Comparison:
     num_patients: int
     patients: PatientTest | None
     metric: Metric
+    learned: bool
     other_input: bool
     model: str
     other_files: tuple[str, ...]
     other_plans: tuple[str, ...]
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict (`medfedaug.analysis.verdict.judge`)."""
+    def verdict(self) -> Verdict | None:
+        """The verdict (`medfedaug.analysis.verdict.judge`); ``None`` where neither learned anything."""
+        if not self.learned:
+            return None
         return judge(self.seeds, self.num_seeds, self.patients, self.num_patients, self.metric)
 
 
@@ -107,8 +111,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
             continue
         theirs = {run.repetition: run for run in groups[baseline]}
         pairs = [(run, theirs[run.repetition]) for run in members if run.repetition in theirs]
-        if pairs and all(run.nothing_learned for pair in pairs for run in pair):
-            continue
+        learned = not pairs or any(not run.nothing_learned for pair in pairs for run in pair)
         trained = "sites left out" if members[0].in_turn else "training sites"
         for where in (trained, UNSEEN):
             means = _by_seed(pooled[label], pooled[baseline], where == trained)
@@ -121,18 +124,19 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
                     baseline=baseline,
                     where=where,
                     num_seeds=len(means),
-                    difference=fmean(ours - theirs for ours, theirs in means) if means else None,
+                    difference=fmean(ours - theirs for ours, theirs in means) if means and learned else None,
                     seeds=paired_t_test(*zip(*means, strict=True))
-                    if len(means) >= MIN_SEEDS and _vary(means)
+                    if learned and len(means) >= MIN_SEEDS and _vary(means)
                     else None,
                     run_seeds=len({run.seed for run, _ in pairs}),
                     num_patients=len(scores),
                     patients=compare_patients(
                         *zip(*scores, strict=True), higher_is_better=metric.higher_is_better
                     )
-                    if len(scores) >= MIN_PATIENTS and any(one != other for one, other in scores)
+                    if learned and len(scores) >= MIN_PATIENTS and any(one != other for one, other in scores)
                     else None,
                     metric=metric,
+                    learned=learned,
                     other_input=members[0].input.differs(groups[baseline][0].input),
                     model=members[0].model if where == trained else UNSEEN_SITE,
                     other_files=_other_files(pairs),

@@ -8,6 +8,7 @@ from typing import Any
 
 from medfedaug.analysis.comparison import (
     DELTA,
+    MIN_PATIENTS,
     RESOLUTION,
     compare_groups,
     difference_cells,
@@ -145,12 +146,13 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
     few: dict[str, list[str]] = {}
     comparisons = compare_groups(groups)
     for found in comparisons:
-        if found.patients is not None:
+        if found.patients is not None and found.verdict is not None:
             told = (found.label, found.where, found.run_seeds, found.patients, found.verdict)
             rows.append(PatientRow(*told, found.other_input, found.model, cases))
-        elif found.num_patients:
+        elif found.num_patients and found.learned:
             count = f"{found.num_patients} of the {found.where}' {cases}"
-            few.setdefault(f"Too few to compare: {count} in common with {BASELINE}", []).append(found.label)
+            why = "Too few" if found.num_patients < MIN_PATIENTS else "No difference"
+            few.setdefault(f"{why} to compare: {count} in common with {BASELINE}", []).append(found.label)
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input]))
     notes += unlike_notes(comparisons)
     if rows:

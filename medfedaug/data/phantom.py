@@ -231,7 +231,8 @@ def _scanner(seed: int, index: int) -> Scanner:
     # independently, two of four sites would often be look-alikes. Point k does not depend on how many follow.
     points = torch.quasirandom.SobolEngine(len(_RANGES), scramble=True, seed=seed).draw(index + 1)
     low, high = _RANGES.T
-    return Scanner(*(round(float(v), 6) for v in low * (high / low) ** points[index].double().numpy()))
+    values: list[Any] = (low * (high / low) ** points[index].double().numpy()).tolist()
+    return Scanner(*(round(value, 6) for value in values))
 
 
 _Grid = tuple[tuple[int, ...], np.ndarray]  # voxels, and the edges of one in mm

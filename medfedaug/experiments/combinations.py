@@ -25,7 +25,17 @@ from medfedaug.plan import PLAN_FIELDS, Plan, planning_settings
 __all__ = ["check_axes", "parse_methods_list", "plan"]
 
 # What a sweep decides by itself, or what follows from the data.
-_NOT_SET = ("methods", "seed", "holdout", "task", "classes", "in_channels", "channel_names", "limit")
+_NOT_SET = (
+    "methods",
+    "seed",
+    "holdout",
+    "task",
+    "classes",
+    "in_channels",
+    "channel_names",
+    "limit",
+    "purpose",
+)
 _SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
 
 

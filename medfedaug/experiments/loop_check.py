@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
@@ -14,8 +14,10 @@ from medfedaug.config import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.brought import Brought
+from medfedaug.federation.inprocess import SitesInProcess
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages import TRAIN, Reply, Request
+from medfedaug.federation.protocol import Accept, run
 from medfedaug.federation.server import FederationServer
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
@@ -146,25 +148,46 @@ def check_loop_script(script: str | Path, config: RunConfig, folder: SiteFolder,
     return found
 
 
+class _OneRound(SitesInProcess):
+    """Both sites prepare, the first one alone trains, and the federation ends with its first round.
+
+    Args:
+        site: with the script.
+        peer: a second site, without which there is no federation.
+    """
+
+    def __init__(self, site: Site, peer: Site) -> None:
+        super().__init__({site.name: site, peer.name: peer})
+        self.site = site
+        self.reasons: list[str] = []
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        """Ask those who are to answer, and keep the site's own words where it does not."""
+        asked = [self.site.name] if request.task == TRAIN else list(sites)
+
+        def taken(name: str, reply: Reply) -> bool:
+            if reply.error:
+                self.reasons.append(reply.error)
+            return accept(name, reply)
+
+        return super().ask(request, asked, needed, taken)
+
+    def round_done(self, server: FederationServer) -> None:
+        """End the federation."""
+        raise _Enough
+
+
 def _one_round(server: FederationServer, site: Site, peer: Site) -> str:
-    """Prepare both, train at the first and take its update; the reason why not, or nothing."""
-
-    def ask(request: Request, accept: Callable[[str, Reply], bool], *sites: Site) -> str:
-        for one in sites:
-            reply = one.answer(request)
-            if reply.error or not accept(one.name, reply):
-                refused = [str(r["reason"]) for entry in server.rounds for r in entry.get("refused", ())]
-                return reply.error or (refused or ["the server refused the answer"])[-1]
-        return ""
-
-    if server.config.planning:
-        if reason := ask(server.planning.request(), server.planning.accept, site, peer):
-            return reason
-        server.adopt_plan()
-    if reason := ask(server.prepare(), server.accept_preparation, site, peer):
-        return reason
-    server.finish_preparation()
-    return ask(server.start_round([site.name]), server.accept, site)
+    """Run the federation to the end of its first round; the reason where it does not come to it."""
+    carrier = _OneRound(site, peer)
+    try:
+        run(server, carrier)
+    except _Enough:
+        refused = [str(one["reason"]) for entry in server.rounds for one in entry.get("refused", ())]
+        return next(iter([*carrier.reasons, *refused]), "")
+    except MedFedAugError as error:
+        return next(iter(carrier.reasons), str(error))
+    return ""
 
 
 def _connected(training: LoopTraining, brought: Brought, steps: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from medfedaug import plugins
 from medfedaug.config import RunConfig
-from medfedaug.methods.registry import BUILT_IN_NAMES
+from medfedaug.methods import method_names
 from medfedaug.models.networks import built_in_networks
 
 __all__ = ["without_job_text"]
@@ -64,7 +64,7 @@ def _known_names() -> set[str]:
     choices = {str(choice) for entry in settings for choice in entry.metadata.get("choices") or ()}
     groups = (plugins.METHODS, plugins.NETWORKS, plugins.LOOPS)
     added = {plugin.name for group in groups for plugin in plugins.installed(group)}
-    return {*choices, *added, *(entry.name for entry in settings), *BUILT_IN_NAMES, *built_in_networks()}
+    return {*choices, *added, *(entry.name for entry in settings), *method_names(), *built_in_networks()}
 
 
 def _texts(value: Any) -> Iterator[str]:
