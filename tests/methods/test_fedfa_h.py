@@ -95,7 +95,7 @@ def by_hand(run, plan, reading="stored"):
     return found
 
 
-SETTINGS = {"fedfa_h": {"bins": BINS, "tau": TAU, "weight": WEIGHT}}
+SETTINGS = {"fedfa_h": {"bins": BINS, "tau": TAU, "weight": WEIGHT, "range": "stored"}}
 NETWORK = {"network": "reference_convolutional", "learning_rate": 0.05}
 # C joins late, B misses two rounds, A is always there; D comes for the last round alone.
 PLAN = [("A", "B"), ("A", "C"), ("A", "C"), ("A", "B", "C", "D")]
@@ -202,7 +202,7 @@ def test_fedfa_h_gives_the_same_histogram_when_it_cannot_keep_the_features(monke
 
 def test_fedfa_h_loss_is_lambda_times_the_divergence_and_moves_the_encoder():
     images = torch.rand(4, 1, 32, 32, generator=torch.Generator().manual_seed(2))
-    network, method, site = histogram_site(images, weight=0.5, tau=2.0)
+    network, method, site = histogram_site(images, weight=0.5, tau=2.0, range="stored")
     network.train()
     step = Step(network, images, images, network(images))
     assert site.loss(step) is None  # the first round has nothing to align with
