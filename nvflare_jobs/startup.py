@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import re
 import socket
 import ssl
 import stat
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -24,9 +27,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
-from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_context import FLContext
 
 __all__ = ["CertificateWatch", "Finding", "check_certificates", "check_connection", "check_startup"]
 
@@ -35,6 +36,8 @@ WARN_DAYS = 30
 
 _RENEW = "Ask who provisions for a new kit: docs/howto/certificates.md."
 _SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh")
+_PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
+_LOG_PATIENCE = 60.0  # seconds
 _TIMEOUT = 10.0
 _MOST_CLOCK = 60.0  # seconds by which two clocks may differ
 _UNSYNCHRONISED = 0x0040  # STA_UNSYNC of Linux's adjtimex
@@ -379,6 +382,9 @@ def _is_synchronised() -> bool | None:
 class CertificateWatch(FLComponent):
     """Says in the log of a server or a site, at once and then every day, that its certificate is of no use.
 
+    It begins when NVFlare builds it. No event would do: a site without a valid certificate waits for its
+    first connection before any is fired.
+
     Args:
         hours: between two looks.
     """
@@ -386,22 +392,22 @@ class CertificateWatch(FLComponent):
     def __init__(self, hours: float = 24.0) -> None:
         super().__init__()
         self.hours = hours
-        self._end = threading.Event()
+        if _is_parent():  # which works in the kit's folder; a job's process builds this component as well
+            thread = threading.Thread(
+                target=self._watch, args=(Path.cwd(),), name="certificates", daemon=True
+            )
+            thread.start()
 
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begin as the parent process starts, before it connects; only that process sees this event."""
-        if event_type == EventType.SYSTEM_BOOTSTRAP:
-            kit = str(fl_ctx.get_engine().args.workspace)
+    def _watch(self, kit: Path) -> None:
+        # The log is set up after the components; until then nothing would be written.
+        deadline = time.monotonic() + _LOG_PATIENCE
+        while not _logs_to_file() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        while True:
             self._look(kit)
-            threading.Thread(target=self._watch, args=(kit,), name="certificates", daemon=True).start()
-        elif event_type == EventType.SYSTEM_END:
-            self._end.set()
+            time.sleep(3600 * self.hours)
 
-    def _watch(self, kit: str) -> None:
-        while not self._end.wait(3600 * self.hours):
-            self._look(kit)
-
-    def _look(self, kit: str) -> None:
+    def _look(self, kit: Path) -> None:
         try:
             for finding in check_certificates(kit):
                 if finding.ok is not True:
@@ -409,3 +415,13 @@ class CertificateWatch(FLComponent):
                     log(f"{finding.name}: {finding.found}. {finding.advice}")
         except Exception as error:
             self.logger.exception(f"the certificate cannot be checked: {error}")
+
+
+def _is_parent() -> bool:
+    """Whether this is the process of a server or a site that starts the jobs' processes."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(main, "name", "") in _PARENTS
+
+
+def _logs_to_file() -> bool:
+    return any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers)

@@ -10,10 +10,11 @@ from pathlib import Path
 import certificates
 import pytest
 from test_deployment import left_running
+from test_reboot import Deployment
 
 from medfedaug.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
+from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER
 from medfedaug.nvflare_jobs.startup import check_connection, check_startup
 
 NAME = "hospital-a"
@@ -192,7 +193,7 @@ def test_a_server_that_cannot_be_reached_is_not_ready(startup, run):
 
 @pytest.mark.slow
 def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has_expired(tmp_path):
-    with Rehearsal(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
         system.provision()
         system.make_data()
         system.configure()
