@@ -202,7 +202,8 @@ def remaining_batches(loader: DataLoader[Any], epochs: Iterable[int], done: int)
             yield from loader
             continue
         iter(loader)  # draws what a loader draws as an epoch begins
+        assert loader.batch_sampler is not None
+        assert loader.collate_fn is not None
         for number, indices in enumerate(loader.batch_sampler):
             if number >= before:
-                assert loader.collate_fn is not None
                 yield loader.collate_fn(loader.dataset.__getitems__(indices))  # type: ignore[attr-defined]

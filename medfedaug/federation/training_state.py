@@ -80,10 +80,10 @@ def find_generators(thing: Any) -> Iterator[Any]:
 def generator_state(generator: Any) -> tuple[Any, ...]:
     """The state of a random generator of NumPy, PyTorch or Python, as plain values."""
     if isinstance(generator, np.random.RandomState):
-        kind, keys, position, has_gauss, cached = generator.get_state(legacy=True)  # type: ignore[misc]
+        kind, keys, position, has_gauss, cached = generator.get_state()
         return (
             str(kind),
-            torch.from_numpy(keys.astype(np.int64)),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
             int(position),
             int(has_gauss),
             float(cached),
