@@ -51,7 +51,7 @@ def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cifar", {}, "benchmark 'cifar' is not known; choose from office_caltech_10, "),
+        ("cifar", {}, "benchmark 'cifar' is not known; did you mean cifar_10"),
         ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, split"),
         ("pacs", {"split": "random"}, "split 'random' is not known"),
         ("pacs", {"split": 3}, "pacs: split is 3, a str is needed"),

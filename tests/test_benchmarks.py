@@ -254,5 +254,6 @@ def test_none_is_left_out():
         "robustness.py",
         "shift_gain.py",
         "soak.py",
+        "verdict_rule.py",
     }
     assert set(RUNS) | apart == {p.name for p in FOLDER.glob("*.py")}

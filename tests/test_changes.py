@@ -190,7 +190,10 @@ SIMULATE = ("simulate", "--methods", "fedavg", "--rounds", 1, "--engine", "inpro
     ("record", "reason"),
     [
         ({"config": 1, "rounds": 2, "test": 3}, "results.json is damaged"),
-        ({"config": {"methods": 5}, "rounds": [], "test": {}}, "results.json is damaged"),
+        (
+            {"config": {"methods": 5}, "rounds": [], "test": {}},
+            "methods must be a list of one or more, got 5",
+        ),
         ({"config": {}, "rounds": [], "test": {}}, "a finished run with other settings"),
     ],
 )

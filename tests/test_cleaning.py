@@ -70,7 +70,6 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     old, _ = finish(federation, config)
     for name in ("log.txt.3", "error_log.txt.1", "log.json.2", "log.txt"):
         (kit / name).write_text("x" * 1000)
-    (kit / "medfedaug/site_A/.run.pt.0123abcd").write_text("unfinished")
     (kit / "medfedaug/site_A/notes.txt").write_text("the engineer's own")
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -85,6 +84,9 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     prepared = list((tmp_path / "cache").iterdir())
     assert prepared
     recent, server = finish(federation, tiny_config("fedbn", rounds=1, seed=1))
+    unfinished = kit / "medfedaug/site_A/.run.pt.0123abcd"  # after that job, whose start would remove it
+    unfinished.write_text("unfinished")
+    os.utime(unfinished, (time.time() - 40 * 86400,) * 2)
     before = needed_files(kit)
     listed = sorted(kit.rglob("*"))
 

@@ -270,6 +270,7 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
     """The protocol on NVFlare's carrier, with clients that are not there."""
     from medfedaug.federation import FederationServer, protocol
     from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
+    from medfedaug.nvflare_jobs.presence import Presence
 
     pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
     server = FederationServer(tiny_config("fedrdn", rounds=4))
@@ -280,7 +281,9 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
     )
     context = SimpleNamespace(get_engine=lambda: clients, set_prop=lambda *args, **more: None)
     signal = SimpleNamespace(triggered=False)
-    carrier = NVFlareCarrier(controller, Execution(), tmp_path / "server.pt", context, signal, 0.01)
+    carrier = NVFlareCarrier(
+        controller, Execution(), tmp_path / "server.pt", context, signal, 0.01, Presence(), print
+    )
 
     def good(site, request):
         reply = Reply(request.task, request.round, num_samples=1)

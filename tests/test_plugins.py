@@ -130,8 +130,13 @@ def execute(kit: Path, config: RunConfig):
         get_identity_name=lambda: "site_A",
         get_job_id=lambda: "job",
         get_workspace=lambda: SimpleNamespace(
-            get_root_dir=lambda: str(kit), get_run_dir=lambda job: str(kit / job)
+            get_root_dir=lambda: str(kit),
+            get_run_dir=lambda job: str(kit / job),
+            get_job_meta_path=lambda job: str(kit / job / "meta.json"),
+            get_startup_kit_dir=lambda: str(kit / "startup"),
+            get_app_dir=lambda job: str(kit / job / "app"),
         ),
+        get_prop=lambda *args, **how: None,
     )
     executor = SiteExecutor(config=config.to_dict())
     executor.log_error = lambda *args: None

@@ -366,6 +366,11 @@ RARE = [
     {"event": "ended"},
     {"event": "not_answered", "task": "train", "reason": "gone"},
     {"event": "failed", "message": "no sites"},
+    {"event": "unscored", "site": "A", "reason": "few cases"},
+    {"event": "away", "site": "A", "seconds": 60},
+    {"event": "waiting", "sites": ["A"], "answers": 1, "needed": 2},
+    {"event": "returned", "site": "A"},
+    {"event": "share_lowered", "site": "A", "after": 0.45, "before": 0.7},
 ]
 
 

@@ -94,7 +94,7 @@ def test_a_job_whose_classes_have_other_names_than_the_sites_ends_at_both(phanto
     kits = tmp_path / "kits"
     settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
     sites = [Hospital(kits / name, phantom_dir / name, **settings) for name in ("site_A", "site_B")]
-    words = "label 1 is 'lesion', and 'vessel' for the federation"
+    words = "label 1 is 'lesion', and '…' for the federation"  # the job's own text is not sent back
     with pytest.raises(RunFailed, match=words):
         Deployment(sites).run(tiny_config(rounds=1, classes=("background", "vessel")))
     for site in sites:

@@ -152,6 +152,8 @@ def simulate(
         return
     title = f"test, model of round {results['selected_round']}"
     print_scores(results["test"], title, results.get("scored", {}))
+    if reason := nothing_learned_in(results["test"]):
+        say(f"nothing was learned: {reason}. {REMEDIES}", "yellow", err=True)
     missing = results["test"].get("missing", {})
     if missing:
         model, where = quote(f"{out}/global_model.pt"), quote(str(data))
@@ -161,8 +163,6 @@ def simulate(
             "yellow",
             err=True,
         )
-    if reason := nothing_learned_in(results["test"]):
-        say(f"nothing was learned: {reason}. {REMEDIES}", "yellow", err=True)
     say(f"input: {recorded_input(results)}")
     say(f"{out}/results.json, {out}/report.html")
 
