@@ -14,7 +14,6 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config import RunConfig
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import Request
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
 
@@ -113,7 +112,7 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     assert old in run("ledger", kit)[1]
     hospital = federation.hospitals["site_A"]
     hospital.start(tiny_config("fedbn", rounds=1, seed=1), recent)
-    again = hospital.answer(Request("test", 1, weights=server.state, run=server.run, selected_round=1))
+    again = hospital.answer(server.test())
     assert not again.error
     _, later = finish(federation, tiny_config("fedbn", rounds=1, seed=2))
     assert set(later.results()["test"]["sites"]) == {"site_A", "site_B"}
