@@ -85,6 +85,7 @@ def test_the_others_go_on_without_one_that_is_down_and_a_server_that_was_down_le
         assert "--resume" in watched(system, SERVER)
         system.switch_on(SERVER)
         assert "FINISHED:ABNORMAL" in system.outcome(job)
+        system.wait_for_clients()  # which the server can shut down then
 
 
 def watched(system: Rehearsal, name: str) -> str:
