@@ -37,8 +37,8 @@ import matplotlib.pyplot as plt
 import torch
 from measure import hardware
 
-from medfedaug.analysis.gain import FARTHEST, MEAN
 from medfedaug.analysis.inspection_page import federation_shift
+from medfedaug.analysis.phantom_gains import FARTHEST, MEAN
 from medfedaug.analysis.shift import Shift
 from medfedaug.data.inspection import inspect_sites
 from medfedaug.data.phantom import MANIFEST, Scanner, make_phantom

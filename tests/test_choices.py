@@ -11,10 +11,10 @@ import pytest
 from test_plugins import installed as installed
 from test_plugins import package as package
 
+from medfedaug.analysis.recorded_gains import gains_of
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.described import describe_method, describe_network
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.measured import gains_of
 from medfedaug.methods import build_methods, method_names
 from medfedaug.methods.base import Method
 from medfedaug.methods.registry import built_in_methods

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from medfedaug.measured import recorded_gains
+from medfedaug.analysis.recorded_gains import recorded_gains
 from medfedaug.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from conftest import command
 from results import Page
 
 from medfedaug.admission import JobBook, JobRules
-from medfedaug.analysis.evaluations import worth_table
+from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed

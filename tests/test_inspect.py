@@ -18,8 +18,8 @@ from benchmark_files import write_volume
 from results import Page
 from test_report_browser import CHROMIUM, probe
 
-from medfedaug.analysis.gain import FARTHEST, expectation, gains_at, measured_gains
 from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
+from medfedaug.analysis.phantom_gains import FARTHEST, expectation, gains_at, measured_gains
 from medfedaug.analysis.shift import site_shift
 from medfedaug.data.inspection import QUANTILES, inspect_sites
 from medfedaug.data.phantom import make_phantom

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from medfedaug.admission import JobRules
-from medfedaug.analysis.evaluations import worth_table
+from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.data.base import Case
 from medfedaug.data.identity import case_identities
 from medfedaug.data.images import ImageFolder

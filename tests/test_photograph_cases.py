@@ -11,7 +11,7 @@ from conftest import SHARED
 from monai.fl.utils.constants import ExtraItems
 from PIL import Image, PngImagePlugin
 
-from medfedaug.analysis.cases import case_picture, extreme_cases
+from medfedaug.analysis.case_views import case_picture, extreme_cases
 from medfedaug.analysis.intensities import intensity_histograms
 from medfedaug.data.photographs import load_label_photograph, load_photograph, photograph_header
 from medfedaug.data.sites import find_sites, site_statistics

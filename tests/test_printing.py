@@ -24,8 +24,9 @@ from test_cli import simulate_args
 from medfedaug import cli
 from medfedaug.admission import JobBook
 from medfedaug.admission.book import Decision, JobEntry, Origin, job_hash
-from medfedaug.analysis import documents, page
-from medfedaug.analysis.text import TextTable
+from medfedaug.analysis import document as documents
+from medfedaug.analysis import page
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.config import Execution, RunConfig
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, own, replace_own
 from medfedaug.nvflare_jobs.controller import FederationController

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from test_cli import simulate_args
 
+from medfedaug.analysis.live_page import Watched, write_watch_page
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
 from medfedaug.cli.watching import _shown
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.telling import follow
-from medfedaug.watching import Watched, write_watch_page
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):

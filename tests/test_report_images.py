@@ -14,7 +14,7 @@ from benchmark_files import write_lgg
 from matplotlib import colors
 
 from medfedaug.analysis import load_run, write_report
-from medfedaug.analysis.cases import CaseView, case_picture, extreme_cases, network_inputs
+from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
 from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites

@@ -13,7 +13,7 @@ import sys
 
 import matplotlib.pyplot as plt
 
-from medfedaug.measured import RecordedGain, recorded_gains
+from medfedaug.analysis.recorded_gains import RecordedGain, recorded_gains
 
 COLOURS = {"better": "#0072b2", "worse": "#d55e00"}  # that colour-blind readers tell apart too
 OTHER = "0.45"

@@ -1,7 +1,7 @@
 """Reads, compares, plots and reports finished runs, and analyses features."""
 
-from medfedaug.analysis.alpha import alpha_by_layer, interpolation_weights
 from medfedaug.analysis.features import alignment, feature_picture, site_features, uniformity
+from medfedaug.analysis.fedfd_alpha import alpha_by_layer, interpolation_weights
 from medfedaug.analysis.grouping import Tested, group_runs, pool_runs
 from medfedaug.analysis.metric_table import MetricRow, MetricTable, metric_table
 from medfedaug.analysis.patient_table import PatientRow, PatientTable, patient_table

@@ -10,7 +10,7 @@ from typing import Any
 from medfedaug.analysis.grouping import Tested, group_runs, units_differ, whole_seeds
 from medfedaug.analysis.runs import MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import Score
-from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.scores import disparity, find_metric
 
 __all__ = ["MetricRow", "MetricTable", "metric_table"]
@@ -58,7 +58,7 @@ class MetricTable(TextTable):
     Attributes:
         rows: one per metric and method.
         notes: notes that a reader needs to understand the numbers.
-        reduced: see `medfedaug.analysis.text.TextTable`.
+        reduced: see `medfedaug.analysis.text_table.TextTable`.
     """
 
     rows: tuple[MetricRow, ...]

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.documents import Block, Code, Document, Section, Table
+from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.inputs import recorded_input
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.command_line import command_of

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.files import write_atomic
 from medfedaug.printable import printable, printable_lines

@@ -19,7 +19,7 @@ from medfedaug.analysis.comparison import (
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.analysis.inputs import OTHER_INPUT
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
-from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.scores import find_metric
 from medfedaug.significance import PatientTest
@@ -73,7 +73,7 @@ class PatientTable(TextTable):
         rows: one per method and kind of site.
         cases: what a pair stands for: ``"patients"`` or ``"images"``.
         notes: notes that a reader needs to understand the numbers.
-        reduced: see `medfedaug.analysis.text.TextTable`.
+        reduced: see `medfedaug.analysis.text_table.TextTable`.
     """
 
     metric: str

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from medfedaug.analysis.cases import INK, PAPER, outline, windowed
+from medfedaug.analysis.case_views import INK, PAPER, outline, windowed
 from medfedaug.files import write_atomic
 
 __all__ = ["draw_classified", "draw_label_map", "write_picture"]

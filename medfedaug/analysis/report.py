@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 
 from medfedaug._version import __version__
 from medfedaug.analysis.comparison import MIN_PATIENTS
-from medfedaug.analysis.evaluations import exchange_tables, worth_table
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.inputs import SCALED
+from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
 from medfedaug.analysis.metric_table import metric_table
-from medfedaug.analysis.opening import answer, words_in
 from medfedaug.analysis.page import (
     add,
     check_page,
@@ -35,6 +34,7 @@ from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.reading import find_runs, load_run
+from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.scores import find_metric
@@ -66,7 +66,7 @@ def write_report(
         device: the device of the models, with ``data``.
         notes: paragraphs that a reader must know first, and tables as lines of cells, the headings first.
         reduced: how all runs are reduced, compared with the full experiment
-            (`medfedaug.analysis.text.TextTable`).
+            (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
 
     Returns:

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
-from medfedaug.analysis.cases import CaseView, case_picture, extreme_cases, network_inputs
+from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.features import feature_picture, site_features
 from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_intensities
 from medfedaug.analysis.runs import Run

@@ -21,7 +21,7 @@ from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.inputs import SCALED, Input
 from medfedaug.analysis.nothing_learned import REMEDIES
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
-from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.scores import find_metric
 from medfedaug.significance import PairedTest
@@ -121,7 +121,7 @@ class Table(TextTable):
         unseen: sites that trained in none of the runs.
         rows: one per method, FedAvg first.
         notes: notes that a reader needs to understand the numbers.
-        reduced: see `medfedaug.analysis.text.TextTable`.
+        reduced: see `medfedaug.analysis.text_table.TextTable`.
         nothing_learned: the reason why no method learned anything; empty where one did.
     """
 

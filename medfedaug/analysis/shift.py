@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from medfedaug.analysis.gain import FARTHEST, expectation, gains_at
+from medfedaug.analysis.phantom_gains import FARTHEST, expectation, gains_at
 
 __all__ = ["PairShift", "Shift", "site_shift"]
 

@@ -20,8 +20,8 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="One of them, for its arguments and details.")] = None,
 ) -> None:
     """What --methods takes: what each does, its arguments, what leaves a site."""
+    from medfedaug.analysis.recorded_gains import gains_of
     from medfedaug.described import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
-    from medfedaug.measured import gains_of
     from medfedaug.methods.registry import spelt
 
     if name is None:

@@ -112,7 +112,7 @@ def _told() -> list[list[str]]:
 
 
 def _outcome(scores: ScoreTable) -> None:
-    from medfedaug.analysis.opening import answer
+    from medfedaug.analysis.report_summary import answer
 
     sites = list(scores.sites)
     table = Table(

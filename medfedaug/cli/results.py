@@ -15,8 +15,8 @@ from medfedaug.cli.options import CrossSite, Device, Engine, Limit, Local, State
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.evaluations import ExchangeTable, WorthTable
-    from medfedaug.analysis.text import TextTable
+    from medfedaug.analysis.local_vs_global import ExchangeTable, WorthTable
+    from medfedaug.analysis.text_table import TextTable
 
 
 class Split(str, Enum):
@@ -89,7 +89,7 @@ def evaluate(
 
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
-    from medfedaug.analysis.evaluations import exchange_tables, worth_table
+    from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
     from medfedaug.evaluation import evaluate_sites
     from medfedaug.files import write_json
     from medfedaug.run_folder import is_json_with
@@ -152,7 +152,7 @@ def report(
         summary_table,
         write_report,
     )
-    from medfedaug.analysis.evaluations import exchange_tables, find_evaluations, worth_table
+    from medfedaug.analysis.local_vs_global import exchange_tables, find_evaluations, worth_table
 
     evaluated, others = find_evaluations(runs)
     found = [load_run(run, metric) for run in find_runs(others)]

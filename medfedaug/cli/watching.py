@@ -16,7 +16,7 @@ from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
 
 if TYPE_CHECKING:
-    from medfedaug.watching import Watched
+    from medfedaug.analysis.live_page import Watched
 
 __all__ = ["watch"]
 
@@ -39,10 +39,10 @@ def watch(
     job whose process is gone for good is dead, which ends the command with code 1.
     """
     with err_console.status("starting"):
+        from medfedaug.analysis.live_page import Watched, find_events, write_watch_page
         from medfedaug.analysis.page import check_page
         from medfedaug.errors import ConfigError
         from medfedaug.telling import follow
-        from medfedaug.watching import Watched, find_events, write_watch_page
 
     if page is not None:
         check_page(page)
@@ -85,7 +85,7 @@ def watch(
 
 
 def _shown(watched: Watched, path: Path | None) -> Group:
-    from medfedaug.watching import sparkline
+    from medfedaug.analysis.live_page import sparkline
 
     if path is None:
         return Group("waiting for a job")

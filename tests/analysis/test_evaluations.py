@@ -7,7 +7,7 @@ import json
 import pytest
 from results import content
 
-from medfedaug.analysis.evaluations import find_evaluations, worth_table
+from medfedaug.analysis.local_vs_global import find_evaluations, worth_table
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.scores import METRICS, Metric, described, find_metric
 

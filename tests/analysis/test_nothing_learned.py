@@ -9,7 +9,7 @@ import torch
 
 from medfedaug.analysis import load_run, patient_table, summary_table, write_report
 from medfedaug.analysis.nothing_learned import nothing_learned_in
-from medfedaug.analysis.opening import answer
+from medfedaug.analysis.report_summary import answer
 
 
 def runs_of(fold, score, methods=("fedavg", "fedrdn")):

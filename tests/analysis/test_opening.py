@@ -6,7 +6,7 @@ import pytest
 from results import Page, content
 
 from medfedaug.analysis import load_run, summary_table, write_report
-from medfedaug.analysis.opening import WORDS, answer, words_in
+from medfedaug.analysis.report_summary import WORDS, answer, words_in
 
 
 def told(*folders) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from medfedaug.analysis import page
-from medfedaug.analysis.text import plain_markdown
+from medfedaug.analysis.text_table import plain_markdown
 from medfedaug.printable import printable
 
 __all__ = ["Block", "Code", "Document", "Section", "Table"]

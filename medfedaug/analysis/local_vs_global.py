@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis.text import TextTable
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, warn
 from medfedaug.federation.output import EVALUATION, RESULTS
@@ -116,7 +116,7 @@ class WorthTable(TextTable):
     Attributes:
         metric: name of the score.
         rows: by site.
-        notes: see `medfedaug.analysis.text.TextTable`.
+        notes: see `medfedaug.analysis.text_table.TextTable`.
         reduced: see there.
     """
 
@@ -177,7 +177,7 @@ class ExchangeTable(TextTable):
         metric: name of the score.
         scores: by the site that the model is of, and there by the site that scored it.
         targets: the sites that scored.
-        notes: see `medfedaug.analysis.text.TextTable`.
+        notes: see `medfedaug.analysis.text_table.TextTable`.
         reduced: see there.
     """
 
