@@ -8,7 +8,7 @@ import re
 from results import Page
 
 from medfedaug.analysis import load_run, summary_table
-from medfedaug.described import describe_method
+from medfedaug.cli.catalogue import describe_method
 
 
 def test_the_demo_tells_what_differs_what_was_done_and_what_came_of_it(run, tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from medfedaug import described, functional, models
+from medfedaug import functional, models
+from medfedaug.cli import catalogue
 from medfedaug.docstrings import read_docstring
 from medfedaug.formulas import formula_text
 from medfedaug.methods.registry import built_in_methods
@@ -43,7 +44,7 @@ def test_all_formulas_of_the_library_are_known():
 
 
 def test_a_method_is_described_with_its_equation(run):
-    text = described.describe_method("fedwon").text
+    text = catalogue.describe_method("fedwon").text
     (formula,) = (paragraph for paragraph in text if paragraph.startswith("    "))
     assert formula == "    Ŵ_i = γ (W_i − μ_i)/(σ_i √N),"
     code, out, _ = run("methods", "ditto")

@@ -14,7 +14,7 @@ from test_cli import simulate_args
 from medfedaug.analysis.live_page import Watched, write_watch_page
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
-from medfedaug.cli.watching import _shown
+from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.telling import follow
 

@@ -4,19 +4,19 @@ Everything heavy is imported inside the commands, so that ``medfedaug --help`` a
 """
 
 from medfedaug.cli.app import app, main
-from medfedaug.cli.choices import datasets, methods, networks
+from medfedaug.cli.benchmark import ValuesInARow, benchmark
+from medfedaug.cli.bundle import bundle, card
 from medfedaug.cli.console import err_console, out_console
 from medfedaug.cli.data import inspect, phantom, statistics
-from medfedaug.cli.experiments import ValuesInARow, benchmark
-from medfedaug.cli.first_look import demo
-from medfedaug.cli.handover import bundle, card
-from medfedaug.cli.planning import plan
-from medfedaug.cli.predicting import predict
-from medfedaug.cli.results import evaluate, report
+from medfedaug.cli.demo import demo
+from medfedaug.cli.evaluate import evaluate, report
+from medfedaug.cli.methods import datasets, methods, networks
+from medfedaug.cli.plan import plan
+from medfedaug.cli.predict import predict
 from medfedaug.cli.run import export, simulate
 from medfedaug.cli.setup import init, project
 from medfedaug.cli.site import approve, clean, doctor, jobs, ledger, names, site_config
-from medfedaug.cli.watching import watch
+from medfedaug.cli.watch import watch
 
 __all__ = ["app", "err_console", "main", "out_console"]
 

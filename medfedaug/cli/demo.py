@@ -102,7 +102,7 @@ def _short(number: float) -> str:
 
 
 def _doing(method: str) -> str:
-    from medfedaug.described import describe_method
+    from medfedaug.cli.catalogue import describe_method
 
     return describe_method(method).what
 

@@ -11,7 +11,7 @@ import typer
 from medfedaug.cli.console import Table, out_console
 
 if TYPE_CHECKING:
-    from medfedaug.described import Described
+    from medfedaug.cli.catalogue import Described
 
 __all__ = ["datasets", "methods", "networks"]
 
@@ -21,7 +21,7 @@ def methods(
 ) -> None:
     """What --methods takes: what each does, its arguments, what leaves a site."""
     from medfedaug.analysis.recorded_gains import gains_of
-    from medfedaug.described import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
+    from medfedaug.cli.catalogue import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
     from medfedaug.methods.registry import spelt
 
     if name is None:
@@ -45,7 +45,7 @@ def networks(
     ] = None,
 ) -> None:
     """What --network takes: arguments, stages, sizes."""
-    from medfedaug.described import describe_network, known_networks
+    from medfedaug.cli.catalogue import describe_network, known_networks
 
     if name is None:
         _print_list(known_networks(), "for")
@@ -59,7 +59,7 @@ def datasets(
     name: Annotated[str | None, typer.Argument(help="One of them, for address, layout, options.")] = None,
 ) -> None:
     """Published data sets: where to get them, how their folder looks, options, protocols."""
-    from medfedaug.described import describe_data_set, known_data_sets
+    from medfedaug.cli.catalogue import describe_data_set, known_data_sets
 
     if name is None:
         _print_list(known_data_sets())
