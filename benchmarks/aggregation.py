@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from measure import hardware, parser
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply
 from medfedaug.federation.messages import PREPARE, TRAIN, namespaced
 from medfedaug.methods import parse_methods

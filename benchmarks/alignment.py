@@ -37,7 +37,7 @@ import torch
 from measure import hardware
 from torch import Tensor
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.phantom import make_phantom

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from measure import hardware
 
-from medfedaug.config import RunConfig
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
+from medfedaug.config.storage import Storage
 from medfedaug.data.phantom import make_phantom
-from medfedaug.plan import Plan
-from medfedaug.storage import Storage
 
 _FILES = 10
 

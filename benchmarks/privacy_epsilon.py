@@ -31,7 +31,7 @@ from measure import hardware
 from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.output import write_json

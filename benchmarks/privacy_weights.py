@@ -23,7 +23,7 @@ import torch
 from measure import hardware
 from privacy_epsilon import DELTA, halved
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.federation.output import write_json

@@ -29,7 +29,7 @@ from measure import hardware
 from monai.fl.utils.constants import ExtraItems
 from torch.utils.flop_counter import FlopCounterMode
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import federation_settings

@@ -35,7 +35,7 @@ from monai.fl.utils.constants import ExtraItems
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.sites import federation_settings

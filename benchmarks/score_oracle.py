@@ -33,7 +33,7 @@ from measure import hardware, parser
 from torch import Tensor
 
 from medfedaug.admission import JobBook, JobRules
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, SiteTrainer

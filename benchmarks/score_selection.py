@@ -17,7 +17,7 @@ from statistics import fmean, quantiles
 import torch
 from measure import hardware, parser
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.federation import run_in_process
 from medfedaug.federation.selection import Selection

@@ -39,7 +39,7 @@ from PIL import Image
 from torch import Tensor
 
 from medfedaug.averaging import WeightedMean
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import StorageError
 from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run

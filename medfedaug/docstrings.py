@@ -77,8 +77,8 @@ def plain(text: str) -> str:
     r"""A text without line ends and the markup of code, links and formulas.
 
     Example:
-        >>> plain("As ``x`` in `this paper <https://arxiv.org>`_,\nand `medfedaug.config.RunConfig`.")
-        'As x in this paper, and medfedaug.config.RunConfig.'
+        >>> plain("As ``x`` in `this paper <https://arxiv.org>`_,\nand `medfedaug.config.run.RunConfig`.")
+        'As x in this paper, and medfedaug.config.run.RunConfig.'
     """
     text = re.sub(r":math:`([^`]*)`", lambda found: formula_text(found[1]), text)
     text = re.sub(r"(?::\w+)+:`([^`]*)`", r"\1", text)

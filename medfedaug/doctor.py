@@ -22,12 +22,13 @@ from medfedaug import plugins
 from medfedaug._version import __version__
 from medfedaug.accounting import require_opacus
 from medfedaug.admission import JobRules
+from medfedaug.config.bundle_reference import AllowedBundle, short_hash
+from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.definition import bundle_run_settings
-from medfedaug.loops import find_loop
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs import allowed
@@ -45,7 +46,6 @@ from medfedaug.nvflare_jobs.startup import check_connection, check_startup
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.settings import SiteSettings
 from medfedaug.telling import size_text
-from medfedaug.training_bundle.content import AllowedBundle, short_hash
 
 __all__ = ["Check", "examine"]
 

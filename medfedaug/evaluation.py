@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.checks import check_choice
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation.evaluated import EvaluationSite
@@ -98,7 +98,7 @@ def evaluate_sites(
         device: the sites' device.
         config: see `evaluated_runs`.
         state: see there.
-        execution: see `medfedaug.config.Execution`.
+        execution: see `medfedaug.config.run.Execution`.
 
     Returns:
         The content of ``evaluation.json``.

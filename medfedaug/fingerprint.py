@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
-from medfedaug.plan import Plan
 from medfedaug.privacy.guard import PrivacyGuard
 
 __all__ = [

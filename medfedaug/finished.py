@@ -14,7 +14,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from torch import Tensor
 
-from medfedaug.config import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.composition import Composition

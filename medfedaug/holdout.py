@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.definition import define

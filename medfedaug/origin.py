@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.finished import FinishedRun
 from medfedaug.statistics import ChannelStatistics, load_statistics, other_statistics
-from medfedaug.training_bundle.content import PREDICTS
 
 __all__ = ["Origin"]
 

@@ -28,12 +28,12 @@ import nibabel
 import torch
 
 from medfedaug.averaging import capped_weights
-from medfedaug.config import RunConfig
+from medfedaug.config.plan import PLAN_MEMORY, Plan
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
 from medfedaug.models.sizes import size_multiple
-from medfedaug.plan import PLAN_MEMORY, Plan
 
 __all__ = ["Planned", "make_plan", "training_bytes"]
 
@@ -55,7 +55,7 @@ class Planned:
     """A plan with its reasons.
 
     Args:
-        changes: fields of `medfedaug.config.RunConfig` and their values: the plan, and where they follow
+        changes: fields of `medfedaug.config.run.RunConfig` and their values: the plan, and where they follow
             from it the batch size and arguments of the network.
         reasons: pairs of what was decided and why.
     """

@@ -16,11 +16,11 @@ from typing import Any
 
 from medfedaug.admission import JobRules
 from medfedaug.checks import check_keys
+from medfedaug.config.bundle_reference import AllowedBundle
+from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
-from medfedaug.training_bundle.content import AllowedBundle
 
 __all__ = [
     "DATA_VARIABLE",
@@ -59,7 +59,7 @@ class SiteSettings:
         privacy: the limits of what may leave the site.
         plugins: names of installed packages whose methods and networks a job may use (`medfedaug.plugins`).
         bundles: the Bundles that a job may use, by name, each with its folder and the hash of the content
-            that was allowed (`medfedaug.training_bundle.content`).
+            that was allowed (`medfedaug.config.bundle_reference`).
         memory: GiB of memory for prepared images; the rest of them is kept in files.
         jobs: which jobs the site takes part in.
         simulation: whether the server and all sites are on one machine, so that nothing leaves it and the

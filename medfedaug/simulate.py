@@ -15,7 +15,11 @@ from typing import Any
 import torch
 
 from medfedaug.checks import check_choice
-from medfedaug.config import Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.bundle_reference import allow
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.storage import Storage
+from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.changes import (
     check_made_with,
@@ -42,8 +46,6 @@ from medfedaug.federation.output import (
 )
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.files import remove_unfinished, write_json
-from medfedaug.loops import loop_reference
-from medfedaug.plan import Plan
 from medfedaug.run_folder import (
     check_results,
     is_json_with,
@@ -59,8 +61,6 @@ from medfedaug.run_folder import (
 )
 from medfedaug.settings import SiteSettings
 from medfedaug.statistics import save_statistics
-from medfedaug.storage import Storage
-from medfedaug.training_bundle.content import allow
 
 __all__ = ["ENGINES", "check_device", "configure", "simulate"]
 
@@ -74,7 +74,7 @@ def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     """A configuration that fits the sites' data.
 
     The task follows from the data, and with the task the network and the optimiser's settings
-    (`medfedaug.config.task_defaults`); where a Bundle is named, they follow from it.
+    (`medfedaug.config.run.task_defaults`); where a Bundle is named, they follow from it.
 
     Args:
         sites: the sites.
@@ -154,15 +154,16 @@ def simulate(
         tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
-        execution: see `medfedaug.config.Execution`; with NVFlare and without a number of threads, the sites
-            share the cores.
+        execution: see `medfedaug.config.run.Execution`; with NVFlare and without a number of threads, the
+            sites share the cores.
         sites: the sites where they are open already, with the ``limit`` of ``config``.
         storage: where every site keeps its prepared images; by default as ``MEDFEDAUG_MEMORY`` and
             ``MEDFEDAUG_CACHE`` say.
         init: a file with weights to start from (`medfedaug.models.weights`); what does not fit the network
             starts from the seed, and ``results.json`` says what.
         loop: the path of a script with a training loop of one's own, or the name of one that a package adds
-            (`medfedaug.loops`), which the sites run in the place of the federation's; with NVFlare alone.
+            (`medfedaug.config.training_scripts`), which the sites run in the place of the federation's; with
+            NVFlare alone.
 
     Returns:
         The content of ``results.json``. ``data`` is the name of the folder, or of the benchmark whose data it

@@ -10,7 +10,8 @@ the model:
      "sites": {"DU": {"mean": [0.21], "std": [0.13], "count": 120}}}
 
 ``intensity`` says what the images were before: ``"raw"``, as stored, or ``"scale"``, scaled to [0, 1]
-(`medfedaug.config.RunConfig`). Files of earlier releases do not tell, nor do those of somebody's own images.
+(`medfedaug.config.run.RunConfig`). Files of earlier releases do not tell, nor do those of somebody's own
+images.
 """
 
 from __future__ import annotations

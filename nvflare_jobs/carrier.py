@@ -17,7 +17,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.federation.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier
 from medfedaug.federation.record import Event

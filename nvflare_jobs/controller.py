@@ -20,7 +20,8 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from medfedaug import plugins
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
@@ -36,7 +37,6 @@ from medfedaug.nvflare_jobs.presence import Presence
 from medfedaug.printable import log_printable
 from medfedaug.run_folder import REPORT, locked
 from medfedaug.settings import SiteSettings
-from medfedaug.training_bundle import content as bundles
 
 __all__ = ["FederationController", "ProtocolController"]
 
@@ -45,7 +45,7 @@ class ProtocolController(Controller):
     """Carries a protocol over NVFlare: sends tasks, and writes what happens to ``medfedaug/events.jsonl``.
 
     Args:
-        execution: `medfedaug.config.Execution` as a dictionary.
+        execution: `medfedaug.config.run.Execution` as a dictionary.
         task_check_period: seconds between two checks whether all sites have answered.
     """
 
@@ -151,8 +151,8 @@ class FederationController(ProtocolController):
     results.
 
     Args:
-        config: `medfedaug.config.RunConfig` as a dictionary.
-        execution: `medfedaug.config.Execution` as a dictionary.
+        config: `medfedaug.config.run.RunConfig` as a dictionary.
+        execution: `medfedaug.config.run.Execution` as a dictionary.
         run_name: the name of the run, and of its checkpoint.
         resume: continue the run of this name from its checkpoint.
         task_check_period: seconds between two checks whether a round is complete.

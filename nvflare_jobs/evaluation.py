@@ -12,7 +12,7 @@ from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedaug.checks import check_printable
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.door import Door
 from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.evaluation import EvaluatedRun, Evaluation
@@ -37,10 +37,10 @@ class EvaluationController(ProtocolController):
     The models are files of numbers beside the job's configuration, under names that the job does not choose.
 
     Args:
-        runs: for each run its settings, `medfedaug.config.RunConfig` as a dictionary, by its name in the
+        runs: for each run its settings, `medfedaug.config.run.RunConfig` as a dictionary, by its name in the
             evaluation.
         cross_site: see `medfedaug.federation.evaluation.Evaluation`.
-        execution: `medfedaug.config.Execution` as a dictionary.
+        execution: `medfedaug.config.run.Execution` as a dictionary.
         task_check_period: seconds between two checks whether all sites have answered.
 
     Raises:
@@ -117,7 +117,7 @@ class EvaluationRecipe(Recipe):
         name: the job's name.
         min_clients: the number of connected sites that NVFlare needs to start the job.
         task_request_interval: seconds after which an idle site asks for work again.
-        execution: see `medfedaug.config.Execution`.
+        execution: see `medfedaug.config.run.Execution`.
 
     Raises:
         ConfigError: when the runs do not go together.

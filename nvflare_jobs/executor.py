@@ -18,7 +18,8 @@ from nvflare.fuel.utils import fobs
 
 from medfedaug import plugins
 from medfedaug.admission import JOBS_FOLDER, JobBook
-from medfedaug.config import RunConfig
+from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.door import Door, GuardedDoor
 from medfedaug.federation.job_text import without_job_text
@@ -34,7 +35,6 @@ from medfedaug.nvflare_jobs.origin import job_origin
 from medfedaug.printable import log_printable
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, Pseudonyms, public_text
 from medfedaug.settings import SiteSettings
-from medfedaug.training_bundle import content as bundles
 
 __all__ = ["AnsweringExecutor", "SiteExecutor", "site_trainer"]
 
@@ -137,7 +137,7 @@ class SiteExecutor(AnsweringExecutor):
     A job names it by its class path, so it carries no code.
 
     Args:
-        config: `medfedaug.config.RunConfig` as a dictionary.
+        config: `medfedaug.config.run.RunConfig` as a dictionary.
         threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
 
     Raises:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.admission import JOBS_FOLDER, JobBook
+from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json, write_atomic
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.settings import SETTINGS_FILE, SiteSettings
-from medfedaug.training_bundle.content import AllowedBundle
 
 __all__ = [
     "DEFAULT_LAUNCHER",

@@ -19,11 +19,11 @@ from nvflare.client.config import ExchangeFormat
 from nvflare.fuel.data_event.data_bus import DataBus
 
 from medfedaug.client import DESK, META
+from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.loop import Desk, ForeignLoop
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.training import LocalRound
-from medfedaug.loops import find_loop
 
 __all__ = ["ScriptLoop"]
 
@@ -54,7 +54,7 @@ class ScriptLoop(ForeignLoop):
     that a round is over, and goes nowhere.
 
     Args:
-        loop: as the run names it (`medfedaug.loops`).
+        loop: as the run names it (`medfedaug.config.training_scripts`).
     """
 
     def __init__(self, loop: str) -> None:

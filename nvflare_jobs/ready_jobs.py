@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import Execution, RunConfig, task_defaults
+from medfedaug.config.run import Execution, RunConfig, task_defaults
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 
@@ -37,7 +37,7 @@ READY_JOBS: dict[str, dict[str, Any]] = {
     "segmentation_fedrdn_fedfa_plus": {"methods": "fedrdn,fedfa+", **_SEGMENTATION},
     "classification_fedfa_plus": {"methods": "fedfa+", **_CLASSIFICATION},
 }
-"""Fields of `medfedaug.config.RunConfig` by the job's name; ``methods`` as on the command line."""
+"""Fields of `medfedaug.config.run.RunConfig` by the job's name; ``methods`` as on the command line."""
 
 
 def write_ready_jobs(folder: str | Path) -> list[Path]:

@@ -12,12 +12,12 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial import INITIAL_FILE, InitialWeights
 from medfedaug.federation.messages import TASKS
-from medfedaug.loops import find_loop
 from medfedaug.nvflare_jobs.app_validator import keys_with_variables
 from medfedaug.nvflare_jobs.controller import FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor
@@ -45,11 +45,11 @@ class MedFedAugRecipe(Recipe):
             2 s would be most of the duration of a round with a small model.
         tracking: ``"tensorboard"`` or ``"mlflow"``: where the server writes the sites' metrics of every
             round.
-        execution: see `medfedaug.config.Execution`.
+        execution: see `medfedaug.config.run.Execution`.
         initial: the weights to start from, of a run that was configured with some: a file of numbers beside
             the job's configuration.
-        script: the file of the run's training loop, if it is not of a package (`medfedaug.loops`). The job
-            then carries code.
+        script: the file of the run's training loop, if it is not of a package
+            (`medfedaug.config.training_scripts`). The job then carries code.
 
     Raises:
         ConfigError: when methods, network and options cannot be combined, or a tracker is missing.

@@ -15,7 +15,9 @@ from typing import Any
 from nvflare.recipe.spec import Recipe
 
 from medfedaug import plugins
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.initial import InitialWeights
 from medfedaug.federation.output import EVENTS, JOB_FOLDER, RESULTS
@@ -31,9 +33,7 @@ from medfedaug.settings import (
     SETTINGS_FILE,
     STATE_VARIABLE,
 )
-from medfedaug.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
 from medfedaug.telling import follow
-from medfedaug.training_bundle import content as bundles
 
 __all__ = ["LOG_FILE", "output_folder", "run_in_simulator", "run_job"]
 
@@ -71,7 +71,7 @@ def run_in_simulator(
         state_dir: a folder for what server and sites need after a restart; by default in ``work_dir``.
         resume: continue from what is in ``state_dir``.
         tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
-        execution: see `medfedaug.config.Execution`.
+        execution: see `medfedaug.config.run.Execution`.
         storage: where every site keeps its prepared images; by default as the environment says.
         initial: the weights to start from, of a run that was configured with some.
         lock: a file that is locked as long as a process of the run is alive; by default one in ``work_dir``.

@@ -20,7 +20,8 @@ from benchmark_files import OFFICE, write_fedbn, write_volume
 from PIL import Image
 
 from medfedaug import cli, plugins
-from medfedaug.config import RunConfig
+from medfedaug.config import bundle_reference as content
+from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation.composition import Composition
@@ -31,7 +32,6 @@ from medfedaug.scores import METRICS
 from medfedaug.settings import SETTINGS_FILE
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
-from medfedaug.training_bundle import content
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 

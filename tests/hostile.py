@@ -14,7 +14,7 @@ import torch
 from hospitals import Hospital
 
 from medfedaug.admission import job_hash
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages import CONFIRM, KEYS, MASKED, OPEN, PREPARE, SHARES, TRAIN, Reply, Request

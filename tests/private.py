@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply, Request, Site, SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run
 from medfedaug.federation.messages import TEST, TRAIN

@@ -27,7 +27,7 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer

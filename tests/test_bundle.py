@@ -16,7 +16,8 @@ from finished_runs import rehashed
 from PIL import Image
 
 from medfedaug.bundle.inference import plain_inference
-from medfedaug.config import RunConfig
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
@@ -27,7 +28,6 @@ from medfedaug.federation.output import write_run
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
 from medfedaug.origin import Origin
-from medfedaug.plan import Plan
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics, save_statistics
 

@@ -19,10 +19,10 @@ from conftest import TINY_NETWORK, command
 from finished_runs import balanced
 from packaging.requirements import Requirement
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
-from medfedaug.plan import Plan
 from medfedaug.simulate import configure, simulate
 
 EXTRAS = {"fire", "ignite", "nibabel", "pillow", "jsonschema"}

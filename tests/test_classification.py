@@ -13,7 +13,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from PIL import Image
 from torch import nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import ImageFolder, check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, run_in_process

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hospitals import Deployment, Hospital
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal

@@ -13,7 +13,7 @@ import torch
 from conftest import TINY_NETWORK, assert_complete, write_volume
 
 from medfedaug.cli.console import out_console, print_scores
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import method_names
 from medfedaug.models import ffa_layers

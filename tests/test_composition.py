@@ -8,13 +8,13 @@ import pytest
 import torch
 from small_networks import SEGMENTING, WIDTHS, needs_einops
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation.inprocess import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import build_methods, method_names
 from medfedaug.models import network_names
-from medfedaug.plan import Plan
 from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]

@@ -17,7 +17,7 @@ from results import Page
 
 from medfedaug.admission import JobBook, JobRules
 from medfedaug.analysis.local_vs_global import worth_table
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.evaluation import evaluate_sites, evaluated_runs

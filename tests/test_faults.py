@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, inprocess, run_in_process
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint

@@ -11,7 +11,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from monai.utils import CommonKeys as Keys
 
-from medfedaug.config import Execution, RunConfig, derive_seed
+from medfedaug.config.run import Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition

@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_robust import script as script
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
+from medfedaug.config.storage import Storage
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.protocol import Carrier, run
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.storage import Storage
 
 
 class Killed(BaseException):

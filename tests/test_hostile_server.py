@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages import TEST, VALIDATE
 from medfedaug.federation.site import Site

@@ -10,7 +10,7 @@ import pytest
 import torch
 from reference import same
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import RunFailed
 from medfedaug.federation import held, run_in_process

@@ -11,7 +11,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from safetensors.torch import save_file
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugWarning
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition

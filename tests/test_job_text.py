@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hospitals import Hospital
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import Request
 from medfedaug.nvflare_jobs import SiteExecutor

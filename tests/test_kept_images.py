@@ -14,13 +14,13 @@ import torch
 from benchmark_files import write_prostate
 from test_formats import write_dicom
 
+from medfedaug.config.storage import Storage
 from medfedaug.data import cache
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.cache import CaseCache
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.memory import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.storage import Storage
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmark_files import write_volume
 from conftest import TINY_NETWORK
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import simulate
 

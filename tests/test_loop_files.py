@@ -9,14 +9,14 @@ import pytest
 import torch
 from monai.fl.utils.constants import ExtraItems
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
+from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.brought import own_scores
 from medfedaug.federation.loop import ForeignLoop
-from medfedaug.loops import loop_reference
 
 
 class Reads(ForeignLoop):

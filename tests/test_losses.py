@@ -8,7 +8,7 @@ import torch
 from monai.losses import DiceCELoss, HausdorffDTLoss
 from torch import nn
 
-from medfedaug.config import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation.inprocess import run_in_process

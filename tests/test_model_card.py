@@ -12,7 +12,7 @@ import torch
 from conftest import TINY_NETWORK, command
 
 from medfedaug.analysis.model_card import model_card
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods

@@ -19,7 +19,7 @@ from monai.networks.nets import (
 from small_networks import SEGMENTING, needs_einops
 from torch import nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, insert_ffa, network_names, remove_ffa

@@ -15,7 +15,7 @@ from nvflare.apis.fl_context import FLContext
 from reference import same
 from tracked import from_tensorboard, told
 
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from medfedaug import cli
 from medfedaug.cli.options import Given, takes
-from medfedaug.config import Execution, RunConfig
-from medfedaug.fields import documented, setting
-from medfedaug.plan import Plan
+from medfedaug.config.options import documented, setting
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit"}

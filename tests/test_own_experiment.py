@@ -9,12 +9,12 @@ import pytest
 import yaml
 from conftest import TINY_NETWORK
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.experiment import Experiment, make_experiment, write_experiment
 from medfedaug.fingerprint import fingerprint
-from medfedaug.plan import Plan
 from medfedaug.planner import make_plan
 
 TINY = ("rounds=1", "batch_size=8", f"network_args={json.dumps(TINY_NETWORK)}")

@@ -22,12 +22,12 @@ from nvflare.apis.workspace import Workspace
 from reference import same
 
 from medfedaug import client
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
+from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.phantom import make_phantom
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages import TRAIN, VALIDATE, Reply
-from medfedaug.loops import loop_reference
 from medfedaug.methods import parse_methods
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples/loops"
@@ -472,7 +472,9 @@ def package(tmp_path, monkeypatch, script) -> Path:
     info = site / "lesion_loops-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lesion-loops\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[medfedaug.loops]\nlesion_loop = lesion_loops.train\n")
+    (info / "entry_points.txt").write_text(
+        "[medfedaug.config.training_scripts]\nlesion_loop = lesion_loops.train\n"
+    )
     monkeypatch.syspath_prepend(str(site))
     yield mark
     sys.modules.pop("lesion_loops", None)

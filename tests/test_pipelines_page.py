@@ -14,9 +14,9 @@ import pytest
 import torch
 from monai.bundle import ConfigParser
 
-from medfedaug.config import RunConfig
+from medfedaug.config import bundle_reference
+from medfedaug.config.run import RunConfig
 from medfedaug.data.phantom import make_phantom
-from medfedaug.training_bundle import content
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/pipelines.md").read_text(encoding="utf-8")
 FAST = {
@@ -75,7 +75,7 @@ def test_the_commands_of_a_bundle_run(run, kits, monkeypatch):
     again = json.loads(Path("again.json").read_text())
     assert again["mean"]["mean_dice"] == pytest.approx(results["test"]["mean"]["mean_dice"])
     with monkeypatch.context() as patch:  # as in another process
-        patch.setattr(content, "_given", {})
+        patch.setattr(bundle_reference, "_given", {})
         patch.delenv("MEDFEDAUG_BUNDLES")
         code, _, err = run("evaluate", "--model", "runs/spleen", "--data", "data", "--out", "no.json")
         assert code == 2
@@ -85,7 +85,7 @@ def test_the_commands_of_a_bundle_run(run, kits, monkeypatch):
     assert code == 2
     assert "models/model.pt" in " ".join(err.split())
     (sent,) = Path("jobs/spleen").rglob("config_fed_client.json")
-    assert content.AllowedBundle.of(bundle).hash in sent.read_text()
+    assert bundle_reference.AllowedBundle.of(bundle).hash in sent.read_text()
     (written,) = blocks(section("From a Bundle"), "json")
     (bundle / "configs/train.json").write_text((bundle / "configs/train.json").read_text() + "\n")
     code, _, err = run("evaluate", "--model", "runs/spleen", "--data", "data", "--out", "no.json")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_plans_of_volumes import asked, prints_of
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.preparation import Preparation
-from medfedaug.plan import Plan
 from medfedaug.planner import make_plan
 
 SPINE = {  # sagittal: few thick slices along R

@@ -11,7 +11,9 @@ from conftest import TINY_NETWORK
 from monai.data import MetaTensor
 from monai.transforms import Orientation
 
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.plan import Plan, load_plan, save_plan
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.storage import Storage
 from medfedaug.data.cache import CaseCache
 from medfedaug.data.patches import patch_centres, patch_window
 from medfedaug.data.phantom import make_phantom
@@ -27,10 +29,8 @@ from medfedaug.federation.planning import Planning, site_fingerprint
 from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.fingerprint import fingerprint
 from medfedaug.methods import registry
-from medfedaug.plan import Plan, load_plan, save_plan
 from medfedaug.planner import make_plan, training_bytes
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.storage import Storage
 from medfedaug.tasks import SegmentationTask
 
 VOLUMES = Plan(spatial_dims=3, patch_size=(16, 16, 16), patches_per_volume=2)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import TINY_NETWORK
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.phantom import make_phantom
 from medfedaug.fingerprint import fingerprint_shapes
 from medfedaug.methods import registry
-from medfedaug.plan import Plan
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/plans.md").read_text(encoding="utf-8")
 SMALL = ("--network-args", json.dumps(TINY_NETWORK))

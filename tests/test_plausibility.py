@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference import same
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.federation.inprocess import InProcessCarrier

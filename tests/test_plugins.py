@@ -16,7 +16,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug import plugins
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.combinations import parse_methods_list

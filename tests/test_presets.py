@@ -14,7 +14,7 @@ import pytest
 import torch
 from benchmark_files import OFFICE, picture, write_fedbn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import combinations

@@ -27,13 +27,13 @@ from medfedaug.admission.book import Decision, JobEntry, Origin, job_hash
 from medfedaug.analysis import document as documents
 from medfedaug.analysis import page
 from medfedaug.analysis.text_table import TextTable
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, own, replace_own
 from medfedaug.nvflare_jobs.controller import FederationController
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
-from medfedaug.plan import Plan
 from medfedaug.printable import log_printable, printable
 from medfedaug.telling import Teller, follow
 

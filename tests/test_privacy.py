@@ -14,7 +14,7 @@ import torch
 from opacus.accountants import RDPAccountant
 
 from medfedaug import privacy
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.methods import FedFA, FedFAh, FedMix, FedRDN, Norm, method_names

@@ -21,11 +21,11 @@ from private import PrivateSite, dropping, private, smooth
 from scipy.optimize import brentq
 from scipy.stats import beta, norm
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.plan import Plan
 from medfedaug.privacy import PrivacyLedger, ledger
 from medfedaug.simulate import configure
 

@@ -19,13 +19,13 @@ from private import PrivateSite, dropping, private, smooth
 from test_private_training import by_hand, epsilon
 from torch import nn
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.federation import Request, run_in_process
 from medfedaug.methods import parse_methods, registry
 from medfedaug.methods.base import Method, SitePart
 from medfedaug.models import networks
-from medfedaug.plan import Plan
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.simulate import configure
 

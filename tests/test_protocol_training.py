@@ -12,9 +12,9 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 from sweeps import planned
 
-from medfedaug.config import RunConfig
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
 from medfedaug.federation import SiteTrainer
-from medfedaug.plan import Plan
 from medfedaug.tasks import make_task
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import write_volume
 from hospitals import Deployment, Hospital
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, DataError, RunFailed, own, withheld
 from medfedaug.federation import run_in_process

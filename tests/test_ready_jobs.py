@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs.ready_jobs import EXECUTION, READY_JOBS
 

@@ -12,7 +12,7 @@ import torch
 from conftest import command
 from test_deployment import left_running
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.federation import run_in_process
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal

@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, run_in_process

@@ -8,12 +8,12 @@ from monai.networks.nets import HighResNet, SegResNet
 from small_networks import SEGMENTING, WIDTHS, build_small, marked
 from torch import nn
 
+from medfedaug.config.plan import Plan
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.models import build_network, ffa_layers, find_head, insert_ffa, remove_ffa
 from medfedaug.models.sizes import size_multiple
 from medfedaug.models.supervision import network_heads
-from medfedaug.plan import Plan
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 OTHER_NORMS = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import TINY_NETWORK
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.checkpoint import check_same_run
 from medfedaug.federation.inprocess import InProcessCarrier, run_in_process

@@ -8,7 +8,7 @@ from monai.networks.nets import DynUNet, MedNeXt
 from small_networks import SEGMENTING, build_small
 from torch import nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.inprocess import run_in_process

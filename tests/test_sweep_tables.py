@@ -10,7 +10,7 @@ import pytest
 from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, read_csv
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.planned import PlannedRun

@@ -8,7 +8,7 @@ import torch
 from monai.fl.utils.constants import ExtraItems
 from torch import nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.federation import SiteTrainer

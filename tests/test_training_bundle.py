@@ -15,7 +15,8 @@ from monai.data import DataLoader, Dataset
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
 
 from medfedaug import functional as F
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config import bundle_reference
+from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -25,7 +26,6 @@ from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
-from medfedaug.training_bundle import content
 from medfedaug.training_bundle.definition import BundleDefinition
 from medfedaug.transforms import StandardizeHistogram
 
@@ -95,10 +95,10 @@ def test_a_bundle_runs_by_one_command_and_its_key_metric_selects_and_is_reported
     for site in results["test"]["sites"].values():
         assert all(0 <= site[name] <= 1 for name in METRICS[kind])
     assert METRICS[kind][0] in printed.replace("\n", "").replace(" ", "") or kind == "channels"
-    assert results["config"]["bundle"] == content.AllowedBundle.of(bundle).reference
+    assert results["config"]["bundle"] == bundle_reference.AllowedBundle.of(bundle).reference
     assert results["input"] == {"scaling": "bundle", "normalised_by": "fedrdn"}
     weights = torch.load(out / "global_model.pt", weights_only=True)
-    BundleDefinition(content.allow(bundle)).network().load_state_dict(weights)
+    BundleDefinition(bundle_reference.allow(bundle)).network().load_state_dict(weights)
     gamma = [entry["methods"]["fedfa"] for entry in results["rounds"]]
     assert all(gamma), "FFA is in the Bundle's network"
     # Statistics are those of what the Bundle's transforms give, here computed by MONAI alone.

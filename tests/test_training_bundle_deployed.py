@@ -9,8 +9,8 @@ from pathlib import Path
 import bundles
 import pytest
 
+from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
-from medfedaug.training_bundle.content import AllowedBundle
 
 
 def patches_of_four_slices(config):

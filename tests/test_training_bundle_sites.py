@@ -14,7 +14,8 @@ import pytest
 import torch
 from hospitals import Deployment, Hospital
 
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config import bundle_reference
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.doctor import examine
@@ -24,7 +25,6 @@ from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe, SiteExecutor
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 from medfedaug.simulate import configure
-from medfedaug.training_bundle import content
 from medfedaug.training_bundle.configuration import BundleConfiguration
 
 LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
@@ -54,7 +54,7 @@ def hospitals(tmp_path, phantom, lead):
     found = []
     for name in ("site_A", "site_B"):
         own = shutil.copytree(lead, tmp_path / f"at {name}/spleen")
-        allowed = {"spleen": content.AllowedBundle.of(own).to_dict()}
+        allowed = {"spleen": bundle_reference.AllowedBundle.of(own).to_dict()}
         hospital = Hospital(tmp_path / "kits" / name, phantom / name, **LOOSE, bundles=allowed)
         hospital.bundle, hospital.data = own, phantom / name
         found.append(hospital)
@@ -78,7 +78,7 @@ def test_a_site_with_another_version_refuses_by_name_and_the_others_go_on_if_the
     other = hospitals[1]
     train = other.bundle / "configs/train.json"
     train.write_text(train.read_text().replace('"prob": 0.5', '"prob": 0.4'))
-    allowed = {"spleen": content.AllowedBundle.of(other.bundle).to_dict()}
+    allowed = {"spleen": bundle_reference.AllowedBundle.of(other.bundle).to_dict()}
     other.set(data=str(other.data), device="cpu", **LOOSE, bundles=allowed)
     with pytest.raises(RunFailed, match=r"site_B: job refused: the Bundle spleen .*other content"):
         Deployment(hospitals).run(config)
@@ -182,7 +182,7 @@ def test_what_a_job_may_still_say_beside_a_bundle_is_never_parsed(hospitals, con
 def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
     def with_rules(**rules):
         hospital = hospitals[0]
-        allowed = {"spleen": content.AllowedBundle.of(hospital.bundle).to_dict()}
+        allowed = {"spleen": bundle_reference.AllowedBundle.of(hospital.bundle).to_dict()}
         loose = {**LOOSE, "jobs": {**LOOSE["jobs"], **rules}}
         hospital.set(data=str(hospital.data), device="cpu", **loose, bundles=allowed)
         return answer(hospital, config).error
@@ -207,7 +207,7 @@ def test_site_config_allows_a_bundle_doctor_shows_it_and_jobs_tells_of_it(
         assert "nothing to change" in run("site-config", "--kit", kit, "--allow-bundle", lead)[1]
         check = next(check for check in examine(kit) if check.name == "bundle spleen")
         assert check.ok is True
-        assert content.short_hash(config.bundle["hash"]) in check.found
+        assert bundle_reference.short_hash(config.bundle["hash"]) in check.found
     (lead / "configs/more.json").write_text("{}")
     check = next(check for check in examine(kit) if check.name == "bundle spleen")
     assert check.ok is False
@@ -238,7 +238,7 @@ def test_export_writes_name_and_hash_and_nothing_else_of_a_bundle(run, lead, tmp
     assert str(lead) not in text
     sent = json.loads((job / "app/config/config_fed_client.json").read_text())
     said = sent["executors"][0]["executor"]["args"]["config"]
-    assert said["bundle"] == content.AllowedBundle.of(lead).reference
+    assert said["bundle"] == bundle_reference.AllowedBundle.of(lead).reference
     assert said["classes"] == ["background", "spleen"]
     assert (said["batch_size"], said["learning_rate"], said["plan"]["spatial_dims"]) == (2, 0.02, 3)
 
@@ -312,7 +312,7 @@ def test_a_bundle_runs_from_the_bytes_that_were_hashed(lead, tmp_path):
     train = json.loads((lead / "configs/train.json").read_text())
     train["said"] = "$__import__('scripts.own_losses', fromlist=['SAID']).SAID"
     (lead / "configs/train.json").write_text(json.dumps(train))
-    allowed = content.AllowedBundle.of(lead)
+    allowed = bundle_reference.AllowedBundle.of(lead)
     found = BundleConfiguration(allowed)
     module.write_text("SAID = 'changed since'\n")
     hostile = tmp_path / "hostile.py"
@@ -338,7 +338,7 @@ def test_what_is_not_hashed_is_not_there_when_a_bundle_runs(lead):
     for name in ("models/model.pt", ".DS_Store", ".git/hooks/own.py"):
         (lead / name).parent.mkdir(parents=True, exist_ok=True)
         (lead / name).write_text("1")
-    allowed = content.AllowedBundle.of(lead)
+    allowed = bundle_reference.AllowedBundle.of(lead)
     (lead / "models/model.pt").write_text("2")
     allowed.check()
     there = {path.relative_to(allowed.verified()).as_posix() for path in allowed.verified().rglob("*")}
@@ -348,7 +348,7 @@ def test_what_is_not_hashed_is_not_there_when_a_bundle_runs(lead):
 
 def test_a_hash_of_an_earlier_version_asks_to_allow_the_bundle_again(run, kits, lead, hospitals):
     """It left documentation out."""
-    earlier = content.AllowedBundle.of(lead)
+    earlier = bundle_reference.AllowedBundle.of(lead)
     (lead / "docs/more.md").write_text("how to use it")
     kit = kits / "hospital-a"
     assert run("site-config", "--kit", kit)[0] == 0

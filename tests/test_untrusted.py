@@ -20,7 +20,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer, Reply
 from medfedaug.nvflare_jobs.messages import reply_from_model, reply_to_model
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, JobRefused
 from medfedaug.files import parse_versioned, private_folder, remove_unfinished, write_versioned
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.runs import BASELINE, Run
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.scores import find_metric
 

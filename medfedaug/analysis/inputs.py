@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medfedaug.config import SCALING, recorded_settings
+from medfedaug.config.run import SCALING, recorded_settings
 
 __all__ = ["OTHER_INPUT", "SCALED", "Input", "input_note", "recorded_input"]
 

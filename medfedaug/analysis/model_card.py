@@ -11,7 +11,7 @@ from typing import Any
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.inputs import recorded_input
 from medfedaug.analysis.page import check_page, write_page
-from medfedaug.command_line import command_of
+from medfedaug.config.command_line import command_of
 from medfedaug.files import write_atomic
 from medfedaug.finished import FinishedRun
 from medfedaug.run_folder import CARDS

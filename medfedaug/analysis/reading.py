@@ -11,7 +11,7 @@ from typing import Any
 from medfedaug.analysis.inputs import recorded_input
 from medfedaug.analysis.runs import Run, Scores
 from medfedaug.checks import number_or_none
-from medfedaug.config import RunConfig, asked_settings, recorded_settings
+from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.output import RESULTS
 from medfedaug.files import parse_json

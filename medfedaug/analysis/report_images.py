@@ -19,6 +19,7 @@ from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases,
 from medfedaug.analysis.features import feature_picture, site_features
 from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_intensities
 from medfedaug.analysis.runs import Run
+from medfedaug.config.plan import Plan
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.benchmarks import BENCHMARKS, OWN_DATA, find_root, read_federation, write_federation
 from medfedaug.data.photographs import is_photograph
@@ -27,7 +28,6 @@ from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, 
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.evaluate import open_model
 from medfedaug.federation.output import GLOBAL_MODEL, STATISTICS
-from medfedaug.plan import Plan
 from medfedaug.statistics import ChannelStatistics, load_statistics
 
 __all__ = ["image_sections"]

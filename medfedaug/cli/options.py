@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from medfedaug.config import TASK_DEFAULTS
+from medfedaug.config.plan import PLAN_MEMORY
+from medfedaug.config.run import TASK_DEFAULTS
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json
-from medfedaug.plan import PLAN_MEMORY
 
 __all__ = [
     "Arguments",
@@ -149,7 +149,7 @@ def takes(
     that follow from the task are left out of it.
 
     Args:
-        *settings: dataclasses whose fields are `medfedaug.fields.setting`.
+        *settings: dataclasses whose fields are `medfedaug.config.options.setting`.
         without: fields that are no options of this command.
         **texts: help texts in the place of the fields' own.
     """

@@ -11,8 +11,8 @@ import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import Data, Given, PlanMemory, takes
-from medfedaug.config import RunConfig
-from medfedaug.plan import Plan, planning_settings
+from medfedaug.config.plan import Plan, planning_settings
+from medfedaug.config.run import RunConfig
 
 __all__ = ["plan"]
 
@@ -35,9 +35,9 @@ def plan(
     summaries that it would send.
     """
     from medfedaug.analysis.plan_page import write_plan_page
+    from medfedaug.config.plan import save_plan
     from medfedaug.data.sites import find_sites
     from medfedaug.fingerprint import fingerprint
-    from medfedaug.plan import save_plan
     from medfedaug.planner import make_plan
     from medfedaug.simulate import configure
 

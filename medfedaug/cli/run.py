@@ -30,13 +30,13 @@ from medfedaug.cli.options import (
     takes,
 )
 from medfedaug.cli.progress import RoundProgress, resumable
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.bundle_reference import described_data, locate
+from medfedaug.config.plan import Plan, load_plan, planning_settings
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json
-from medfedaug.plan import Plan, load_plan, planning_settings
 from medfedaug.scores import UNSEEN
-from medfedaug.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
-from medfedaug.training_bundle.content import described_data, locate
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
@@ -207,9 +207,9 @@ def export(
     tracking: Tracking = None,
 ) -> None:
     """Write the run, or an evaluation, as an NVFlare job without code (but for --loop), data or paths."""
+    from medfedaug.config.training_scripts import loop_reference
     from medfedaug.federation.composition import Composition
     from medfedaug.federation.initial import InitialWeights
-    from medfedaug.loops import loop_reference
     from medfedaug.nvflare_jobs import MedFedAugRecipe
     from medfedaug.simulate import usual_settings
 
@@ -303,8 +303,8 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
     """
     if loop is None:
         raise ConfigError("--check is for a training loop of your own; give its file with --loop")
+    from medfedaug.config.training_scripts import find_loop, loop_reference
     from medfedaug.experiments.loop_check import check_loop_script
-    from medfedaug.loops import find_loop, loop_reference
 
     reference, script = loop_reference(loop)
     site = next((one for one in sites if one.trains and one.name not in config.holdout), None)

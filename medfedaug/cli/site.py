@@ -123,8 +123,8 @@ def site_config(
     ] = False,
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
+    from medfedaug.config.bundle_reference import AllowedBundle
     from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.training_bundle.content import AllowedBundle
 
     opened = open_kit(kit)
     files = opened.plan(
@@ -217,14 +217,14 @@ def jobs(
     from medfedaug.admission.book import WAITING
     from medfedaug.admission.summary import job_state, summary
     from medfedaug.admission.summary import record as record_of
+    from medfedaug.config import bundle_reference
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.settings import SiteSettings
-    from medfedaug.training_bundle import content
 
     opened = open_kit(kit)
     book, settings = opened.job_book(), SiteSettings.load(kit)
     plugins.restrict(settings.plugins)  # a job is described by what it would use here
-    content.restrict(settings.bundles)
+    bundle_reference.restrict(settings.bundles)
     entries = [book.find(job)] if job else book.entries()
     if not entries:
         say("no job has come to this site")

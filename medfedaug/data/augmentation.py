@@ -24,7 +24,7 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 
 __all__ = [
     "PAPERS_ANGLE",

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from medfedaug._version import __version__
+from medfedaug.config.storage import Storage
 from medfedaug.errors import MedFedAugError, StorageError, first_line
-from medfedaug.storage import Storage
 
 __all__ = ["CaseCache", "StoredCase"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.data.archives import (
     Archive,
     ArchiveSite,

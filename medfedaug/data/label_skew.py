@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.data.archives import ArchiveSite, load_arrays, read_archive, read_cifar
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.images import ImageFolder, class_cases

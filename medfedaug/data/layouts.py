@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.dicom_series import LeftOut, place_of_series, scan, select
 from medfedaug.data.readers import IMAGE_SUFFIXES, image_suffix, load_label

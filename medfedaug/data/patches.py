@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.plan import Plan
+from medfedaug.config.plan import Plan
 
 __all__ = ["patch_centres", "patch_window"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.functional import foreground_voxels, histogram_landmarks
-from medfedaug.plan import Plan
 from medfedaug.statistics import image_moments
 
 __all__ = ["LANDMARKS", "MOST_NUMBERS", "Placement", "Preparation"]
@@ -102,7 +102,7 @@ class Preparation:
 
     Args:
         plan: the run's.
-        image_size: see `medfedaug.config.RunConfig`.
+        image_size: see `medfedaug.config.run.RunConfig`.
 
     Attributes:
         landmarks: whether the landmarks of every training image are kept beside it.

@@ -89,7 +89,7 @@ def site_statistics(
 
     Args:
         site: the site.
-        intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.RunConfig.input_intensity`.
+        intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.run.RunConfig.input_intensity`.
         preparation: that of the run. Resampling averages voxels, so that the deviation of a resampled image
             is smaller than that of its file.
         over: ``"image"`` or ``"foreground"``, see `medfedaug.data.preparation.Preparation.moments`.
@@ -154,7 +154,7 @@ def arrange_channels(sites: Sequence[SiteFolder]) -> list[SiteFolder]:
 
 
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of `medfedaug.config.RunConfig` that follow from the sites' data.
+    """The fields of `medfedaug.config.run.RunConfig` that follow from the sites' data.
 
     Raises:
         MedFedAugError: as `check_federation`.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.errors import ConfigError
 

@@ -9,7 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config import RunConfig, task_defaults
+from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
+from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.data.sites import federation_settings
@@ -20,7 +21,6 @@ from medfedaug.experiments.presets import Preset
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial import InitialWeights
 from medfedaug.methods.registry import parse_methods, spelt
-from medfedaug.plan import PLAN_FIELDS, Plan, planning_settings
 
 __all__ = ["check_axes", "parse_methods_list", "plan"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from medfedaug.config import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate

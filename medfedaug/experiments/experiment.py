@@ -25,7 +25,8 @@ import yaml
 
 from medfedaug._version import __version__
 from medfedaug.checks import check_keys
-from medfedaug.config import RunConfig, task_defaults
+from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
+from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.benchmarks import (
     OWN_DATA,
     find_benchmark,
@@ -39,7 +40,6 @@ from medfedaug.experiments.axes import Axis, axis_value, parse_axis
 from medfedaug.experiments.combinations import check_axes, parse_methods_list
 from medfedaug.experiments.presets import Preset, find_preset
 from medfedaug.files import write_atomic
-from medfedaug.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 
 __all__ = ["EXPERIMENT", "Experiment", "make_experiment", "read_experiment", "write_experiment"]
 
@@ -60,7 +60,7 @@ class Experiment:
         out: the folder for runs, tables and page.
         protocol: a paper's (`medfedaug.experiments.presets.PRESETS`); empty for data of one's own.
         settings: settings of all runs: ``METHOD.ARG``, a field of `RunConfig` or of
-            `medfedaug.plan.Plan`, an option of the data, or ``plan``: a plan's file or ``auto``.
+            `medfedaug.config.plan.Plan`, an option of the data, or ``plan``: a plan's file or ``auto``.
         vary: settings that take several values in turn.
         seeds: number of seeds, which are 0, 1, ...
         folds: number of folds by patient; 0 for the sites' own splits.

@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import Queue
 
 from medfedaug.client import checking
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.brought import Brought

@@ -21,9 +21,9 @@ class Preset:
         name: the NAME of ``medfedaug benchmark NAME``.
         benchmark: the data set (`medfedaug.data.benchmarks.find_benchmark`).
         source: where the paper describes it; empty for an experiment of one's own.
-        config: the fields of `medfedaug.config.RunConfig` that it sets; the others keep their defaults, but
-            ``intensity``, which is ``"by_method"``: the papers' methods that normalise do so with images as
-            stored, and ``max_share`` of a published protocol, which is 1.
+        config: the fields of `medfedaug.config.run.RunConfig` that it sets; the others keep their defaults,
+            but ``intensity``, which is ``"by_method"``: the papers' methods that normalise do so with images
+            as stored, and ``max_share`` of a published protocol, which is 1.
         data: options of the data set that differ from their defaults.
         arguments: arguments of methods that differ from their defaults, by method.
         holdout_arguments: the same, for runs that leave a site out.
@@ -32,8 +32,8 @@ class Preset:
             it (`medfedaug.experiments.readings`).
         holdout: whether each site is left out in turn unless something else is asked for.
         task: that of the sites' data, where settings follow from it.
-        follows: the settings that are defaults of the task (`medfedaug.config.task_defaults`) and depend on
-            the plan of each run.
+        follows: the settings that are defaults of the task (`medfedaug.config.run.task_defaults`) and depend
+            on the plan of each run.
         whole_site: whether a site that is left out is tested with all its cases, instead of its test cases
             alone.
     """

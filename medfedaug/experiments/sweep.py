@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from medfedaug.config import Execution, RunConfig, asked_settings
+from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.benchmarks import MARKER, find_benchmark, find_root, write_federation
 from medfedaug.data.memory import keep_decoded
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
@@ -61,7 +61,7 @@ def run_all(
         device: the device of all sites.
         jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
         memory: bytes of decoded images that a process keeps.
-        threads: see `medfedaug.config.Execution`.
+        threads: see `medfedaug.config.run.Execution`.
         on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
             run that is finished, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``;
             those that an earlier call had finished come first, and their ``made`` is false; with one job also

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from medfedaug.config import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.files import check_version, version_mark, write_atomic
 from medfedaug.methods import build_methods

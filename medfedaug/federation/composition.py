@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from medfedaug.config import MAX_SHARE, RunConfig, derive_seed
+from medfedaug.config.run import MAX_SHARE, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, warn
 from medfedaug.federation.definition import define, scaling
 from medfedaug.federation.messages import shared_keys

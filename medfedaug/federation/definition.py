@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from medfedaug.config import SCALING, RunConfig
+from medfedaug.config.bundle_reference import AllowedBundle
+from medfedaug.config.run import SCALING, RunConfig
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.models import build_network
 from medfedaug.tasks import Task, make_task
-from medfedaug.training_bundle.content import AllowedBundle
 
 __all__ = [
     "ConfiguredRun",

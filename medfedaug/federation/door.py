@@ -14,7 +14,8 @@ from typing import Any
 
 from medfedaug.admission import JobBook, JobEntry, JobRules, Origin
 from medfedaug.admission.book import APPROVED, REFUSED, job_hash
-from medfedaug.config import RunConfig
+from medfedaug.config.bundle_reference import find, known
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
 from medfedaug.federation.account import Account, ScoreRequest, digest_of, enter_message
@@ -29,7 +30,6 @@ from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
 from medfedaug.privacy import Pseudonyms, class_labels, released_difference, released_scores
 from medfedaug.significance import PatientTest
-from medfedaug.training_bundle.content import find, known
 
 __all__ = ["ROUND", "Door", "GuardedDoor"]
 

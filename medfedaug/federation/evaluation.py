@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medfedaug.checks import check_keys, is_number
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused, first_line
 from medfedaug.federation.acceptance import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.composition import Composition

@@ -82,7 +82,7 @@ class InitialWeights:
 
     @property
     def digest(self) -> str:
-        """A fingerprint of names and values, for `medfedaug.config.RunConfig.init`."""
+        """A fingerprint of names and values, for `medfedaug.config.run.RunConfig.init`."""
         found = hashlib.sha256()
         for name, value in sorted(self.entries.items()):
             found.update(json.dumps([name, list(value.shape)]).encode())

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.initial import InitialWeights
@@ -20,7 +21,6 @@ from medfedaug.federation.server import FederationServer
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.storage import Storage
 
 __all__ = ["InProcessCarrier", "SitesInProcess", "run_in_process"]
 
@@ -59,7 +59,7 @@ def run_in_process(
         state_dir: a folder for what server and sites need after a restart; ``None`` keeps nothing.
         resume: continue from what is in ``state_dir``.
         policy: of all sites; each has a privacy budget of its own for this run.
-        execution: see `medfedaug.config.Execution`; its times have no effect, since no site is late here.
+        execution: see `medfedaug.config.run.Execution`; its times have no effect, since no site is late here.
         carrier: turns requests into replies; by default each site answers by itself.
         storage: where every site keeps its prepared images.
         initial: the weights to start from, of a run that was configured with some.

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from medfedaug import plugins
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.methods import method_names
 from medfedaug.models.networks import built_in_networks
 

@@ -17,7 +17,7 @@ from monai.transforms import Compose, RandomizableTrait, Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 
 from medfedaug.averaging import capped_weights
-from medfedaug.config import MAX_SHARE, Execution, RunConfig, derive_seed
+from medfedaug.config.run import MAX_SHARE, Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation.plausibility import LEAST_SITES
 

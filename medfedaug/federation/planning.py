@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.federation.messages import FINGERPRINT, Reply, Request
 from medfedaug.federation.refusals import raise_error, refusal
@@ -18,10 +18,7 @@ from medfedaug.planner import Planned, make_plan
 if TYPE_CHECKING:
     from medfedaug.federation.trainer import SiteTrainer
 
-__all__ = ["PLANNED", "Planning", "site_fingerprint"]
-
-PLANNED = ("plan", "batch_size", "network_args")
-"""Settings of a run that planning decides over."""
+__all__ = ["Planning", "site_fingerprint"]
 
 
 class Planning:

@@ -9,7 +9,7 @@ from functools import partial
 from monai.fl.utils.constants import ExtraItems
 from torch.utils.data import Dataset
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.data.augmentation import ConcatenatedDataset
 from medfedaug.federation.inprocess import InProcessCarrier, Saving, run_in_process
 from medfedaug.federation.messages import TRAIN, VALIDATE, Reply, Request

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from medfedaug.config import SCALING
+from medfedaug.config.run import SCALING
 from medfedaug.federation.acceptance import accepted_scores, clean_metrics
 from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.fingerprint import SPACING, accepted_spacing

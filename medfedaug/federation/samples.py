@@ -14,7 +14,8 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config.run import RunConfig, derive_seed
+from medfedaug.config.storage import Storage
 from medfedaug.data.augmentation import TrainingDataset
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.cache import CaseCache, StoredCase
@@ -24,7 +25,6 @@ from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.statistics import ChannelStatistics, average_moments
-from medfedaug.storage import Storage
 from medfedaug.tasks import EvaluationCase, Sample, Task
 
 __all__ = ["SiteSamples", "TrainingSamples"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.admission import job_hash
-from medfedaug.config import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
 from medfedaug.federation.acceptance import Acceptance
 from medfedaug.federation.aggregation import Aggregation

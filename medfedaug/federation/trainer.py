@@ -16,7 +16,9 @@ from monai.transforms import Compose
 from torch.utils.data import Dataset
 
 from medfedaug.checks import check_choice, check_keys
-from medfedaug.config import RunConfig, derive_seed
+from medfedaug.config.plan import PLANNED
+from medfedaug.config.run import RunConfig, derive_seed
+from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.identity import case_identities
 from medfedaug.errors import MedFedAugError
@@ -29,7 +31,6 @@ from medfedaug.federation.initial import INITIAL
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries, portable
-from medfedaug.federation.planning import PLANNED
 from medfedaug.federation.received import check_received
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.federation.training import LocalRound, LocalTraining
@@ -40,7 +41,6 @@ from medfedaug.models.memory_format import channels_last
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.storage import Storage
 from medfedaug.tasks import EvaluationCase
 
 __all__ = ["SiteTrainer"]

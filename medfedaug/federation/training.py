@@ -14,7 +14,7 @@ import torch
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.prefetch import ahead
 from medfedaug.errors import DataError, MedFedAugError
@@ -31,7 +31,7 @@ __all__ = ["LocalRound", "LocalTraining", "learning_rate"]
 
 
 def learning_rate(config: RunConfig, round_: int) -> float:
-    """The learning rate of a round (`medfedaug.config.RunConfig.schedule`).
+    """The learning rate of a round (`medfedaug.config.run.RunConfig.schedule`).
 
     It follows from the round alone, the same at every site whatever its number of steps, so that a run that
     was interrupted goes on as if it had not been. A round after the last one has the rate of the last.
@@ -55,7 +55,7 @@ class LocalRound:
     Args:
         number: the number of the round, from 1.
         epochs: passes over the site's batches; without effect if ``steps`` is given.
-        steps: see `medfedaug.config.RunConfig.local_steps`.
+        steps: see `medfedaug.config.run.RunConfig.local_steps`.
         seed: of all that is random in the round at this site: the order of the samples, for one.
         learning_rate: of the run's optimiser in this round.
     """

@@ -15,7 +15,7 @@ class FedAvg(Method):
 
     Deviations:
         None from the paper. Weights by number of samples are the default; ``weighting="uniform"`` of
-        `medfedaug.config.RunConfig` gives the plain mean of FedFA+ Eq. 1.
+        `medfedaug.config.run.RunConfig` gives the plain mean of FedFA+ Eq. 1.
     """
 
     name = "fedavg"

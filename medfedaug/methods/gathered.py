@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
 __all__ = ["GatheredServer", "fewest_cases", "random_groups"]

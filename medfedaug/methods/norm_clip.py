@@ -23,7 +23,7 @@ class NormClip(Method):
     where to: a hostile site keeps its share pₖ of every round. It assumes nothing of their number.
 
     Numbers of samples: pₖ are the sites' usual shares, so that a site's claim counts; limit it with
-    ``max_share`` of `medfedaug.config.RunConfig`.
+    ``max_share`` of `medfedaug.config.run.RunConfig`.
 
     Args:
         limit: M; 0 for the median of the norms of the round's updates (of an even number the lower one in the

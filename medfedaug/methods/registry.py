@@ -57,7 +57,7 @@ def method_names() -> list[str]:
 
 
 def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """``"fedrdn,fedfa"`` as the specification that `medfedaug.config.RunConfig` holds.
+    """``"fedrdn,fedfa"`` as the specification that `medfedaug.config.run.RunConfig` holds.
 
     Args:
         text: names, separated by commas, in capitals or not.

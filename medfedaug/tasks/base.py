@@ -91,7 +91,7 @@ class Task(ABC):
     intensity: str = "raw"
     """``"raw"`` or ``"scale"``: what images are brought to before anything else."""
     augments: str = "none"
-    """`medfedaug.config.RunConfig.augmentation`."""
+    """`medfedaug.config.run.RunConfig.augmentation`."""
     methods_first: bool = False
     """Whether the methods' transforms of training images come before the augmentation."""
 

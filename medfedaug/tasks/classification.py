@@ -13,7 +13,7 @@ from monai.transforms import CastToTyped, Lambdad, Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks import check_known_classes
 from medfedaug.data.preparation import Preparation

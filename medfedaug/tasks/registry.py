@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from medfedaug.config import RunConfig
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.tasks.base import Task
 from medfedaug.tasks.classification import ClassificationTask
@@ -22,7 +22,7 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
     Args:
         config: the run.
         normalised: whether a method normalises the input, which matters with ``"by_method"`` alone
-            (`medfedaug.config.RunConfig.input_intensity`).
+            (`medfedaug.config.run.RunConfig.input_intensity`).
     """
     intensity = config.input_intensity(normalised=normalised)
     if config.augmentation in ("intensity", "full") and intensity != "scale":

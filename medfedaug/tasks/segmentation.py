@@ -14,7 +14,8 @@ from monai.transforms import DivisiblePad, DivisiblePadd, SpatialPadd
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.cache import StoredCase
 from medfedaug.data.checks import check_classes
@@ -23,7 +24,6 @@ from medfedaug.data.preparation import Placement, Preparation
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
-from medfedaug.plan import Plan
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
 from medfedaug.tasks.losses import Loss, build_loss
 from medfedaug.tasks.metrics import LabelMapScores
@@ -48,7 +48,7 @@ class SegmentationTask(Task):
         image_size: pixels in both directions to which slices are resized for the network; its logits are
             resized back to the volume's grid, on which they are scored. ``None`` leaves slices as they are.
         classes: their names in the order of their labels, which a site's must be; ``None`` for any.
-        surface_tolerance: see `medfedaug.config.RunConfig`.
+        surface_tolerance: see `medfedaug.config.run.RunConfig`.
         loss: by default Dice of the foreground classes, over the batch, plus cross-entropy.
         plan: what volumes are brought to and how they are cut.
     """

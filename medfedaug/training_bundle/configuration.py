@@ -12,8 +12,8 @@ from typing import Any
 
 from monai.bundle import ConfigComponent, ConfigParser
 
+from medfedaug.config.bundle_reference import AllowedBundle, training_file
 from medfedaug.errors import ConfigError, first_line, withheld
-from medfedaug.training_bundle.content import AllowedBundle, training_file
 
 __all__ = ["EVALUATOR", "TRAINER", "BundleConfiguration"]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from medfedaug.config import RunConfig
+from medfedaug.config.bundle_reference import AllowedBundle, find
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line, withheld
-from medfedaug.plan import Plan
 from medfedaug.training_bundle.configuration import BundleConfiguration
-from medfedaug.training_bundle.content import AllowedBundle, find
 from medfedaug.training_bundle.task import BundleTask
 
 __all__ = ["BundleDefinition", "bundle_settings"]
@@ -30,7 +30,7 @@ class BundleDefinition:
     """The parts of a Bundle that a run uses; see `medfedaug.federation.definition.Definition`.
 
     Args:
-        bundle: the Bundle, as `medfedaug.training_bundle.content.find` gave it.
+        bundle: the Bundle, as `medfedaug.config.bundle_reference.find` gave it.
 
     Raises:
         ConfigError: naming file and key of what is missing or cannot be used.

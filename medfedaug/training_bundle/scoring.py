@@ -10,9 +10,9 @@ from ignite.engine import Engine
 from ignite.exceptions import NotComputableError
 
 from medfedaug.checks import is_number
+from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.scores import METRICS, Metric, add_metric
 from medfedaug.training_bundle.configuration import BundleConfiguration
-from medfedaug.training_bundle.content import AllowedBundle
 
 __all__ = ["BundleMetrics"]
 

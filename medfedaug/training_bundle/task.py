@@ -16,7 +16,8 @@ from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor, nn
 
-from medfedaug.config import RunConfig
+from medfedaug.config.bundle_reference import PREDICTS
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation import Preparation
@@ -25,7 +26,6 @@ from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor
 from medfedaug.tasks.losses import Loss
 from medfedaug.training_bundle.configuration import BundleConfiguration
-from medfedaug.training_bundle.content import PREDICTS
 from medfedaug.training_bundle.pipeline import BundleAugmentation, Parts, plain_sample
 from medfedaug.training_bundle.scoring import BundleMetrics
 

@@ -12,7 +12,7 @@ from reference import assert_models
 from robust import PLAN, SITES, by_hand
 from torch import nn
 
-from medfedaug.config import Execution
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.methods import build_methods, dp_fedavg

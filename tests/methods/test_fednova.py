@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from medfedaug.config import Execution, derive_seed
+from medfedaug.config.run import Execution, derive_seed
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.federation.composition import Composition

@@ -18,7 +18,7 @@ from reference import (
     same,
 )
 
-from medfedaug.config import derive_seed
+from medfedaug.config.run import derive_seed
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.federation.training import LocalRound, LocalTraining

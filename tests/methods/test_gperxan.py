@@ -18,6 +18,7 @@ from reference import (
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
@@ -25,7 +26,6 @@ from medfedaug.methods import GPerXAN, build_methods
 from medfedaug.methods.base import SiteContext, Step
 from medfedaug.models import build_network
 from medfedaug.models.assembled_norm import assemble_norms
-from medfedaug.plan import Plan
 
 NORMS = ("encoder.0.1", "encoder.1.1")
 NETWORK = {"network": "reference_convolutional", "local_epochs": 2}

@@ -30,7 +30,7 @@ SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 
 @pytest.fixture(scope="module")
 def simulated(phantom_dir, tmp_path_factory):
-    from medfedaug.config import RunConfig
+    from medfedaug.config.run import RunConfig
 
     runs = {}
     for name in ("fedavg", "single", "pooled"):
@@ -49,7 +49,7 @@ def simulated(phantom_dir, tmp_path_factory):
 def test_a_single_site_is_trained_as_if_there_were_no_other(simulated, phantom_dir):
     """Two rounds without any server, scored as the federation scored them."""
     results = json.loads((simulated["single"] / "results.json").read_text())
-    from medfedaug.config import RunConfig
+    from medfedaug.config.run import RunConfig
 
     for name in SITES[:2]:
         trainer = SiteTrainer(RunConfig.from_dict(results["config"]), phantom_dir, "cpu")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.config import MAX_SHARE
+from medfedaug.config.run import MAX_SHARE
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages import own_entries
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
@@ -56,7 +56,7 @@ class SumLayout:
         methods: those of the run.
         context: of the server's halves, which say what they can make of means.
         sent: the entries of the network that a site sends.
-        max_share: see `medfedaug.config.RunConfig`.
+        max_share: see `medfedaug.config.run.RunConfig`.
 
     Raises:
         ConfigError: for what needs the values of single sites, with the reason.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from medfedaug.checks import check_choice, check_keys
+from medfedaug.config.bundle_reference import check_reference
+from medfedaug.config.options import check_fields, documented, setting
+from medfedaug.config.plan import Plan
+from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
-from medfedaug.fields import check_fields, documented, setting
-from medfedaug.loops import check_loop
-from medfedaug.plan import Plan
-from medfedaug.training_bundle.content import check_reference
 
 __all__ = [
     "MAX_SHARE",
@@ -97,7 +97,7 @@ class RunConfig:
     )
     plan: Plan = setting(
         Plan,
-        "What volumes are brought to and how they are cut (`medfedaug.plan.Plan`).",
+        "What volumes are brought to and how they are cut (`medfedaug.config.plan.Plan`).",
         flags=None,
     )
     planning: dict[str, Any] = setting(
@@ -224,7 +224,8 @@ class RunConfig:
     )
     loop: str | None = setting(
         None,
-        "The training loop that sites run in the place of the federation's (`medfedaug.loops`): its name, or "
+        "The training loop that sites run in the place of the federation's "
+        "(`medfedaug.config.training_scripts`): its name, or "
         "file name and SHA-256.",
         flags=None,
     )

@@ -73,7 +73,7 @@ class AllowedBundle:
 
     @property
     def reference(self) -> dict[str, str]:
-        """What a job says of it: `medfedaug.config.RunConfig.bundle`."""
+        """What a job says of it: `medfedaug.config.run.RunConfig.bundle`."""
         return {"name": self.name, "hash": self.hash}
 
     def to_dict(self) -> dict[str, str]:
@@ -281,7 +281,7 @@ def described_data(folder: Path) -> dict[str, Any]:
     """Channels and classes of the images that a Bundle is for, as far as its ``metadata.json`` says.
 
     Returns:
-        Fields of `medfedaug.config.RunConfig`.
+        Fields of `medfedaug.config.run.RunConfig`.
     """
     try:
         formats = json.loads((folder / "configs/metadata.json").read_text())["network_data_format"]

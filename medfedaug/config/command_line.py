@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from medfedaug.config import RunConfig, task_defaults
-from medfedaug.plan import Plan
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig, task_defaults
 
 __all__ = ["command_of"]
 

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.checks import check_keys
+from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.errors import ConfigError
-from medfedaug.fields import check_fields, documented, setting
 from medfedaug.files import check_version, parse_json, write_versioned
 
-__all__ = ["PLAN_FIELDS", "PLAN_MEMORY", "Plan", "load_plan", "planning_settings", "save_plan"]
+__all__ = ["PLANNED", "PLAN_FIELDS", "PLAN_MEMORY", "Plan", "load_plan", "planning_settings", "save_plan"]
+
+PLANNED = ("plan", "batch_size", "network_args")
+"""Settings of a run that planning decides over."""
+
 
 PLAN_MEMORY = 8.0
 """GiB that a training step may take where a plan is made and nothing else is said."""
@@ -158,7 +162,7 @@ PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 
 
 def planning_settings(given: Iterable[str], memory: float | None = None) -> dict[str, Any]:
-    """How a plan is to be made of the sites' fingerprints: `medfedaug.config.RunConfig.planning`.
+    """How a plan is to be made of the sites' fingerprints: `medfedaug.config.run.RunConfig.planning`.
 
     Args:
         given: names of the settings that were given. Those that a plan would decide, which are the fields of

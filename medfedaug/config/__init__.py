@@ -1,0 +1,1 @@
+"""Settings of a run: one definition each, with its default, check and help text."""
