@@ -39,7 +39,7 @@ from torch import Tensor
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
-from medfedaug.data.memory import keep_decoded
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import federation_settings, find_sites
 from medfedaug.experiments.axes import parse_axis

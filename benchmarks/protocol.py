@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
-from medfedaug.data.memory import keep_decoded
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.sites import federation_settings
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.combinations import plan

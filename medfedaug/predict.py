@@ -13,12 +13,12 @@ from monai.transforms import Compose
 
 from medfedaug.analysis.preview import draw_classified, draw_label_map, write_picture
 from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.dicom_series import open_series
-from medfedaug.data.given import Given, check_given, open_given
 from medfedaug.data.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
-from medfedaug.data.memory import keep_decoded
 from medfedaug.data.readers import is_dicom
+from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.data.voxel_files import files_of
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
@@ -63,7 +63,7 @@ def predict_images(
 
     Args:
         run: the model.
-        images: a file or a folder, see `medfedaug.data.given.open_given`.
+        images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
         site: the site whose images they are. Its own pair of statistics and its own layers are used, where

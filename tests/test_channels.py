@@ -12,7 +12,7 @@ from monai.fl.utils.constants import ExtraItems
 from PIL import Image
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.memory import keep_decoded
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.sites import arrange_channels, check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError

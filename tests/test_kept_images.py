@@ -18,8 +18,8 @@ from medfedaug.config.storage import Storage
 from medfedaug.data import cache
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.cache import CaseCache
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.memory import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 

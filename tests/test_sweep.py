@@ -18,7 +18,7 @@ from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
 from medfedaug.data import images
 from medfedaug.data.benchmarks import open_benchmark
-from medfedaug.data.memory import DecodedMemory, keep_decoded
+from medfedaug.data.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import sweep
 from medfedaug.experiments.sweep import run_all

@@ -14,7 +14,7 @@ import torch
 
 from medfedaug.checks import check_choice
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
-from medfedaug.data.memory import decoded
+from medfedaug.data.decoded_cache import decoded
 from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError

@@ -17,7 +17,7 @@ from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.benchmarks import MARKER, find_benchmark, find_root, write_federation
-from medfedaug.data.memory import keep_decoded
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset

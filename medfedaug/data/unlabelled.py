@@ -11,6 +11,7 @@ from pathlib import Path
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import is_federation
+from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.dicom_series import (
     DicomSeries,
     LeftOut,
@@ -21,7 +22,6 @@ from medfedaug.data.dicom_series import (
     select,
 )
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.listing import read_test_images
 from medfedaug.data.photographs import PHOTOGRAPH_SUFFIXES, is_photograph
 from medfedaug.data.readers import image_suffix
 from medfedaug.data.volumes import VolumeFolder
