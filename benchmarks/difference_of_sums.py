@@ -17,7 +17,7 @@ import torch
 from measure import hardware, parser
 from torch import Tensor, nn
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages import TRAIN, Request

@@ -24,7 +24,7 @@ from measure import hardware
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.config.storage import Storage
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 
 _FILES = 10
 

@@ -37,7 +37,7 @@ while flare.is_running():
 def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[float]:
     """Idle seconds of each round of our job: with FedRDN and FFA, or with FFA under secure aggregation."""
     from medfedaug.config.run import RunConfig
-    from medfedaug.data.phantom import make_phantom
+    from medfedaug.data.datasets.phantom import make_phantom
     from medfedaug.methods import parse_methods
     from medfedaug.nvflare_jobs import run_in_simulator
 

@@ -30,7 +30,7 @@ from monai.fl.utils.constants import ExtraItems
 from torch.utils.flop_counter import FlopCounterMode
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
+from medfedaug.data.datasets.registry import find_root, open_benchmark, write_federation
 from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.sites import federation_settings
 from medfedaug.experiments.axes import parse_axis

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from medfedaug.admission import JobBook, JobRules
 from medfedaug.config.run import RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, SiteTrainer
 from medfedaug.federation.door import GuardedDoor

@@ -18,7 +18,7 @@ import torch
 from measure import hardware, parser
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import run_in_process
 from medfedaug.federation.selection import Selection
 from medfedaug.privacy import PrivacyPolicy, released_scores

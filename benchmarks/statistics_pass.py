@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from measure import alternately, hardware, parser, report
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import SiteFolder, find_sites
 from medfedaug.statistics import channel_statistics
 

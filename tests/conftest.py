@@ -22,7 +22,7 @@ from PIL import Image
 from medfedaug import cli, plugins
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods, registry

@@ -13,7 +13,7 @@ from benchmark_files import (
 )
 from conftest import SHARED
 
-from medfedaug.data.benchmarks import BENCHMARKS, MARKER, open_benchmark, write_federation
+from medfedaug.data.datasets.registry import BENCHMARKS, MARKER, open_benchmark, write_federation
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.evaluate import evaluate_model

@@ -18,7 +18,7 @@ from results import Page
 from medfedaug.admission import JobBook, JobRules
 from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config.run import RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.door import GuardedDoor

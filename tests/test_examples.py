@@ -12,7 +12,7 @@ import pytest
 from conftest import command
 from monai.bundle import ConfigWorkflow
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.models import ffa_layers
 from medfedaug.statistics import load_statistics
 from medfedaug.transforms import FedRDNd

@@ -13,7 +13,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from sweeps import OFFICE_PRESET, planned, snapshot
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import open_benchmark
+from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.combinations import plan

@@ -11,7 +11,7 @@ import torch
 from reference import same
 
 from medfedaug.config.run import Execution
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import RunFailed
 from medfedaug.federation import held, run_in_process
 from medfedaug.federation.inprocess import InProcessCarrier

@@ -21,8 +21,8 @@ from test_report_browser import CHROMIUM, probe
 from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
 from medfedaug.analysis.phantom_gains import FARTHEST, expectation, gains_at, measured_gains
 from medfedaug.analysis.shift import site_shift
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.inspection import QUANTILES, inspect_sites
-from medfedaug.data.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import MedFedAugWarning

@@ -16,8 +16,8 @@ from test_formats import write_dicom
 
 from medfedaug.config.storage import Storage
 from medfedaug.data import cache
-from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.cache import CaseCache
+from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder

@@ -16,7 +16,7 @@ from reference import same
 from tracked import from_tensorboard, told
 
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages import Reply, Request

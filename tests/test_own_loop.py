@@ -24,7 +24,7 @@ from reference import same
 from medfedaug import client
 from medfedaug.config.run import RunConfig
 from medfedaug.config.training_scripts import loop_reference
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages import TRAIN, VALIDATE, Reply

@@ -16,7 +16,7 @@ from monai.bundle import ConfigParser
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/pipelines.md").read_text(encoding="utf-8")
 FAST = {

@@ -15,8 +15,8 @@ from medfedaug.config.plan import Plan, load_plan, save_plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.cache import CaseCache
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.patches import patch_centres, patch_window
-from medfedaug.data.phantom import make_phantom
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder

@@ -12,7 +12,7 @@ import pytest
 from conftest import TINY_NETWORK
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.fingerprint import fingerprint_shapes
 from medfedaug.methods import registry
 

@@ -16,7 +16,7 @@ from finished_runs import FEW, balanced, dice_of, simulated
 from PIL import Image
 from test_formats import AFFINE, turn, write
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.readers import load_volume
 from medfedaug.finished import FinishedRun
 from medfedaug.predictions import Predictions

@@ -14,7 +14,7 @@ from conftest import TINY_NETWORK
 from finished_runs import FEW, balanced, dice_of, rehashed, simulated
 from PIL import Image
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.photographs import load_label_photograph
 from medfedaug.data.readers import load_volume
 from medfedaug.data.sites import open_site, site_statistics

@@ -15,7 +15,7 @@ import torch
 from benchmark_files import OFFICE, picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
+from medfedaug.data.datasets.registry import BENCHMARKS, open_benchmark
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import combinations
 from medfedaug.experiments.axes import parse_axis

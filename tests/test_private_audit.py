@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.stats import beta, norm
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks

@@ -20,7 +20,7 @@ from test_private_training import by_hand, epsilon
 from torch import nn
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.federation import Request, run_in_process
 from medfedaug.methods import parse_methods, registry

@@ -11,7 +11,7 @@ import pytest
 from finished_runs import simulated
 from hospitals import Deployment, Hospital
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages import PREPARE, Reply
 from medfedaug.privacy import PrivacyLedger

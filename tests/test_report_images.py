@@ -16,7 +16,7 @@ from matplotlib import colors
 from medfedaug.analysis import load_run, write_report
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
-from medfedaug.data.benchmarks import write_federation
+from medfedaug.data.datasets.registry import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import DataError
 from medfedaug.evaluate import evaluate_model, open_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medfedaug.averaging import capped_weights
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages import TRAIN

@@ -17,7 +17,7 @@ from benchmark_files import picture
 from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
 from medfedaug.data import images
-from medfedaug.data.benchmarks import open_benchmark
+from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import sweep

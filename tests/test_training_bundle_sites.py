@@ -16,7 +16,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed

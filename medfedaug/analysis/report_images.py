@@ -21,7 +21,13 @@ from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_
 from medfedaug.analysis.runs import Run
 from medfedaug.config.plan import Plan
 from medfedaug.data.base import SiteFolder, spread
-from medfedaug.data.benchmarks import BENCHMARKS, OWN_DATA, find_root, read_federation, write_federation
+from medfedaug.data.datasets.registry import (
+    BENCHMARKS,
+    OWN_DATA,
+    find_root,
+    read_federation,
+    write_federation,
+)
 from medfedaug.data.photographs import is_photograph
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics

@@ -18,7 +18,7 @@ from torch import nn
 
 from medfedaug import plugins
 from medfedaug.checks import not_known
-from medfedaug.data.benchmarks import BENCHMARKS
+from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.docstrings import read_docstring
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.presets import PRESETS

@@ -57,7 +57,7 @@ def phantom(
     ] = 0,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
-    from medfedaug.data.phantom import SPACINGS, make_phantom
+    from medfedaug.data.datasets.phantom import SPACINGS, make_phantom
 
     spacings = SPACINGS if spacing_varies else None
     if inverted > sites:

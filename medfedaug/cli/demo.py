@@ -54,7 +54,7 @@ def demo(
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one with --out")
     with err_console.status("starting"):
         from medfedaug.analysis import load_run, summary_table, write_report
-        from medfedaug.data.phantom import make_phantom
+        from medfedaug.data.datasets.phantom import make_phantom
         from medfedaug.data.sites import find_sites
         from medfedaug.methods import parse_methods
         from medfedaug.simulate import configure, simulate
@@ -84,7 +84,7 @@ def demo(
 
 def _scanners(data: Path, patients: int) -> list[list[str]]:
     """Show what differs between the sites; the same as lines of cells for the page."""
-    from medfedaug.data.phantom import MANIFEST
+    from medfedaug.data.datasets.phantom import MANIFEST
 
     found = json.loads((data / MANIFEST).read_text())["sites"]
     header = ["site", *_SCANNER.values()]

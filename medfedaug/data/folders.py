@@ -15,7 +15,7 @@ from medfedaug.errors import DataError
 __all__ = ["MARKER", "is_site", "open_folder", "own_data", "site_folders"]
 
 MARKER = "federation.json"
-"""Makes a folder the data of a federation whose files are elsewhere (`medfedaug.data.benchmarks`)."""
+"""Makes a folder the data of a federation whose files are elsewhere (`medfedaug.data.datasets.registry`)."""
 
 
 def is_site(path: Path) -> bool:

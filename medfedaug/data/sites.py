@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks import check_classes, check_copies, check_folders_of_classes, compare_axes
 from medfedaug.data.dataset_json import UNNAMED
+from medfedaug.data.datasets.registry import is_federation, open_federation
 from medfedaug.data.folders import MARKER, is_site, open_folder, site_folders
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation import Preparation
@@ -44,7 +44,8 @@ def open_site(
     """Open a site's folder, which holds volumes with label maps or images in one folder per class.
 
     Args:
-        path: the folder, or that of a benchmark (`medfedaug.data.benchmarks`), from which ``name`` is opened.
+        path: the folder, or that of a benchmark (`medfedaug.data.datasets.registry`), from which ``name`` is
+            opened.
         name: the site's name; by default the folder's.
         limit: at most so many cases of each split.
         check: whether to check the splits (`SiteFolder.check_splits`), or to leave that to the caller.

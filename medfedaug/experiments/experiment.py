@@ -27,7 +27,7 @@ from medfedaug._version import __version__
 from medfedaug.checks import check_keys
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
-from medfedaug.data.benchmarks import (
+from medfedaug.data.datasets.registry import (
     OWN_DATA,
     find_benchmark,
     is_federation,

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from medfedaug.admission import JOBS_FOLDER
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 
 __all__ = ["HOSPITALS", "PATIENT", "Rehearsal"]

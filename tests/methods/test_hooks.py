@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 
-from medfedaug.data.phantom import make_phantom
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import run_in_process
 from medfedaug.methods import base, registry
 from medfedaug.methods.base import (

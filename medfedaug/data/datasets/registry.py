@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.checks import check_choice
-from medfedaug.data import domains, handwriting, label_skew, lgg, prostate, retina
 from medfedaug.data.base import SiteFolder, spread
+from medfedaug.data.datasets import domains, handwriting, label_skew, lgg, prostate, retina
 from medfedaug.data.folders import MARKER, own_data
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.files import parse_versioned, write_versioned

@@ -1,7 +1,7 @@
 """Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
 
-Every function takes the folder with the published files and returns its sites; `medfedaug.data.benchmarks`
-lists them, says where the files come from, and checks what is returned.
+Every function takes the folder with the published files and returns its sites;
+`medfedaug.data.datasets.registry` lists them, says where the files come from, and checks what is returned.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medfedaug.checks import check_choice
-from medfedaug.data.archives import load_arrays
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.datasets.archives import load_arrays
 from medfedaug.data.images import ImageFolder, class_cases, published_split
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError, DataError

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.archives import (
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder
+from medfedaug.data.datasets.archives import (
     Archive,
     ArchiveSite,
     Reader,
@@ -21,7 +22,6 @@ from medfedaug.data.archives import (
     read_mat,
     read_pickled_pair,
 )
-from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.splits import split_by_class, split_in_order
 from medfedaug.errors import ConfigError

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.archives import ArchiveSite, load_arrays, read_archive, read_cifar
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.datasets.archives import ArchiveSite, load_arrays, read_archive, read_cifar
 from medfedaug.data.images import ImageFolder, class_cases
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError
