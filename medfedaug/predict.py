@@ -14,13 +14,13 @@ from monai.transforms import Compose
 from medfedaug.analysis.preview import draw_classified, draw_label_map, write_picture
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
-from medfedaug.data.dicom_segmentation import Segments, check_highdicom
-from medfedaug.data.dicom_series import open_series
-from medfedaug.data.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
-from medfedaug.data.readers import is_dicom
+from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
+from medfedaug.data.io.readers import is_dicom
+from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.data.voxel_files import files_of
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.familiar import Familiar
 from medfedaug.federation.output import STATISTICS
@@ -71,7 +71,7 @@ def predict_images(
             statistics of a site, they are those of the images given.
         statistics: a file of `medfedaug.statistics.save_statistics` with one pair, in place of both.
         series: which DICOM series of a study are meant, where a folder holds several: an identity, or a
-            regular expression (`medfedaug.data.dicom_series.select`).
+            regular expression (`medfedaug.data.io.dicom_series.select`).
         device: where to compute.
         probabilities: whether those of the classes are written besides.
         previews: whether a picture of each case is written.

@@ -29,7 +29,7 @@ from pydicom.uid import (
 )
 from test_formats import turn, write
 
-from medfedaug.data.readers import load_volume, read_header
+from medfedaug.data.io.readers import load_volume, read_header
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.federation.messages import PREPARE, Request

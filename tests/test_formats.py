@@ -14,8 +14,8 @@ import pytest
 import SimpleITK as sitk
 from monai.transforms import LoadImage
 
-from medfedaug.data import readers
-from medfedaug.data.readers import SimpleITKReader, load_volume, read_header
+from medfedaug.data.io import readers
+from medfedaug.data.io.readers import SimpleITKReader, load_volume, read_header
 from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
 from medfedaug.errors import DataError
 

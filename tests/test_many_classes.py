@@ -12,7 +12,7 @@ from monai.bundle import run as run_bundle
 from PIL import Image
 from test_formats import write
 
-from medfedaug.data.readers import load_label
+from medfedaug.data.io.readers import load_label
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.sites import find_sites
 

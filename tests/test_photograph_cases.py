@@ -13,7 +13,7 @@ from PIL import Image, PngImagePlugin
 
 from medfedaug.analysis.case_views import case_picture, extreme_cases
 from medfedaug.analysis.intensities import intensity_histograms
-from medfedaug.data.photographs import load_label_photograph, load_photograph, photograph_header
+from medfedaug.data.io.photographs import load_label_photograph, load_photograph, photograph_header
 from medfedaug.data.sites import find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError

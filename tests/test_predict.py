@@ -17,7 +17,7 @@ from PIL import Image
 from test_formats import AFFINE, turn, write
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.readers import load_volume
+from medfedaug.data.io.readers import load_volume
 from medfedaug.finished import FinishedRun
 from medfedaug.predictions import Predictions
 

@@ -10,9 +10,9 @@ import pytest
 from finished_runs import FEW, balanced, rehashed, simulated
 from test_formats import AFFINE, itk_image, turn, write, write_dicom
 
-from medfedaug.data import dicom_segmentation
-from medfedaug.data.dicom_series import open_series
-from medfedaug.data.readers import load_volume, read_header
+from medfedaug.data.io import dicom_segmentation
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.readers import load_volume, read_header
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
 

@@ -15,8 +15,8 @@ from finished_runs import FEW, balanced, dice_of, rehashed, simulated
 from PIL import Image
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.photographs import load_label_photograph
-from medfedaug.data.readers import load_volume
+from medfedaug.data.io.photographs import load_label_photograph
+from medfedaug.data.io.readers import load_volume
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.finished import FinishedRun
 from medfedaug.statistics import load_statistics

@@ -13,7 +13,7 @@ from conftest import TINY_NETWORK
 from test_predict_dicom import series
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.readers import load_volume, read_header
+from medfedaug.data.io.readers import load_volume, read_header
 from medfedaug.methods import registry
 from medfedaug.statistics import load_statistics
 

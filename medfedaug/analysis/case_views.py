@@ -17,7 +17,7 @@ from matplotlib.textpath import text_to_path
 from torch import Tensor
 
 from medfedaug.data.base import Case
-from medfedaug.data.photographs import is_photograph
+from medfedaug.data.io.photographs import is_photograph
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.tasks import SegmentationTask
 

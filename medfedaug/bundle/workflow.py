@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from medfedaug.data.label_maps import label_bits
+from medfedaug.data.io.label_maps import label_bits
 from medfedaug.tasks.segmentation import SegmentationTask
 
 __all__ = ["Pair", "inference_config"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
+from medfedaug.data.io.voxel_files import file_states
 from medfedaug.data.preparation import Preparation
-from medfedaug.data.voxel_files import file_states
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
 
 if TYPE_CHECKING:

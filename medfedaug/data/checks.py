@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.data.voxel_files import voxel_files
+from medfedaug.data.io.voxel_files import voxel_files
 from medfedaug.errors import DataError, own, warn
 
 __all__ = [
@@ -191,7 +191,8 @@ def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Pat
 
     Args:
         site: whose volumes.
-        axes: where their axes point to (`medfedaug.data.readers.Header.upright_axes`), each with one volume.
+        axes: where their axes point to (`medfedaug.data.io.readers.Header.upright_axes`), each with one
+            volume.
         first: the same of a volume at another site, before its name.
     """
     if not axes:

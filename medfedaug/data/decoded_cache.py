@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from medfedaug.data.voxel_files import file_states
+from medfedaug.data.io.voxel_files import file_states
 
 __all__ = ["DecodedMemory", "decoded", "keep_decoded"]
 

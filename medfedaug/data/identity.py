@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.voxel_files import voxel_files
+from medfedaug.data.io.voxel_files import voxel_files
 
 __all__ = ["case_identities"]
 

@@ -24,7 +24,7 @@ from medfedaug.data.base import (
 )
 from medfedaug.data.checks import check_copies
 from medfedaug.data.decoded_cache import decoded
-from medfedaug.data.photographs import check_kind, is_photograph
+from medfedaug.data.io.photographs import check_kind, is_photograph
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.files import parse_json

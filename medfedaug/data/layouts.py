@@ -19,8 +19,8 @@ import numpy as np
 
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case
-from medfedaug.data.dicom_series import LeftOut, place_of_series, scan, select
-from medfedaug.data.readers import IMAGE_SUFFIXES, image_suffix, load_label
+from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
+from medfedaug.data.io.readers import IMAGE_SUFFIXES, image_suffix, load_label
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, first_line
@@ -90,7 +90,7 @@ def propose(
             or ``class_1``, ...
         seed: of the split.
         series: which DICOM series is the image, where a case has several
-            (`medfedaug.data.dicom_series.select`).
+            (`medfedaug.data.io.dicom_series.select`).
         on_label: called with the number of label maps that were read, and of all.
 
     Raises:

@@ -12,7 +12,8 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.datasets.registry import is_federation
-from medfedaug.data.dicom_series import (
+from medfedaug.data.images import ImageFolder
+from medfedaug.data.io.dicom_series import (
     DicomSeries,
     LeftOut,
     is_dicom_file,
@@ -21,9 +22,8 @@ from medfedaug.data.dicom_series import (
     scan,
     select,
 )
-from medfedaug.data.images import ImageFolder
-from medfedaug.data.photographs import PHOTOGRAPH_SUFFIXES, is_photograph
-from medfedaug.data.readers import image_suffix
+from medfedaug.data.io.photographs import PHOTOGRAPH_SUFFIXES, is_photograph
+from medfedaug.data.io.readers import image_suffix
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 
@@ -62,8 +62,8 @@ def open_given(
 
     A folder with a ``dataset.json`` has its test cases. Otherwise each image file in it or below it is a
     case, and so is each DICOM series, whatever its files are called; of several series of one study in one
-    folder one is taken, see `medfedaug.data.dicom_series.select`. A DICOM file stands for the series that it
-    is of.
+    folder one is taken, see `medfedaug.data.io.dicom_series.select`. A DICOM file stands for the series that
+    it is of.
 
     Args:
         images: the file or folder.

@@ -16,9 +16,9 @@ import SimpleITK as sitk
 from PIL import Image
 from torch import Tensor
 
-from medfedaug.data.dicom_segmentation import Segments, write_segmentation
-from medfedaug.data.photographs import is_photograph
-from medfedaug.data.readers import NIFTI_SUFFIXES, image_suffix, is_dicom, itk_information
+from medfedaug.data.io.dicom_segmentation import Segments, write_segmentation
+from medfedaug.data.io.photographs import is_photograph
+from medfedaug.data.io.readers import NIFTI_SUFFIXES, image_suffix, is_dicom, itk_information
 from medfedaug.errors import StorageError
 
 __all__ = ["label_bits", "label_map_suffix", "parts", "write_label_map", "write_probabilities"]

@@ -27,7 +27,7 @@ def voxel_files(path: Path) -> list[Path]:
         return [path.parent / match[1].decode(errors="replace")] if match else []
     if path.name.lower().endswith(_NO_DICOM):
         return [path]
-    from medfedaug.data.dicom_series import files_of_series  # pydicom, for those that need it
+    from medfedaug.data.io.dicom_series import files_of_series  # pydicom, for those that need it
 
     return files_of_series(path)
 

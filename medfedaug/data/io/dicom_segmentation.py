@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from medfedaug._version import __version__
-from medfedaug.data.dicom_series import DicomSeries, open_series
+from medfedaug.data.io.dicom_series import DicomSeries, open_series
 from medfedaug.errors import ConfigError, DataError, first_line
 
 __all__ = ["Segments", "check_highdicom", "write_segmentation"]

@@ -27,16 +27,16 @@ from monai.data import ImageReader, MetaTensor
 from monai.transforms import EnsureChannelFirst, LoadImage
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
-from medfedaug.data.dicom_series import load_series, open_series
-from medfedaug.data.nifti_header import check_gzip, check_nifti_header
-from medfedaug.data.photographs import (
+from medfedaug.data.io.dicom_series import load_series, open_series
+from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header
+from medfedaug.data.io.photographs import (
     PHOTOGRAPH_SUFFIXES,
     is_photograph,
     load_label_photograph,
     load_photograph,
     photograph_header,
 )
-from medfedaug.data.voxel_files import file_states
+from medfedaug.data.io.voxel_files import file_states
 
 __all__ = [
     "IMAGE_SUFFIXES",

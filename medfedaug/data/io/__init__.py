@@ -1,0 +1,1 @@
+"""Image formats: one file each."""
