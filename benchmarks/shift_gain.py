@@ -41,7 +41,7 @@ from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.analysis.phantom_gains import FARTHEST, MEAN
 from medfedaug.analysis.shift import Shift
 from medfedaug.data.datasets.phantom import MANIFEST, Scanner, make_phantom
-from medfedaug.data.inspection import inspect_sites
+from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.files import write_json

@@ -24,7 +24,7 @@ from medfedaug.accounting import require_opacus
 from medfedaug.admission import JobRules
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.data.scales import find_uneven_scales
+from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.data_folder import resolve_data_folder

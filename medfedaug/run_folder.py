@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from medfedaug.data.changes import Fingerprint
+from medfedaug.data.quality.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.federation.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
 from medfedaug.federation.output import (

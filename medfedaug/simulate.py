@@ -20,14 +20,14 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.storage import Storage
 from medfedaug.config.training_scripts import loop_reference
-from medfedaug.data.changes import (
+from medfedaug.data.datasets.registry import OWN_DATA, is_federation, read_federation
+from medfedaug.data.quality.file_hashes import (
     check_made_with,
     check_unchanged,
     fingerprint_files,
     fingerprint_sites,
 )
-from medfedaug.data.datasets.registry import OWN_DATA, is_federation, read_federation
-from medfedaug.data.scales import uneven_sites
+from medfedaug.data.quality.intensity_scales import uneven_sites
 from medfedaug.data.sites import SiteFolder, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation import FederationServer, run_in_process

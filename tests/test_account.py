@@ -15,8 +15,8 @@ import pytest
 import SimpleITK as sitk
 from hospitals import Deployment, Hospital
 
-from medfedaug.data.changes import fingerprint_files
-from medfedaug.data.identity import case_identities
+from medfedaug.data.quality.content_hash import case_identities
+from medfedaug.data.quality.file_hashes import fingerprint_files
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
 from medfedaug.federation import FederationServer, SiteTrainer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmark_files import write_volume
 
-from medfedaug.data import changes
+from medfedaug.data.quality import file_hashes
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.files import write_atomic
@@ -144,11 +144,11 @@ def test_a_finished_run_is_the_run_of_its_files_and_no_others(interrupted, tmp_p
 
 
 def test_of_a_large_file_pieces_are_hashed(make_site, monkeypatch):
-    monkeypatch.setattr(changes, "_WHOLE", 100)
-    monkeypatch.setattr(changes, "_PIECES", 3)
-    monkeypatch.setattr(changes, "_PIECE", 10)
+    monkeypatch.setattr(file_hashes, "_WHOLE", 100)
+    monkeypatch.setattr(file_hashes, "_PIECES", 3)
+    monkeypatch.setattr(file_hashes, "_PIECE", 10)
     site = open_site(make_site("A"))
-    before = changes.fingerprint_files([site])
+    before = file_hashes.fingerprint_files([site])
     file = site.path / "images/0.nii.gz"
     content = bytearray(file.read_bytes())
     for position in (0, (len(content) - 10) // 2, len(content) - 1):
@@ -156,9 +156,9 @@ def test_of_a_large_file_pieces_are_hashed(make_site, monkeypatch):
         changed[position] ^= 1
         file.write_bytes(changed)
         os.utime(file, (0, position))  # not all file systems tell two times as near as these apart
-        assert changes.fingerprint_files([site])["A"]["images/0.nii.gz"] != before["A"]["images/0.nii.gz"]
+        assert file_hashes.fingerprint_files([site])["A"]["images/0.nii.gz"] != before["A"]["images/0.nii.gz"]
     file.write_bytes(content)
-    assert changes.fingerprint_files([site]) == before
+    assert file_hashes.fingerprint_files([site]) == before
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

@@ -22,7 +22,7 @@ from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, 
 from medfedaug.analysis.phantom_gains import FARTHEST, expectation, gains_at, measured_gains
 from medfedaug.analysis.shift import site_shift
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.inspection import QUANTILES, inspect_sites
+from medfedaug.data.quality.inspection import QUANTILES, inspect_sites
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import MedFedAugWarning

@@ -12,7 +12,7 @@ from conftest import TINY_NETWORK
 from medfedaug.analysis import load_run, summary_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.scales import find_uneven_scales
+from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError

@@ -10,8 +10,8 @@ import pytest
 from medfedaug.admission import JobRules
 from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.data.base import Case
-from medfedaug.data.identity import case_identities
 from medfedaug.data.images import ImageFolder
+from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused, PrivacyRefused
 from medfedaug.evaluate import evaluate_model

@@ -11,7 +11,7 @@ from monai.data import load_decathlon_datalist
 from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.data.datasets import phantom
 from medfedaug.data.datasets.phantom import MANIFEST, make_phantom
-from medfedaug.data.inspection import inspect_sites
+from medfedaug.data.quality.inspection import inspect_sites
 
 SHAPE = (40, 40, 6)
 

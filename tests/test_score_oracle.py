@@ -16,7 +16,7 @@ import pytest
 from hospitals import Deployment
 from hospitals import Hospital as KitHospital
 
-from medfedaug.data.identity import case_identities
+from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
 from medfedaug.federation.evaluation import FEDERATION, EvaluatedRun, Evaluation

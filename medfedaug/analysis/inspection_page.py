@@ -18,7 +18,7 @@ from medfedaug.analysis.page import add, check_page, figure, start_page, table, 
 from medfedaug.analysis.plots import colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
-from medfedaug.data.inspection import QUANTILES, SiteInspection
+from medfedaug.data.quality.inspection import QUANTILES, SiteInspection
 from medfedaug.errors import ConfigError
 from medfedaug.files import write_json
 from medfedaug.run_folder import is_json_with
@@ -98,7 +98,7 @@ def write_inspection(found: Sequence[SiteInspection], out_html: str | Path, inte
     names none.
 
     Args:
-        found: of `medfedaug.data.inspection.inspect_sites`.
+        found: of `medfedaug.data.quality.inspection.inspect_sites`.
         out_html: the page.
         intensity: with which they were inspected.
 

@@ -96,7 +96,7 @@ def inspect(
         foreign_sites,
         write_inspection,
     )
-    from medfedaug.data.inspection import inspect_sites
+    from medfedaug.data.quality.inspection import inspect_sites
 
     with err_console.status("reading"):
         found = inspect_sites(data, limit, intensity.value)
@@ -139,7 +139,7 @@ def statistics(
 ) -> None:
     """Compute the channel statistics of a site's training images."""
     from medfedaug.data.preparation import Preparation
-    from medfedaug.data.scales import uneven_sites
+    from medfedaug.data.quality.intensity_scales import uneven_sites
     from medfedaug.data.sites import (
         arrange_channels,
         find_sites,

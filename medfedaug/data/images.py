@@ -22,9 +22,9 @@ from medfedaug.data.base import (
     patient_name,
     unreadable,
 )
-from medfedaug.data.checks import check_copies
 from medfedaug.data.decoded_cache import decoded
 from medfedaug.data.io.photographs import check_kind, is_photograph
+from medfedaug.data.quality.duplicates import check_copies
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.files import parse_json

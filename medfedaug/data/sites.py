@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.data.checks import check_classes, check_copies, check_folders_of_classes, compare_axes
 from medfedaug.data.dataset_json import UNNAMED
 from medfedaug.data.datasets.registry import is_federation, open_federation
 from medfedaug.data.folders import MARKER, is_site, open_folder, site_folders
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation import Preparation
+from medfedaug.data.quality.duplicates import (
+    check_classes,
+    check_copies,
+    check_folders_of_classes,
+    compare_axes,
+)
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, average_moments

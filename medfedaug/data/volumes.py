@@ -11,13 +11,13 @@ import torch
 from monai.transforms import ScaleIntensity
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
-from medfedaug.data.checks import check_copies, check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.decoded_cache import decoded
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.io.photographs import is_photograph
 from medfedaug.data.io.readers import Header, load_label, load_volume, read_header
 from medfedaug.data.preparation import Placement, Preparation
+from medfedaug.data.quality.duplicates import check_copies, check_label_maps, compare_axes
 from medfedaug.errors import DataError, own
 
 __all__ = ["VolumeFolder", "listed_sites"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.identity import case_identities
+from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation.messages import (
     FINGERPRINT,

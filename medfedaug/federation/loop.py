@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.checks import check_files_alone, check_known_classes
+from medfedaug.data.quality.duplicates import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.brought import Brought
 from medfedaug.federation.definition import Definition

@@ -20,7 +20,7 @@ from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.identity import case_identities
+from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.brought import Brought, own_or_prepared, own_scores
 from medfedaug.federation.composition import Composition

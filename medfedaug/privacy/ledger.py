@@ -162,10 +162,10 @@ class Scored:
 class PrivacyLedger:
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
-    Cases are known by their identities (`medfedaug.data.identity.case_identities`), so that an account goes
-    on when a site, its folder or its files have other names. A mapping from identities of cases to those of
-    their patients, wherever identities are given, says whose cases they are; what was said last holds. A
-    patient's cases then share one budget, and count as one where sets of cases are compared.
+    Cases are known by their identities (`medfedaug.data.quality.content_hash.case_identities`), so that an
+    account goes on when a site, its folder or its files have other names. A mapping from identities of cases
+    to those of their patients, wherever identities are given, says whose cases they are; what was said last
+    holds. A patient's cases then share one budget, and count as one where sets of cases are compared.
 
     Args:
         path: an SQLite file; jobs that run at the same time take turns by a lock beside it. ``None`` keeps

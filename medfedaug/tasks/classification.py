@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.checks import check_known_classes
 from medfedaug.data.preparation import Preparation
+from medfedaug.data.quality.duplicates import check_known_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.models.memory_format import channels_last

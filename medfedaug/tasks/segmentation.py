@@ -18,9 +18,9 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.cache import StoredCase
-from medfedaug.data.checks import check_classes
 from medfedaug.data.patches import patch_centres, patch_window
 from medfedaug.data.preparation import Placement, Preparation
+from medfedaug.data.quality.duplicates import check_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.checks import find_copies
 from medfedaug.data.datasets.registry import open_federation
-from medfedaug.data.scales import most_uneven
+from medfedaug.data.quality.duplicates import find_copies
+from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError

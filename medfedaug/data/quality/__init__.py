@@ -1,0 +1,1 @@
+"""Checks of a site's data: duplicates, changed files, intensity scales."""
