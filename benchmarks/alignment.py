@@ -43,8 +43,8 @@ from medfedaug.data.datasets.registry import find_root, open_benchmark, write_fe
 from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.sites import federation_settings, find_sites
 from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.run_list import plan
 from medfedaug.federation import run_in_process
 from medfedaug.files import write_json
 from medfedaug.methods import parse_methods

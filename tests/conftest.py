@@ -24,13 +24,13 @@ from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
+from medfedaug.experiments.simulate import configure
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods, registry
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.scores import METRICS
 from medfedaug.settings import SETTINGS_FILE
-from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read

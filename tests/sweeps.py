@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.combinations import parse_methods_list, plan
 from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.run_list import parse_methods_list, plan
 
 OFFICE_PRESET = PRESETS["office_caltech_10"]
 

@@ -17,9 +17,9 @@ from medfedaug.data.datasets.registry import BENCHMARKS, MARKER, open_benchmark,
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.evaluate import evaluate_model
+from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.output import write_run
-from medfedaug.simulate import configure
 
 
 @pytest.mark.skipif(

@@ -15,8 +15,8 @@ from benchmark_files import write_volume
 from medfedaug.data.quality import file_hashes
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
+from medfedaug.experiments.simulate import simulate
 from medfedaug.files import write_atomic
-from medfedaug.simulate import simulate
 
 
 class Stopped(Exception):

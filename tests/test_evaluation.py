@@ -20,7 +20,7 @@ from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.evaluation import evaluate_sites, evaluated_runs
+from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.door import GuardedDoor
 from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.evaluation import FEDERATION, Evaluation

@@ -16,9 +16,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.cross_site import cross_site
 from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.federation import SiteTrainer

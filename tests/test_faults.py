@@ -19,12 +19,12 @@ import torch
 
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
+from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, inprocess, run_in_process
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
 from medfedaug.federation.messages import TEST
 from medfedaug.federation.training import LocalTraining
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
-from medfedaug.simulate import simulate
 
 FAULTS = Path(__file__).parent / "faults"
 EVERYTHING = "fedrdn,fedfa+,fedbn"

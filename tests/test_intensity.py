@@ -17,11 +17,11 @@ from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit import open_kit
-from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics
 
 TINY = '{"features": [4, 8, 8, 8, 8, 4]}'

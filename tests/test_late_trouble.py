@@ -10,8 +10,8 @@ from benchmark_files import write_volume
 from conftest import TINY_NETWORK
 
 from medfedaug.config.run import RunConfig
+from medfedaug.experiments.simulate import simulate
 from medfedaug.methods import parse_methods
-from medfedaug.simulate import simulate
 
 TRAINING, VALIDATION, TEST = 0, 2, 3  # the images of `make_site`
 

@@ -14,9 +14,9 @@ from results import Page
 from scipy.stats import t as student_t
 
 from medfedaug.evaluate import open_model
+from medfedaug.experiments.simulate import simulate
 from medfedaug.scores import METRICS, over_sites
 from medfedaug.significance import mean_interval
-from medfedaug.simulate import simulate
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
 from medfedaug.tasks.metrics import LabelMapScores, class_scores, surface_scores, voxel_edges
 

@@ -14,9 +14,9 @@ from conftest import TINY_NETWORK, command
 from medfedaug.analysis.model_card import model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
+from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
-from medfedaug.simulate import configure, simulate
 
 SECTIONS = ["Use", "What it was trained on", "How it was trained", "How it scored"]
 SECTIONS += ["What it was not tested on", "Privacy", "Which model this is", "How to make it again"]

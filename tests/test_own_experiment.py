@@ -12,8 +12,8 @@ from conftest import TINY_NETWORK
 from medfedaug.config.plan import Plan
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.experiment import Experiment, make_experiment, write_experiment
+from medfedaug.experiments.run_list import plan
 from medfedaug.fingerprint import fingerprint
 from medfedaug.planner import make_plan
 

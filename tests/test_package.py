@@ -122,7 +122,7 @@ def test_the_federation_names_no_method():
 
 def test_running_in_process_imports_neither_nvflare_nor_opacus_which_noise_alone_needs():
     loaded = "any(m.split('.')[0] in ('nvflare', 'opacus') for m in sys.modules)"
-    script = f"import sys; import medfedaug.simulate; sys.exit({loaded})"
+    script = f"import sys; import medfedaug.experiments.simulate; sys.exit({loaded})"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 

@@ -15,6 +15,7 @@ from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused, PrivacyRefused
 from medfedaug.evaluate import evaluate_model
+from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import run_in_process
 from medfedaug.federation.account import Account, ScoreRequest
 from medfedaug.federation.evaluated import EvaluationSite, _Scored
@@ -32,7 +33,6 @@ from medfedaug.privacy import (
     released_scores,
 )
 from medfedaug.significance import compare_patients
-from medfedaug.simulate import simulate
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from sweeps import OFFICE_PRESET, planned
 from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.axes import parse_axis, shown
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.run_list import plan
 
 
 def test_values_of_an_axis_are_json_fractions_or_text():

@@ -19,7 +19,7 @@ from medfedaug import plugins
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.combinations import parse_methods_list
+from medfedaug.experiments.run_list import parse_methods_list
 from medfedaug.federation import FederationServer, Request, run_in_process
 from medfedaug.federation.output import EVENTS, JOB_FOLDER
 from medfedaug.methods import build_methods, method_names, parse_methods

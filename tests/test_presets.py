@@ -17,12 +17,12 @@ from benchmark_files import OFFICE, picture, write_fedbn
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.registry import BENCHMARKS, open_benchmark
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import combinations
+from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import published_rows
+from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.methods import build_methods
@@ -36,11 +36,11 @@ def planned(
     """The first run of a preset, over data that need not be there."""
     sites = [SimpleNamespace(name=site, trains=True) for site in "ABCD"]
     with monkeypatch.context() as patch:
-        patch.setattr(combinations, "open_benchmark", lambda *args, **options: sites)
+        patch.setattr(run_list, "open_benchmark", lambda *args, **options: sites)
         patch.setattr(
-            combinations, "federation_settings", lambda found: {"in_channels": 3, "classes": tuple("abc")}
+            run_list, "federation_settings", lambda found: {"in_channels": 3, "classes": tuple("abc")}
         )
-        patch.setattr(combinations, "Composition", lambda config: build_methods(config.methods))
+        patch.setattr(run_list, "Composition", lambda config: build_methods(config.methods))
         return plan(PRESETS[name], root, [methods], seeds=1, axes=[parse_axis(text) for text in axes])[0]
 
 

@@ -15,11 +15,11 @@ from printed_tables import PAPERS, printed
 
 from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.errors import DataError
-from medfedaug.experiments import combinations
+from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis, split_values
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import parse_published, published_rows
+from medfedaug.experiments.run_list import plan
 from medfedaug.methods import build_methods
 
 FILES = {
@@ -154,9 +154,9 @@ def fake_data(monkeypatch, benchmark: str) -> None:
     known = ("segmentation", 3, ("background", "prostate")) if segments else None
     gray = benchmark in ("femnist", "emnist")
     known = known or ("classification", 1 if gray else 3, tuple("abcdefg"))
-    monkeypatch.setattr(combinations, "open_benchmark", lambda *args, **options: sites)
+    monkeypatch.setattr(run_list, "open_benchmark", lambda *args, **options: sites)
     settings = dict(zip(("task", "in_channels", "classes"), known, strict=True))
-    monkeypatch.setattr(combinations, "federation_settings", lambda found: settings)
+    monkeypatch.setattr(run_list, "federation_settings", lambda found: settings)
 
 
 def plan_every_row(benchmark: str, root: Path) -> None:
@@ -177,7 +177,7 @@ def plan_every_row(benchmark: str, root: Path) -> None:
 def test_every_row_is_a_run_that_a_sweep_can_make(benchmark, monkeypatch, tmp_path):
     """Its settings are those by which the run is named, and its methods go together."""
     fake_data(monkeypatch, benchmark)
-    monkeypatch.setattr(combinations, "Composition", lambda config: build_methods(config.methods))
+    monkeypatch.setattr(run_list, "Composition", lambda config: build_methods(config.methods))
     plan_every_row(benchmark, tmp_path)
 
 

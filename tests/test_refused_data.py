@@ -20,8 +20,8 @@ from PIL import Image
 
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.simulate import configure
-from medfedaug.simulate import simulate as run_simulation
+from medfedaug.experiments.simulate import configure
+from medfedaug.experiments.simulate import simulate as run_simulation
 
 LENET = ("--network", "lenet5", "--image-size", 32)
 TINY = '{"features":[4,8,8,8,8,4]}'

@@ -13,7 +13,7 @@ import pytest
 
 from medfedaug.analysis import write_report
 from medfedaug.data.sites import find_sites
-from medfedaug.simulate import configure, simulate
+from medfedaug.experiments.simulate import configure, simulate
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -20,7 +20,7 @@ from medfedaug.data.datasets.registry import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import DataError
 from medfedaug.evaluate import evaluate_model, open_model
-from medfedaug.simulate import configure, simulate
+from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.statistics import ChannelStatistics
 
 

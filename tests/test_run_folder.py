@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import SHARED
 
+from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.checkpoint import load_checkpoint, server_checkpoint
 from medfedaug.run_folder import make_workspace
-from medfedaug.simulate import simulate
 
 TINY = '{"features":[4,8,8,8,8,4]}'
 

@@ -13,6 +13,7 @@ import torch
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.inprocess import InProcessCarrier
 from medfedaug.federation.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
@@ -21,7 +22,6 @@ from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import join, split
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.simulate import configure, simulate
 from medfedaug.streams import stream
 
 SITES = "ABCD"

@@ -13,6 +13,7 @@ from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serial
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.experiments.simulate import configure
 from medfedaug.federation.messages import MASKED, SHARES, TRAIN
 from medfedaug.federation.secure.agreement import PublicKeys
 from medfedaug.federation.secure.identity import Certificates
@@ -20,7 +21,6 @@ from medfedaug.federation.secure.keys import KeyPair
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.identity import kit_identity
-from medfedaug.simulate import configure
 
 SITES, SERVER = ("A", "B", "C"), "fl-server"
 LAX = {"min_batch_size": 1, "min_local_steps": 1, "min_cases": 1}

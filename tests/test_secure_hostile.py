@@ -18,6 +18,7 @@ from hostile import RUN, STEPS, HostileServer, Oracle, get, leaves, others, put
 from test_secure_hospitals import LAX, SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
+from medfedaug.experiments.simulate import configure
 from medfedaug.federation.messages import (
     CONFIRM,
     KEYS,
@@ -33,7 +34,6 @@ from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.identity import kit_identity
-from medfedaug.simulate import configure
 
 SITES = "ABCDEF"
 

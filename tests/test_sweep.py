@@ -21,9 +21,9 @@ from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import sweep
+from medfedaug.experiments.simulate import simulate
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
-from medfedaug.simulate import simulate
 
 
 class Stopped(Exception):
@@ -124,7 +124,7 @@ sys.modules["nvflare"] = None  # importing it raises
 from pathlib import Path
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.combinations import plan
+from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 axes = [parse_axis(text) for text in {TINY!r}]

@@ -12,9 +12,9 @@ from sweeps import OFFICE_PRESET, read_csv
 
 from medfedaug.config.run import RunConfig
 from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.combinations import plan
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.tables import write_tables
 
 

@@ -134,8 +134,8 @@ def benchmark(
     if list_:
         _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
         return
-    from medfedaug.experiments.combinations import plan
     from medfedaug.experiments.experiment import make_experiment, write_experiment
+    from medfedaug.experiments.run_list import plan
     from medfedaug.experiments.sweep import check_folder, run_all
     from medfedaug.experiments.tables import write_tables
 

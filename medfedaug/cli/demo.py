@@ -56,8 +56,8 @@ def demo(
         from medfedaug.analysis import load_run, summary_table, write_report
         from medfedaug.data.datasets.phantom import make_phantom
         from medfedaug.data.sites import find_sites
+        from medfedaug.experiments.simulate import configure, simulate
         from medfedaug.methods import parse_methods
-        from medfedaug.simulate import configure, simulate
     with err_console.status("making the phantom"):
         make_phantom(out / "data", sites=sites, patients=patients)
     scanners = _scanners(out / "data", patients)

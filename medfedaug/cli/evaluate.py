@@ -90,7 +90,7 @@ def evaluate(
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
-    from medfedaug.evaluation import evaluate_sites
+    from medfedaug.experiments.cross_evaluation import evaluate_sites
     from medfedaug.files import write_json
     from medfedaug.run_folder import is_json_with
 

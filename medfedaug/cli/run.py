@@ -112,9 +112,9 @@ def simulate(
         from medfedaug.analysis.inputs import recorded_input
         from medfedaug.analysis.nothing_learned import REMEDIES, nothing_learned_in
         from medfedaug.data.sites import find_sites
-        from medfedaug.holdout import leave_one_site_out
-        from medfedaug.simulate import configure
-        from medfedaug.simulate import simulate as run
+        from medfedaug.experiments.leave_one_site_out import leave_one_site_out
+        from medfedaug.experiments.simulate import configure
+        from medfedaug.experiments.simulate import simulate as run
 
     options = {**given[RunConfig], "task": task, "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))
@@ -208,10 +208,10 @@ def export(
 ) -> None:
     """Write the run, or an evaluation, as an NVFlare job without code (but for --loop), data or paths."""
     from medfedaug.config.training_scripts import loop_reference
+    from medfedaug.experiments.simulate import usual_settings
     from medfedaug.federation.composition import Composition
     from medfedaug.federation.initial import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
-    from medfedaug.simulate import usual_settings
 
     if out.exists():
         raise ConfigError(f"{out} is there already; choose another folder")
@@ -260,7 +260,7 @@ _OF_EVALUATIONS = {"evaluate", "local", "cross_site", "out", "threads", "min_sit
 def _export_evaluation(
     context: typer.Context, model: Path, local: list[str], cross_site: bool, execution: Execution, out: Path
 ) -> None:
-    from medfedaug.evaluation import evaluated_runs
+    from medfedaug.experiments.cross_evaluation import evaluated_runs
     from medfedaug.nvflare_jobs.evaluation import EvaluationRecipe
 
     given = {name for name in context.params if _is_given(context, name)}

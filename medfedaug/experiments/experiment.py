@@ -37,8 +37,8 @@ from medfedaug.data.datasets.registry import (
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, axis_value, parse_axis
-from medfedaug.experiments.combinations import check_axes, parse_methods_list
 from medfedaug.experiments.presets import Preset, find_preset
+from medfedaug.experiments.run_list import check_axes, parse_methods_list
 from medfedaug.files import write_atomic
 
 __all__ = ["EXPERIMENT", "Experiment", "make_experiment", "read_experiment", "write_experiment"]

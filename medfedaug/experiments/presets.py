@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import readings
+from medfedaug.experiments import protocol_notes
 from medfedaug.experiments.preset import Preset
 
 __all__ = ["PRESETS", "Preset", "find_preset"]
@@ -110,14 +110,14 @@ PRESETS: dict[str, Preset] = {
             "office_caltech_10",
             "FedFA+ Table 1 and Section 5.1; FedFA Table 9 and appendix E.2",
             _FEDFA_PHOTOGRAPHS,
-            readings=readings.FEDFA,
+            readings=protocol_notes.FEDFA,
         ),
         Preset(
             "domainnet_10",
             "domainnet_10",
             "FedFA+ Table 1 and Section 5.1; FedFA Table 9 and appendix E.2",
             _FEDFA_PHOTOGRAPHS,
-            readings=readings.FEDFA,
+            readings=protocol_notes.FEDFA,
         ),
         Preset(
             "prostate_mri",
@@ -125,7 +125,7 @@ PRESETS: dict[str, Preset] = {
             "FedFA+ Table 1 and Section 5.1; FedFA Table 9 and appendix E.3",
             _FEDFA_PROSTATE,
             protocol=_BY_PATIENT,
-            readings=(readings.PATIENTS, *readings.FEDFA_PROSTATE),
+            readings=(protocol_notes.PATIENTS, *protocol_notes.FEDFA_PROSTATE),
         ),
         Preset(
             "prostate_mri_slices",
@@ -134,7 +134,7 @@ PRESETS: dict[str, Preset] = {
             _FEDFA_PROSTATE,
             {"split": "published"},
             protocol=_BY_SLICE,
-            readings=(readings.SLICES, *readings.FEDFA_PROSTATE),
+            readings=(protocol_notes.SLICES, *protocol_notes.FEDFA_PROSTATE),
         ),
         Preset(
             "mini_prostate_mri",
@@ -142,7 +142,7 @@ PRESETS: dict[str, Preset] = {
             "FedFA+ Section 5.2.2",
             _FEDFA_PROSTATE,
             protocol=_BY_PATIENT,
-            readings=(readings.PATIENTS, *readings.FEDFA_PROSTATE),
+            readings=(protocol_notes.PATIENTS, *protocol_notes.FEDFA_PROSTATE),
         ),
         Preset(
             "mini_prostate_mri_slices",
@@ -151,7 +151,7 @@ PRESETS: dict[str, Preset] = {
             _FEDFA_PROSTATE,
             {"split": "published"},
             protocol=_BY_SLICE,
-            readings=(readings.SLICES, *readings.FEDFA_PROSTATE),
+            readings=(protocol_notes.SLICES, *protocol_notes.FEDFA_PROSTATE),
         ),
         *(
             Preset(
@@ -160,7 +160,7 @@ PRESETS: dict[str, Preset] = {
                 "FedFA+ Table 1 and Section 5.1",
                 _CIFAR,
                 {"clients": 100, "alpha": alpha},
-                readings=readings.SKEW,
+                readings=protocol_notes.SKEW,
             )
             for alpha in (0.6, 0.3)
         ),
@@ -174,7 +174,7 @@ PRESETS: dict[str, Preset] = {
                 readings=(
                     "Table 1 has 500 rounds and 0.05 of the sites in each, Section 5.1 has 100 rounds and "
                     "0.1. The table is followed.",
-                    *readings.SKEW,
+                    *protocol_notes.SKEW,
                 ),
             )
             for alpha in (0.6, 0.3)
@@ -192,11 +192,11 @@ PRESETS: dict[str, Preset] = {
                 "participation": 0.015,
             },
             readings=(
-                readings.UNIFORM,
-                readings.STEM,
+                protocol_notes.UNIFORM,
+                protocol_notes.STEM,
                 "The sites are LEAF's writers with ten images or more; the paper has FedScale's 3,400.",
-                readings.NO_AUGMENTATION,
-                readings.SELECTION,
+                protocol_notes.NO_AUGMENTATION,
+                protocol_notes.SELECTION,
             ),
         ),
         Preset(
@@ -215,12 +215,12 @@ PRESETS: dict[str, Preset] = {
             },
             {"writers": 100},
             readings=(
-                readings.UNIFORM,
+                protocol_notes.UNIFORM,
                 "Each of the 100 sites is one writer; FedFA refers to FedMix and says no more.",
                 "Table 9 has 100 sites, a tenth of them in each round, and batches of 64; Section 4.1 has "
                 "200 sites, 10 of them in each round, and batches of 10. The table is followed.",
                 "LeNet-5 has batch norm, ReLU and max pooling; the paper does not say.",
-                readings.SELECTION,
+                protocol_notes.SELECTION,
             ),
         ),
         Preset(
@@ -228,14 +228,14 @@ PRESETS: dict[str, Preset] = {
             "office_caltech_10",
             "FedRDN Section 4.1 and Table 6",
             _FEDRDN_PHOTOGRAPHS,
-            readings=readings.FEDRDN,
+            readings=protocol_notes.FEDRDN,
         ),
         Preset(
             "fedrdn_domainnet_10",
             "domainnet_10",
             "FedRDN Section 4.1 and Table 6",
             _FEDRDN_PHOTOGRAPHS,
-            readings=readings.FEDRDN,
+            readings=protocol_notes.FEDRDN,
         ),
         Preset(
             "fedrdn_prostate_mri",
@@ -244,7 +244,7 @@ PRESETS: dict[str, Preset] = {
             _FEDRDN_PROSTATE,
             arguments=_FEDRDN_PROSTATE_ARGUMENTS,
             protocol=_BY_PATIENT,
-            readings=(readings.PATIENTS, *readings.FEDRDN_PROSTATE),
+            readings=(protocol_notes.PATIENTS, *protocol_notes.FEDRDN_PROSTATE),
         ),
         Preset(
             "fedrdn_prostate_mri_slices",
@@ -254,7 +254,7 @@ PRESETS: dict[str, Preset] = {
             {"split": "published"},
             _FEDRDN_PROSTATE_ARGUMENTS,
             protocol=_BY_SLICE,
-            readings=(readings.SLICES, *readings.FEDRDN_PROSTATE),
+            readings=(protocol_notes.SLICES, *protocol_notes.FEDRDN_PROSTATE),
         ),
         *(
             Preset(
@@ -265,7 +265,7 @@ PRESETS: dict[str, Preset] = {
                 {"split": "domainbed"},
                 _FEDFD_A_ARGUMENTS,
                 protocol=_DOMAINS,
-                readings=readings.FEDFD_A,
+                readings=protocol_notes.FEDFD_A,
                 holdout=True,
                 whole_site=True,
             )
@@ -279,7 +279,7 @@ PRESETS: dict[str, Preset] = {
             {"fraction": 1.0, "split": "domainbed"},
             _FEDFD_A_ARGUMENTS,
             protocol=_DOMAINS,
-            readings=readings.FEDFD_A_DOMAINNET,
+            readings=protocol_notes.FEDFD_A_DOMAINNET,
             holdout=True,
             whole_site=True,
         ),
@@ -289,7 +289,7 @@ PRESETS: dict[str, Preset] = {
             "FRAug Sections 4.1 and 4.2, Algorithm 1",
             _FRAUG,
             {"fraction": _TENTH},
-            readings=(readings.SCRATCH, *readings.FRAUG),
+            readings=(protocol_notes.SCRATCH, *protocol_notes.FRAUG),
         ),
         Preset(
             "fraug_pacs",
@@ -297,7 +297,7 @@ PRESETS: dict[str, Preset] = {
             "FRAug Sections 4.1 and 4.2, Algorithm 1",
             _FRAUG,
             {"fraction": _TENTH},
-            readings=(readings.SCRATCH, *readings.FRAUG),
+            readings=(protocol_notes.SCRATCH, *protocol_notes.FRAUG),
         ),
         Preset(
             "fraug_digits",
@@ -305,7 +305,7 @@ PRESETS: dict[str, Preset] = {
             "FRAug Sections 4.1 and 4.2, Algorithm 1",
             {**_FRAUG, "network": "digits_cnn", "image_size": 28, "augmentation": "none"},
             {"fraction": _HUNDREDTH, "synthetic": False},
-            readings=readings.FRAUG,
+            readings=protocol_notes.FRAUG,
         ),
         Preset(
             "lgg_multisite",
@@ -361,7 +361,7 @@ PRESETS: dict[str, Preset] = {
                 "intensity": "scale",
             },
             protocol="photographs; with --folds 5 every patient, and all of a site that is left out",
-            readings=readings.RETINA,
+            readings=protocol_notes.RETINA,
             whole_site=True,
         ),
     )

@@ -1,4 +1,4 @@
-"""Makes the runs of a sweep, which `medfedaug.experiments.combinations.plan` lists.
+"""Makes the runs of a sweep, which `medfedaug.experiments.run_list.plan` lists.
 
 `medfedaug.experiments.tables` writes their tables.
 """
@@ -21,9 +21,9 @@ from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
+from medfedaug.experiments.simulate import check_device, simulate
 from medfedaug.experiments.workers import outcome, worker_pool
 from medfedaug.federation.output import RESULTS
-from medfedaug.simulate import check_device, simulate
 
 __all__ = ["check_folder", "difference", "run_all"]
 
@@ -53,7 +53,7 @@ def run_all(
     events, one JSON object per line.
 
     Args:
-        runs: the runs, from `medfedaug.experiments.combinations.plan`.
+        runs: the runs, from `medfedaug.experiments.run_list.plan`.
         preset: their protocol.
         root: as for `plan`.
         out: the sweep's folder.
@@ -144,7 +144,7 @@ def _run(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
 ) -> str:
-    """Make one run, with options of `medfedaug.simulate.simulate`; return the reason if it failed."""
+    """Make one run, with options of `simulate`; return the reason if it failed."""
     folder = out / run.folder
     finished = (folder / RESULTS).exists()
     if finished and (other := difference(folder / RESULTS, benchmark, run)):

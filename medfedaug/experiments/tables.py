@@ -211,7 +211,7 @@ def write_tables(
     """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
 
     Args:
-        runs: the runs, from `medfedaug.experiments.combinations.plan`. Finished ones whose data or
+        runs: the runs, from `medfedaug.experiments.run_list.plan`. Finished ones whose data or
             settings are not those of the plan are left out.
         preset: their protocol.
         out: the sweep's folder.

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
+from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.sound import check_tensors
@@ -18,7 +19,6 @@ from medfedaug.methods import (
     build_methods,
 )
 from medfedaug.methods.base import ServerContext, SiteContext, Step
-from medfedaug.simulate import configure
 
 WEIGHT = 0.3
 

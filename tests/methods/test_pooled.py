@@ -16,6 +16,7 @@ from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.evaluate import evaluate_model
+from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
 from medfedaug.federation.composition import Composition
@@ -23,7 +24,6 @@ from medfedaug.federation.pooled import run_pooled
 from medfedaug.federation.training import LocalTraining
 from medfedaug.methods import build_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe
-from medfedaug.simulate import configure, simulate
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 

@@ -62,7 +62,7 @@ class Published:
         row: the row's label.
         sites: the score of each site, where the paper gives it.
         mean: the paper's average over the sites; ``None`` where it has none.
-        variant: the settings that differ from the preset, as `medfedaug.experiments.combinations` names them.
+        variant: the settings that differ from the preset, as `medfedaug.experiments.run_list` names them.
         held_out: whether each site's score is that of the run without it.
         trained_at: the site whose local model was tested; empty for the global model.
         note: what a reader must know of this row.

@@ -11,12 +11,12 @@ from typing import Any
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.definition import define
 from medfedaug.federation.output import RESULTS
 from medfedaug.files import write_json
 from medfedaug.run_folder import is_json_with
 from medfedaug.scores import UNSEEN, over_sites
-from medfedaug.simulate import simulate
 
 __all__ = ["HOLDOUT", "leave_one_site_out"]
 
@@ -37,13 +37,13 @@ def leave_one_site_out(
 
     Args:
         data_dir: the folder that holds the sites' folders.
-        out: receives a folder for each held-out site, with what `medfedaug.simulate.simulate` writes, and
-            ``holdout.json``.
+        out: receives a folder for each held-out site, with what `medfedaug.experiments.simulate.simulate`
+            writes, and ``holdout.json``.
         config: the run; sites that it holds out already are unseen in every run.
         sites: the sites to hold out in turn; by default all that could train.
         on_event: see `medfedaug.federation.FederationServer`; the event ``"holdout"`` names the site whose
             turn it is.
-        **options: of `medfedaug.simulate.simulate`.
+        **options: of `medfedaug.experiments.simulate.simulate`.
 
     Returns:
         The content of ``holdout.json``: ``{"metric": name, "unseen": {site: score}, "seen": {site: mean over

@@ -14,6 +14,7 @@ from medfedaug.checks import check_choice
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
+from medfedaug.experiments.simulate import ENGINES, check_device
 from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.federation.inprocess import SitesInProcess
@@ -22,7 +23,6 @@ from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.settings import SiteSettings
-from medfedaug.simulate import ENGINES, check_device
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
 
