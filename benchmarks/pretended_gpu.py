@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.federation.training import LocalTraining
 from medfedaug.methods import method_names, parse_methods

@@ -38,7 +38,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import RunFailed
 from medfedaug.federation import Reply, Request, run_in_process
-from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import PREPARE, TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.files import write_json

@@ -25,7 +25,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial import INITIAL_FILE, InitialWeights
+from medfedaug.federation.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.output import JOB_FOLDER, write_models, write_run
 from medfedaug.federation.protocol import run
 from medfedaug.federation.record import Event

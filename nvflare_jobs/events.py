@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.errors import warnings_to
-from medfedaug.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
+from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
 from medfedaug.printable import printable_values
 from medfedaug.telling import Teller
 

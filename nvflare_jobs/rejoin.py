@@ -38,7 +38,7 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys, new_cell_message
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from medfedaug.job_folder import JOB_FOLDER, SESSION
+from medfedaug.federation.job_folder import JOB_FOLDER, SESSION
 
 __all__ = ["JobRejoiner", "JobSession"]
 

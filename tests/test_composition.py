@@ -12,7 +12,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure
-from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import build_methods, method_names
 from medfedaug.models import network_names

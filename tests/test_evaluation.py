@@ -24,7 +24,7 @@ from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_run
 from medfedaug.federation.door import GuardedDoor
 from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.evaluation import FEDERATION, Evaluation
-from medfedaug.federation.inprocess import SitesInProcess
+from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages import Reply
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.secure.identity import Identity

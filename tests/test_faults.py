@@ -20,7 +20,7 @@ import torch
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
 from medfedaug.experiments.simulate import simulate
-from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, inprocess, run_in_process
+from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, in_process, run_in_process
 from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
 from medfedaug.federation.messages import TEST
 from medfedaug.federation.training import LocalTraining
@@ -370,8 +370,8 @@ def test_a_run_that_saves_seldom_is_resumed_to_the_bit(
 
         monkeypatch.setattr(FederationServer, "save", save_once)
     else:  # nothing but the first save is worth its time
-        monkeypatch.setattr(inprocess, "_BRIEF", 0.0)
-        monkeypatch.setattr(inprocess, "_SHARE_FOR_CHECKPOINTS", 0.0)
+        monkeypatch.setattr(in_process, "_BRIEF", 0.0)
+        monkeypatch.setattr(in_process, "_SHARE_FOR_CHECKPOINTS", 0.0)
     with pytest.raises(Stopped):
         run_in_process(config, phantom_dir, sites, "cpu", stop_after(4), tmp_path)
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from medfedaug.config.run import Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.models import ffa_layers
 

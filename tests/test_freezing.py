@@ -7,7 +7,7 @@ import torch
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.in_process import run_in_process
 
 SITES = ["site_A", "site_B"]
 

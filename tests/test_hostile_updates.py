@@ -14,7 +14,7 @@ from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import RunFailed
 from medfedaug.federation import held, run_in_process
-from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import PREPARE, TRAIN
 
 SITES = list("ABCDE")

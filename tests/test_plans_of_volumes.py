@@ -23,7 +23,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
 from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import SiteTrainer, run_in_process
-from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import FINGERPRINT, Reply
 from medfedaug.federation.planning import Planning, site_fingerprint
 from medfedaug.federation.pooled import PooledCarrier

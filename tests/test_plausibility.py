@@ -11,7 +11,7 @@ from reference import same
 from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import FederationServer, Reply, run_in_process
-from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier
 
 SITES = list("ABCDE")
 

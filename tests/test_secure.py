@@ -15,7 +15,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import FederationServer, run_in_process
-from medfedaug.federation.inprocess import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
 from medfedaug.federation.secure.agreement import threshold
 from medfedaug.federation.secure.keys import KeyPair, derived

@@ -12,7 +12,7 @@ from conftest import TINY_NETWORK
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.checkpoint import check_same_run
-from medfedaug.federation.inprocess import InProcessCarrier, run_in_process
+from medfedaug.federation.in_process import InProcessCarrier, run_in_process
 from medfedaug.federation.once import OnceShared
 from medfedaug.federation.selection import Selection
 

@@ -11,7 +11,7 @@ from torch import nn
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
 from medfedaug.models import find_head

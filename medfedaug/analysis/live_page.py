@@ -15,7 +15,7 @@ from medfedaug.analysis import page
 from medfedaug.analysis.plots import tidy
 from medfedaug.checks import is_number
 from medfedaug.errors import DataError
-from medfedaug.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
+from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
 from medfedaug.telling import Teller
 
 __all__ = ["Watched", "find_events", "has_process", "sparkline", "write_watch_page"]

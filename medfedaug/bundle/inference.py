@@ -16,7 +16,7 @@ from medfedaug.bundle.workflow import Pair, inference_config
 from medfedaug.data.base import SPLITS
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.definition import network_arguments
+from medfedaug.federation.run_definition import network_arguments
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.models.networks import network_definition

@@ -210,7 +210,7 @@ def export(
     from medfedaug.config.training_scripts import loop_reference
     from medfedaug.experiments.simulate import usual_settings
     from medfedaug.federation.composition import Composition
-    from medfedaug.federation.initial import InitialWeights
+    from medfedaug.federation.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
 
     if out.exists():

@@ -17,7 +17,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import ENGINES, check_device
 from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.evaluation import FEDERATION, EvaluatedRun, Evaluation
-from medfedaug.federation.inprocess import SitesInProcess
+from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.output import EVALUATION, STATE
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.trainer import SiteTrainer

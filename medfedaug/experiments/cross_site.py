@@ -17,7 +17,7 @@ from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate
-from medfedaug.federation.inprocess import InProcessCarrier, Saving
+from medfedaug.federation.in_process import InProcessCarrier, Saving
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.protocol import Accept

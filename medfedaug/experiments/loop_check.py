@@ -14,7 +14,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.brought import Brought
-from medfedaug.federation.inprocess import SitesInProcess
+from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, run

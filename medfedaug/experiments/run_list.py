@@ -19,7 +19,7 @@ from medfedaug.experiments.axes import Axis, shown
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial import InitialWeights
+from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.methods.registry import parse_methods, spelt
 
 __all__ = ["check_axes", "parse_methods_list", "plan"]

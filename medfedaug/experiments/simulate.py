@@ -33,8 +33,7 @@ from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.definition import bundle_run_settings, define
-from medfedaug.federation.initial import InitialWeights
+from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.output import (
     FINAL_MODEL,
     HASHES,
@@ -45,6 +44,7 @@ from medfedaug.federation.output import (
     write_run,
 )
 from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.run_definition import bundle_run_settings, define
 from medfedaug.files import remove_unfinished, write_json
 from medfedaug.run_folder import (
     check_results,

@@ -2,7 +2,7 @@
 
 from medfedaug.averaging import WeightedMean
 from medfedaug.federation.data_folder import resolve_data_folder
-from medfedaug.federation.inprocess import run_in_process
+from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.protocol import Carrier, run
 from medfedaug.federation.server import FederationServer

@@ -14,7 +14,7 @@ from medfedaug.errors import UpdateRefused
 from medfedaug.federation.aggregation import Aggregation
 from medfedaug.federation.messages import MASKED, Reply, own_entries
 from medfedaug.federation.plausibility import check_payload
-from medfedaug.federation.refusals import raise_error, refusal
+from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.sound import SoundModel, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.scores import UNITS, score_of

@@ -20,7 +20,7 @@ from medfedaug.federation.plausibility import (
     check_payload,
     judge_steps,
 )
-from medfedaug.federation.refusals import refusal
+from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.methods.base import (

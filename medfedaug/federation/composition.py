@@ -10,8 +10,8 @@ from torch import nn
 
 from medfedaug.config.run import MAX_SHARE, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, warn
-from medfedaug.federation.definition import define, scaling
 from medfedaug.federation.messages import shared_keys
+from medfedaug.federation.run_definition import define, scaling
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext

@@ -20,7 +20,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
 from medfedaug.federation.account import Account, ScoreRequest, digest_of, enter_message
 from medfedaug.federation.data_folder import resolve_data_folder
-from medfedaug.federation.initial import INITIAL
+from medfedaug.federation.initial_weights import INITIAL
 from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, TRAIN, VALIDATE, Reply, Request, num_bytes
 from medfedaug.federation.secure.history import SumHistory, SumRules

@@ -20,7 +20,7 @@ from medfedaug.federation.acceptance import accepted_scores, clean_metrics, is_c
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import LEND, SCORE, Reply, Request, num_bytes
 from medfedaug.federation.record import Event
-from medfedaug.federation.refusals import raise_error, refusal
+from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.sound import check_tensors
 from medfedaug.methods.base import Payload
 from medfedaug.scores import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites

@@ -22,8 +22,8 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.duplicates import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.brought import Brought
-from medfedaug.federation.definition import Definition
 from medfedaug.federation.half_round import HalfRound
+from medfedaug.federation.run_definition import Definition
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.methods.base import SitePart, Step
 from medfedaug.tasks import Task

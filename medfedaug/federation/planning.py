@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.federation.messages import FINGERPRINT, Reply, Request
-from medfedaug.federation.refusals import raise_error, refusal
+from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.sound import check_tensors
 from medfedaug.fingerprint import PLAN, FingerprintExchange, check_fingerprint, fingerprint_shapes
 from medfedaug.methods.base import Payload

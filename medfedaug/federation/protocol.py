@@ -8,7 +8,7 @@ from functools import partial
 
 from medfedaug.federation.evaluation import Evaluation
 from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply, Request
-from medfedaug.federation.refusals import refusal
+from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server import FederationServer
 

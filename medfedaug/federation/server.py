@@ -19,14 +19,14 @@ from medfedaug.federation.acceptance import Acceptance
 from medfedaug.federation.aggregation import Aggregation
 from medfedaug.federation.checkpoint import check_same_run, load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial import INITIAL, InitialWeights
+from medfedaug.federation.initial_weights import INITIAL, InitialWeights
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.once import OnceShared
 from medfedaug.federation.participation import Participation
 from medfedaug.federation.planning import Planning
 from medfedaug.federation.plausibility import LEAST_SITES
 from medfedaug.federation.record import Event, Record
-from medfedaug.federation.refusals import refusal
+from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.aggregation import SecureAggregation
 from medfedaug.federation.selection import Selection
 from medfedaug.federation.sound import SoundModel

@@ -27,7 +27,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.context import site_context
 from medfedaug.federation.data_folder import open_own_data
 from medfedaug.federation.half_round import HalfRound, digest
-from medfedaug.federation.initial import INITIAL
+from medfedaug.federation.initial_weights import INITIAL
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries, portable

@@ -10,7 +10,7 @@ import numpy as np
 
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request
-from medfedaug.federation.refusals import raise_error
+from medfedaug.federation.refusal import raise_error
 from medfedaug.federation.secure.agreement import (
     LEAST_SITES,
     Agreement,

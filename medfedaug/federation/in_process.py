@@ -14,7 +14,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.checkpoint import server_checkpoint
-from medfedaug.federation.initial import InitialWeights
+from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier, run
 from medfedaug.federation.server import FederationServer
