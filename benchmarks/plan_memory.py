@@ -1,8 +1,8 @@
 r"""The memory that a plan is made for, compared with what a training step takes.
 
-`medfedaug.planner.training_bytes` counts the tensors of a step without computing anything. Each row is
-measured in a process of its own: the highest resident memory during three steps with Adam, above that before
-the network was built.
+`medfedaug.federation.planning.planner.training_bytes` counts the tensors of a step without computing
+anything. Each row is measured in a process of its own: the highest resident memory during three steps with
+Adam, above that before the network was built.
 
     python benchmarks/plan_memory.py
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from measure import hardware
 
+from medfedaug.federation.planning.planner import training_bytes
 from medfedaug.models import build_network
-from medfedaug.planner import training_bytes
 from medfedaug.tasks.losses import build_loss
 
 WIDE = {"features": [16, 32, 64, 128, 256, 16]}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.fingerprint import SPACING, edges_in_ras
+from medfedaug.federation.planning.fingerprint import SPACING, edges_in_ras
 from medfedaug.finished import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
 

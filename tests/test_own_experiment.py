@@ -14,8 +14,8 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.experiment import Experiment, make_experiment, write_experiment
 from medfedaug.experiments.run_list import plan
-from medfedaug.fingerprint import fingerprint
-from medfedaug.planner import make_plan
+from medfedaug.federation.planning.fingerprint import fingerprint
+from medfedaug.federation.planning.planner import make_plan
 
 TINY = ("rounds=1", "batch_size=8", f"network_args={json.dumps(TINY_NETWORK)}")
 

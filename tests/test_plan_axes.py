@@ -9,7 +9,7 @@ from test_plans_of_volumes import asked, prints_of
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.preparation import Preparation
-from medfedaug.planner import make_plan
+from medfedaug.federation.planning.planner import make_plan
 
 SPINE = {  # sagittal: few thick slices along R
     "A": ((12, 256, 320), (4.0, 0.7, 0.7), 10),

@@ -13,7 +13,7 @@ from conftest import TINY_NETWORK
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.fingerprint import fingerprint_shapes
+from medfedaug.federation.planning.fingerprint import fingerprint_shapes
 from medfedaug.methods import registry
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/plans.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis import page
-from medfedaug.fingerprint import QUANTILES
+from medfedaug.federation.planning.fingerprint import QUANTILES
+from medfedaug.federation.planning.planner import Planned
 from medfedaug.methods.base import Payload
-from medfedaug.planner import Planned
 
 __all__ = ["add_plan", "write_plan_page"]
 
@@ -35,7 +35,7 @@ def add_plan(
     Args:
         body: of the page.
         reasons: pairs of what was decided and why.
-        fingerprints: by site, as lists (`medfedaug.fingerprint.fingerprint`).
+        fingerprints: by site, as lists (`medfedaug.federation.planning.fingerprint.fingerprint`).
     """
     page.add(body, "h2", "The plan: what was decided, and why")
     page.table(body, ("decided", "why"), reasons, words=True)

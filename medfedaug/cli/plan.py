@@ -38,8 +38,8 @@ def plan(
     from medfedaug.config.plan import save_plan
     from medfedaug.data.sites import find_sites
     from medfedaug.experiments.simulate import configure
-    from medfedaug.fingerprint import fingerprint
-    from medfedaug.planner import make_plan
+    from medfedaug.federation.planning.fingerprint import fingerprint
+    from medfedaug.federation.planning.planner import make_plan
 
     sites = find_sites(data)
     planning = planning_settings((*given[Plan], *given[RunConfig]), plan_memory)

@@ -102,7 +102,8 @@ class RunConfig:
     )
     planning: dict[str, Any] = setting(
         dict,
-        "Not empty where the plan is yet to be made of the sites' fingerprints (`medfedaug.planner`): memory "
+        "Not empty where the plan is yet to be made of the sites' fingerprints "
+        "(`medfedaug.federation.planning.planner`): memory "
         "in GiB, and under given the names of what stays as it is.",
         flags=None,
     )

@@ -23,7 +23,7 @@ from medfedaug.federation.initial_weights import INITIAL, InitialWeights
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.once import OnceShared
 from medfedaug.federation.participation import Participation
-from medfedaug.federation.planning import Planning
+from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.plausibility import LEAST_SITES
 from medfedaug.federation.record import Event, Record
 from medfedaug.federation.refusal import refusal

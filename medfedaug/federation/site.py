@@ -32,11 +32,11 @@ from medfedaug.federation.messages import (
     own_entries,
 )
 from medfedaug.federation.participation import site_weight
-from medfedaug.federation.planning import site_fingerprint
+from medfedaug.federation.planning.fingerprint import SPACING
+from medfedaug.federation.planning.plan_request import site_fingerprint
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.federation.training_state import StateMismatch
-from medfedaug.fingerprint import SPACING
 from medfedaug.privacy import released_loss
 from medfedaug.privacy.policy import SUMMARY
 

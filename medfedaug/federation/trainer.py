@@ -31,11 +31,11 @@ from medfedaug.federation.initial_weights import INITIAL
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries, portable
+from medfedaug.federation.planning.fingerprint import SPACING, site_spacing
 from medfedaug.federation.received import check_received
 from medfedaug.federation.samples import SiteSamples
 from medfedaug.federation.training import LocalRound, LocalTraining
 from medfedaug.federation.trainings import local_training
-from medfedaug.fingerprint import SPACING, site_spacing
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.precision import run_in_bfloat16

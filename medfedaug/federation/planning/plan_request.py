@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.federation.messages import FINGERPRINT, Reply, Request
+from medfedaug.federation.planning.fingerprint import (
+    PLAN,
+    FingerprintExchange,
+    check_fingerprint,
+    fingerprint_shapes,
+)
+from medfedaug.federation.planning.planner import Planned, make_plan
 from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.sound import check_tensors
-from medfedaug.fingerprint import PLAN, FingerprintExchange, check_fingerprint, fingerprint_shapes
 from medfedaug.methods.base import Payload
-from medfedaug.planner import Planned, make_plan
 
 if TYPE_CHECKING:
     from medfedaug.federation.trainer import SiteTrainer

@@ -83,7 +83,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     """Make a plan of the sites' fingerprints.
 
     Args:
-        sites: `medfedaug.fingerprint.fingerprint` of each site that trains, by name.
+        sites: `medfedaug.federation.planning.fingerprint.fingerprint` of each site that trains, by name.
         config: the run. ``planning`` holds the ``memory`` in GiB that a training step may take, and under
             ``given`` the fields of plan and run that stay as they are.
 

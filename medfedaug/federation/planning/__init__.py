@@ -1,0 +1,1 @@
+"""A plan from the sites' fingerprints, before training."""
