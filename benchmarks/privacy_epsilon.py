@@ -34,7 +34,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
-from medfedaug.federation.output import write_json
+from medfedaug.federation.server.output import write_json
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
 from medfedaug.methods.fedfa import FedFAServer

@@ -26,7 +26,7 @@ from privacy_epsilon import DELTA, halved
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
-from medfedaug.federation.output import write_json
+from medfedaug.federation.server.output import write_json
 from medfedaug.methods import parse_methods
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure

@@ -39,8 +39,8 @@ from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, SiteTrainer
 from medfedaug.federation.door import GuardedDoor
 from medfedaug.federation.evaluated import EvaluationSite
-from medfedaug.federation.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site import Site
 from medfedaug.privacy import LEDGER_FILE, PrivacyPolicy, Pseudonyms, noise_multiplier_for, released_scores
 

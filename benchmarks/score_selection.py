@@ -20,7 +20,7 @@ from measure import hardware, parser
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import run_in_process
-from medfedaug.federation.selection import Selection
+from medfedaug.federation.server.model_selection import Selection
 from medfedaug.privacy import PrivacyPolicy, released_scores
 from medfedaug.privacy.scores import step_of
 

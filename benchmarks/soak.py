@@ -43,9 +43,9 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import StorageError
 from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run
-from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.protocol import Accept
+from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 

@@ -19,7 +19,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.memory import RoundMemory
-from medfedaug.federation.output import (
+from medfedaug.federation.server.output import (
     FINAL_MODEL,
     GLOBAL_MODEL,
     HASHES,

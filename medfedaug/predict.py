@@ -23,7 +23,7 @@ from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.familiar import Familiar
-from medfedaug.federation.output import STATISTICS
+from medfedaug.federation.server.output import STATISTICS
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.origin import Origin

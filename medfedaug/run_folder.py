@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from medfedaug.data.quality.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
-from medfedaug.federation.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
-from medfedaug.federation.output import (
+from medfedaug.federation.server.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
+from medfedaug.federation.server.output import (
     EVENTS,
     FINAL_MODEL,
     GLOBAL_MODEL,

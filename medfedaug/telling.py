@@ -45,7 +45,7 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
 
 
 class Teller:
-    """Turns the events of a run into lines; `medfedaug.federation.record.Record` makes the events.
+    """Turns the events of a run into lines; `medfedaug.federation.server.history.Record` makes the events.
 
     Args:
         rounds: the number of rounds, where it is known already.

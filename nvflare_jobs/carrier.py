@@ -20,8 +20,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from medfedaug.config.run import Execution
 from medfedaug.federation.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier
-from medfedaug.federation.record import Event
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.history import Event
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.presence import Presence
 

@@ -18,7 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.output import JOB_FOLDER
+from medfedaug.federation.server.output import JOB_FOLDER
 from medfedaug.nvflare_jobs.kit import Kit
 from medfedaug.privacy import LEDGER_FILE
 from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY

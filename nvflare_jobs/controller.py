@@ -23,13 +23,13 @@ from medfedaug import plugins
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial_weights import INITIAL_FILE, InitialWeights
-from medfedaug.federation.output import JOB_FOLDER, write_models, write_run
 from medfedaug.federation.protocol import run
-from medfedaug.federation.record import Event
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.checkpoint import server_checkpoint
+from medfedaug.federation.server.history import Event
+from medfedaug.federation.server.output import JOB_FOLDER, write_models, write_run
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.files import remove_unfinished
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog

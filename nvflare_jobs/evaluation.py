@@ -15,11 +15,11 @@ from medfedaug.checks import check_printable
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.door import Door
 from medfedaug.federation.evaluated import EvaluationSite
-from medfedaug.federation.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.messages import SCORING_TASKS
-from medfedaug.federation.output import EVALUATION
 from medfedaug.federation.protocol import evaluate
-from medfedaug.federation.record import Event
+from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
+from medfedaug.federation.server.history import Event
+from medfedaug.federation.server.output import EVALUATION
 from medfedaug.files import write_json
 from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.controller import ProtocolController
@@ -39,7 +39,7 @@ class EvaluationController(ProtocolController):
     Args:
         runs: for each run its settings, `medfedaug.config.run.RunConfig` as a dictionary, by its name in the
             evaluation.
-        cross_site: see `medfedaug.federation.evaluation.Evaluation`.
+        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         execution: `medfedaug.config.run.Execution` as a dictionary.
         task_check_period: seconds between two checks whether all sites have answered.
 
@@ -113,7 +113,7 @@ class EvaluationRecipe(Recipe):
     It names classes of the installed package and holds numbers, but no code, no path and no data.
 
     Args:
-        runs: see `medfedaug.federation.evaluation.Evaluation`, as for cross_site.
+        runs: see `medfedaug.federation.server.evaluation.Evaluation`, as for cross_site.
         name: the job's name.
         min_clients: the number of connected sites that NVFlare needs to start the job.
         task_request_interval: seconds after which an idle site asks for work again.

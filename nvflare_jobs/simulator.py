@@ -20,7 +20,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.output import EVENTS, JOB_FOLDER, RESULTS
+from medfedaug.federation.server.output import EVENTS, JOB_FOLDER, RESULTS
 from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.events import WARNING
 from medfedaug.nvflare_jobs.provisioning.project import check_site_name

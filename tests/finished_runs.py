@@ -10,7 +10,7 @@ import torch
 from conftest import TINY_NETWORK, command
 from monai.utils import CommonKeys as Keys
 
-from medfedaug.federation.output import file_hashes
+from medfedaug.federation.server.output import file_hashes
 from medfedaug.finished import FinishedRun
 
 FEW = ("--limit", 1)  # cases of each split and site

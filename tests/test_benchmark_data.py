@@ -19,7 +19,7 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.evaluate import evaluate_model
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
-from medfedaug.federation.output import write_run
+from medfedaug.federation.server.output import write_run
 
 
 @pytest.mark.skipif(

@@ -25,7 +25,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.output import write_run
+from medfedaug.federation.server.output import write_run
 from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
 from medfedaug.origin import Origin

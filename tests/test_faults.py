@@ -21,8 +21,8 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, in_process, run_in_process
-from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
 from medfedaug.federation.messages import TEST
+from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
 from medfedaug.federation.training import LocalTraining
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
@@ -154,7 +154,7 @@ def test_too_few_good_updates_end_the_run_with_the_reason(four_sites, tiny_confi
 
 def test_a_site_that_broke_off_goes_on_from_what_it_kept(four_sites, tiny_config, monkeypatch):
     """A round that failed at a site must leave nothing behind, local norm layers least of all."""
-    from medfedaug.federation.server import FederationServer
+    from medfedaug.federation.server.server import FederationServer
 
     config = tiny_config("fedbn", rounds=3)
     server = FederationServer(config)

@@ -436,7 +436,7 @@ def test_configuration_round_trip_and_faults():
 
 
 def test_metrics_that_no_json_could_hold_are_dropped(tiny_config):
-    from medfedaug.federation.acceptance import clean_metrics
+    from medfedaug.federation.server.reply_checks import clean_metrics
 
     deep: dict = {}
     for _ in range(5000):

@@ -11,7 +11,7 @@ import torch
 
 from medfedaug import files
 from medfedaug.errors import MedFedAugError, StorageError
-from medfedaug.federation.output import write_json, write_state
+from medfedaug.federation.server.output import write_json, write_state
 from medfedaug.files import parse_json, write_atomic
 from medfedaug.statistics import ChannelStatistics, save_statistics
 

@@ -13,9 +13,10 @@ from reference import same
 from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import RunFailed
-from medfedaug.federation import held, run_in_process
+from medfedaug.federation import run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import PREPARE, TRAIN
+from medfedaug.federation.server import held_updates
 
 SITES = list("ABCDE")
 
@@ -263,7 +264,7 @@ def test_updates_that_do_not_fit_into_memory_give_the_same_bits_and_leave_no_fil
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plain, _ = federation(methods="scaffold", rounds=2)
-    monkeypatch.setattr(held, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(held_updates, "MOST_IN_MEMORY", 0)
     mapped, _ = federation(methods="scaffold", rounds=2)
     assert same(plain.state, mapped.state)
     assert not list(tmp_path.iterdir())

@@ -19,8 +19,8 @@ from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import run_in_process
 from medfedaug.federation.account import Account, ScoreRequest
 from medfedaug.federation.evaluated import EvaluationSite, _Scored
-from medfedaug.federation.evaluation import FEDERATION, _difference
 from medfedaug.federation.messages import PREPARE, Reply, Request
+from medfedaug.federation.server.evaluation import FEDERATION, _difference
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods.base import SiteExchange

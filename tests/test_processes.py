@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.checkpoint import server_checkpoint
+from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.run_folder import only_process, sites_lock
 
 MARK = "MEDFEDAUG_TEST_MARK"

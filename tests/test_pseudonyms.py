@@ -92,7 +92,7 @@ def test_scores_are_under_pseudonyms_that_are_the_same_in_the_next_run(deploy, t
 def test_evaluate_pairs_with_a_federation_by_the_kits_pseudonyms(
     deploy, tiny_config, named_dir, run, tmp_path
 ):
-    from medfedaug.federation.output import write_run
+    from medfedaug.federation.server.output import write_run
 
     server = deploy().run(tiny_config(rounds=1))
     (tmp_path / "run").mkdir()

@@ -19,7 +19,7 @@ from hospitals import Hospital as KitHospital
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
-from medfedaug.federation.evaluation import FEDERATION, EvaluatedRun, Evaluation
+from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, epsilon_spent, released_scores
 from medfedaug.privacy.scores import dithered, released_loss, step_of

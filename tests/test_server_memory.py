@@ -11,10 +11,10 @@ from conftest import TINY_NETWORK
 
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
-from medfedaug.federation.checkpoint import check_same_run
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
-from medfedaug.federation.once import OnceShared
-from medfedaug.federation.selection import Selection
+from medfedaug.federation.server.checkpoint import check_same_run
+from medfedaug.federation.server.initial_exchange import OnceShared
+from medfedaug.federation.server.model_selection import Selection
 
 SITES = ["site_A", "site_B"]
 

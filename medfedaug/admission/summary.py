@@ -10,7 +10,7 @@ from medfedaug.admission.book import JobBook, JobEntry
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import num_bytes
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.methods.base import ServerExchange
 
 __all__ = ["job_state", "record", "summary"]

@@ -10,7 +10,7 @@ from typing import Any
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, warn
-from medfedaug.federation.output import EVALUATION, RESULTS
+from medfedaug.federation.server.output import EVALUATION, RESULTS
 from medfedaug.files import parse_json
 from medfedaug.scores import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 

@@ -13,7 +13,7 @@ from medfedaug.analysis.runs import Run, Scores
 from medfedaug.checks import number_or_none
 from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
-from medfedaug.federation.output import RESULTS
+from medfedaug.federation.server.output import RESULTS
 from medfedaug.files import parse_json
 from medfedaug.scores import add_recorded, mean_score
 

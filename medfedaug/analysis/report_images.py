@@ -33,7 +33,7 @@ from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.evaluate import open_model
-from medfedaug.federation.output import GLOBAL_MODEL, STATISTICS
+from medfedaug.federation.server.output import GLOBAL_MODEL, STATISTICS
 from medfedaug.statistics import ChannelStatistics, load_statistics
 
 __all__ = ["image_sections"]

@@ -13,7 +13,7 @@ from medfedaug.bundle.documents import SCHEMA_FILE, bundle_metadata, licence, me
 from medfedaug.bundle.inference import plain_inference
 from medfedaug.bundle.onnx_file import write_onnx
 from medfedaug.errors import ConfigError
-from medfedaug.federation.output import write_state
+from medfedaug.federation.server.output import write_state
 from medfedaug.files import write_json
 from medfedaug.finished import FinishedRun
 from medfedaug.origin import Origin

@@ -16,10 +16,10 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import ENGINES, check_device
 from medfedaug.federation.evaluated import EvaluationSite
-from medfedaug.federation.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.output import EVALUATION, STATE
 from medfedaug.federation.protocol import evaluate
+from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
+from medfedaug.federation.server.output import EVALUATION, STATE
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.settings import SiteSettings
@@ -92,7 +92,7 @@ def evaluate_sites(
         model: see `evaluated_runs`.
         data_dir: the folder that holds the sites' folders.
         local: see `evaluated_runs`.
-        cross_site: see `medfedaug.federation.evaluation.Evaluation`.
+        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         on_event: see there.
         engine: ``"inprocess"`` or ``"nvflare"``.
         device: the sites' device.

@@ -18,7 +18,7 @@ from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, run
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.federation.training import LocalRound

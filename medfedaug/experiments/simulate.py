@@ -31,10 +31,12 @@ from medfedaug.data.quality.intensity_scales import uneven_sites
 from medfedaug.data.sites import SiteFolder, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation import FederationServer, run_in_process
-from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.output import (
+from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.run_definition import bundle_run_settings, define
+from medfedaug.federation.server.checkpoint import server_checkpoint
+from medfedaug.federation.server.output import (
     FINAL_MODEL,
     HASHES,
     RESULTS,
@@ -43,8 +45,6 @@ from medfedaug.federation.output import (
     file_hashes,
     write_run,
 )
-from medfedaug.federation.pooled import run_pooled
-from medfedaug.federation.run_definition import bundle_run_settings, define
 from medfedaug.files import remove_unfinished, write_json
 from medfedaug.run_folder import (
     check_results,

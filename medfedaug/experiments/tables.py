@@ -30,7 +30,7 @@ from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.published import PrintedScore, Published, published_rows
 from medfedaug.experiments.sweep import difference
-from medfedaug.federation.output import RESULTS
+from medfedaug.federation.server.output import RESULTS
 from medfedaug.methods import parse_methods
 from medfedaug.scores import LOCAL
 

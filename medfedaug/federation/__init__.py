@@ -5,7 +5,7 @@ from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.protocol import Carrier, run
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 

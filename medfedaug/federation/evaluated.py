@@ -13,9 +13,9 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, DataError, PrivacyRefused
 from medfedaug.federation.account import ScoreRequest
 from medfedaug.federation.door import Door
-from medfedaug.federation.evaluation import Asked
 from medfedaug.federation.messages import LEND, SCORING_TASKS, Reply, Request, namespaced, own_entries
-from medfedaug.federation.record import Event
+from medfedaug.federation.server.evaluation import Asked
+from medfedaug.federation.server.history import Event
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.methods.base import Payload

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
-from medfedaug.federation.checkpoint import server_checkpoint
 from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier, run
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.checkpoint import server_checkpoint
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site import Site
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.files import remove_unfinished
 from medfedaug.methods.base import Payload, SitePart
 

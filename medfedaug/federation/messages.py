@@ -58,7 +58,7 @@ SCORE_EPSILON = "privacy/score_epsilon"
 
 LEND, SCORE = "lend", "score"
 SCORING_TASKS = (LEND, SCORE)
-"""The tasks of an evaluation (`medfedaug.federation.evaluation`)."""
+"""The tasks of an evaluation (`medfedaug.federation.server.evaluation`)."""
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Request:
         run: the identity of the run, which does not change when the run is resumed; sites find their state by
             it.
         planned: settings of the run that were derived from the sites' fingerprints, as JSON types.
-        scoring: in an evaluation, what is scored and how (`medfedaug.federation.evaluation.Asked`), as JSON
-            types.
+        scoring: in an evaluation, what is scored and how (`medfedaug.federation.server.evaluation.Asked`), as
+            JSON types.
         lent: in an evaluation, what methods keep for another site's model beside its weights, with keys
             ``<method>/<key>``.
         masks: under secure aggregation, what the sites of the round say to each other.

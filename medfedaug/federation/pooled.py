@@ -14,7 +14,7 @@ from medfedaug.data.augmentation import ConcatenatedDataset
 from medfedaug.federation.in_process import InProcessCarrier, Saving, run_in_process
 from medfedaug.federation.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.trainer import SiteTrainer
 
 __all__ = ["PooledCarrier", "run_pooled"]

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from medfedaug.federation.evaluation import Evaluation
 from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
-from medfedaug.federation.server import FederationServer
+from medfedaug.federation.server.evaluation import Evaluation
+from medfedaug.federation.server.server import FederationServer
 
 __all__ = ["Accept", "Carrier", "evaluate", "run"]
 

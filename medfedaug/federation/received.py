@@ -9,7 +9,7 @@ from torch import nn
 
 from medfedaug.errors import MedFedAugError, UpdateRefused
 from medfedaug.federation.messages import own_entries
-from medfedaug.federation.sound import SoundModel, check_values
+from medfedaug.federation.server.tensor_checks import SoundModel, check_values
 from medfedaug.methods.base import SitePart
 
 __all__ = ["check_received"]

@@ -31,10 +31,10 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
-from medfedaug.federation.participation import site_weight
 from medfedaug.federation.planning.fingerprint import SPACING
 from medfedaug.federation.planning.plan_request import site_fingerprint
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
+from medfedaug.federation.server.site_sampling import site_weight
 from medfedaug.federation.trainer import SiteTrainer
 from medfedaug.federation.training_state import StateMismatch
 from medfedaug.privacy import released_loss

@@ -140,8 +140,8 @@ class ServerExchange(ABC):
     kinds: Mapping[str, str] = {}
     """The kinds of the values by key: those of `Contributions.kinds`, ``variance``, ``weights`` (anything
     that is trained) or ``steps``. Entries with a kind are compared between the sites before they are used,
-    and a site far outside is refused (`medfedaug.federation.plausibility`). For an exchange of every round,
-    the server then keeps all updates until the end of the round."""
+    and a site far outside is refused (`medfedaug.federation.server.outlier_checks`). For an exchange of every
+    round, the server then keeps all updates until the end of the round."""
     needed_at_inference: bool = False
     """For an exchange before training: whether the finished model needs its result, which is then kept beside
     the model. The result of an exchange in every round is always kept."""

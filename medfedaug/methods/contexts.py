@@ -48,7 +48,7 @@ Targets = list[tuple[float, Tensor]]
 INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"
 FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
 HISTOGRAM = "histogram"
-# Further ones, of which the server compares the sites' (`medfedaug.federation.plausibility`).
+# Further ones, of which the server compares the sites' (`medfedaug.federation.server.outlier_checks`).
 VARIANCE, WEIGHTS, STEPS = "variance", "weights", "steps"
 
 Bounds = Callable[[str], tuple[float, float]]

@@ -15,8 +15,8 @@ from medfedaug.errors import DataError, PrivacyRefused, RunFailed
 from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages import PREPARE, TRAIN, Request
-from medfedaug.federation.output import write_run
-from medfedaug.federation.sound import check_tensors
+from medfedaug.federation.server.output import write_run
+from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods import (
     FedHarmo,
 )

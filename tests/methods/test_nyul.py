@@ -16,7 +16,7 @@ from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
 from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
-from medfedaug.federation.output import write_run
+from medfedaug.federation.server.output import write_run
 from medfedaug.methods import build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.privacy import PrivacyPolicy

@@ -17,7 +17,7 @@ from medfedaug.federation.planning.fingerprint import (
 )
 from medfedaug.federation.planning.planner import Planned, make_plan
 from medfedaug.federation.refusal import raise_error, refusal
-from medfedaug.federation.sound import check_tensors
+from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
 
 if TYPE_CHECKING:

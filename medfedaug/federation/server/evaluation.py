@@ -16,12 +16,12 @@ from torch import Tensor
 from medfedaug.checks import check_keys, is_number
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused, first_line
-from medfedaug.federation.acceptance import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import LEND, SCORE, Reply, Request, num_bytes
-from medfedaug.federation.record import Event
 from medfedaug.federation.refusal import raise_error, refusal
-from medfedaug.federation.sound import check_tensors
+from medfedaug.federation.server.history import Event
+from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
+from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
 from medfedaug.scores import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites
 

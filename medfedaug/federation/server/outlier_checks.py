@@ -138,7 +138,8 @@ def judge_steps(steps: Mapping[str, Mapping[str, float]], norm: float) -> dict[s
     """The sites whose step is far longer than those of the others in the same round.
 
     Args:
-        steps: by site, the length of its step by what moved (`medfedaug.federation.sound.SoundModel.steps`).
+        steps: by site, the length of its step by what moved
+            (`medfedaug.federation.server.tensor_checks.SoundModel.steps`).
         norm: that of the parameters as the run began, which no site has moved.
     """
     if len(steps) < LEAST_SITES:

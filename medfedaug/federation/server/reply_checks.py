@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.errors import UpdateRefused
-from medfedaug.federation.aggregation import Aggregation
 from medfedaug.federation.messages import MASKED, Reply, own_entries
-from medfedaug.federation.plausibility import check_payload
 from medfedaug.federation.refusal import raise_error, refusal
-from medfedaug.federation.sound import SoundModel, check_tensors
+from medfedaug.federation.server.aggregation import Aggregation
+from medfedaug.federation.server.outlier_checks import check_payload
+from medfedaug.federation.server.tensor_checks import SoundModel, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.scores import UNITS, score_of
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.config.run import SCALING
-from medfedaug.federation.acceptance import accepted_scores, clean_metrics
 from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.federation.planning.fingerprint import SPACING, accepted_spacing
+from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
 from medfedaug.methods.base import Payload
 from medfedaug.scores import described, mean_score, over_sites, score_of
 

@@ -59,7 +59,7 @@ class SoundModel:
             state: the global model at the beginning of the round.
             buffers: whether buffers are compared with those of the global model. Not in the first round, in
                 which running statistics come from nothing, nor where other sites' updates are a better
-                measure (`medfedaug.federation.plausibility.judge_steps`).
+                measure (`medfedaug.federation.server.outlier_checks.judge_steps`).
 
         Raises:
             UpdateRefused: naming site, key, what was expected and what came.

@@ -15,21 +15,21 @@ from torch import Tensor
 from medfedaug.admission import job_hash
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
-from medfedaug.federation.acceptance import Acceptance
-from medfedaug.federation.aggregation import Aggregation
-from medfedaug.federation.checkpoint import check_same_run, load_checkpoint, save_checkpoint
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial_weights import INITIAL, InitialWeights
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, TEST, TRAIN, VALIDATE, Reply, Request
-from medfedaug.federation.once import OnceShared
-from medfedaug.federation.participation import Participation
 from medfedaug.federation.planning.plan_request import Planning
-from medfedaug.federation.plausibility import LEAST_SITES
-from medfedaug.federation.record import Event, Record
 from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.aggregation import SecureAggregation
-from medfedaug.federation.selection import Selection
-from medfedaug.federation.sound import SoundModel
+from medfedaug.federation.server.aggregation import Aggregation
+from medfedaug.federation.server.checkpoint import check_same_run, load_checkpoint, save_checkpoint
+from medfedaug.federation.server.history import Event, Record
+from medfedaug.federation.server.initial_exchange import OnceShared
+from medfedaug.federation.server.model_selection import Selection
+from medfedaug.federation.server.outlier_checks import LEAST_SITES
+from medfedaug.federation.server.reply_checks import Acceptance
+from medfedaug.federation.server.site_sampling import Participation
+from medfedaug.federation.server.tensor_checks import SoundModel
 from medfedaug.methods.base import Payload
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.scores import METRICS

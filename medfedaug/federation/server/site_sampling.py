@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from medfedaug.averaging import capped_weights
 from medfedaug.config.run import MAX_SHARE, Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.federation.plausibility import LEAST_SITES
+from medfedaug.federation.server.outlier_checks import LEAST_SITES
 
 __all__ = ["Participation", "site_weight"]
 

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from medfedaug.averaging import WeightedMean, capped_weights
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.held import HeldUpdates
 from medfedaug.federation.messages import Reply, namespaced, own_entries
-from medfedaug.federation.plausibility import (
+from medfedaug.federation.refusal import refusal
+from medfedaug.federation.secure.layout import SumLayout
+from medfedaug.federation.secure.unmasking import ServerMasks
+from medfedaug.federation.server.held_updates import HeldUpdates
+from medfedaug.federation.server.outlier_checks import (
     LEAST_SITES,
     Plausibility,
     Sizes,
     check_payload,
     judge_steps,
 )
-from medfedaug.federation.refusal import refusal
-from medfedaug.federation.secure.layout import SumLayout
-from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.methods.base import (
     Aggregator,
     Payload,
@@ -46,10 +46,12 @@ class Aggregation:
         composition: methods and network.
         context: what the methods are given about the federation.
         max_share: called for the largest share of a site in the mean; ``None`` for no limit.
-        norm: that of the parameters as the run began (`medfedaug.federation.sound.SoundModel`).
+        norm: that of the parameters as the run began
+            (`medfedaug.federation.server.tensor_checks.SoundModel`).
 
-    Updates are held until the end of the round (`medfedaug.federation.held`), since only then it is known
-    what a share is, how far the sites go, and what they exchange (`medfedaug.federation.plausibility`).
+    Updates are held until the end of the round (`medfedaug.federation.server.held_updates`), since only then
+    it is known what a share is, how far the sites go, and what they exchange
+    (`medfedaug.federation.server.outlier_checks`).
 
     Attributes:
         once: the exchanges before training, by method.
@@ -168,7 +170,7 @@ class Aggregation:
             site: who sent it.
             reply: the update.
             weight: the site's weight; the method that computes the global model may change it.
-            steps: how far the site went (`medfedaug.federation.sound.SoundModel.steps`).
+            steps: how far the site went (`medfedaug.federation.server.tensor_checks.SoundModel.steps`).
             doubt: why it is refused where too few updates come to compare it with.
         """
         self.weights[site] = weight
