@@ -40,8 +40,8 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.in_process import run_in_process
-from medfedaug.federation.trainer import SiteTrainer
-from medfedaug.federation.training import LocalTraining
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import method_names, parse_methods
 from medfedaug.simulate import configure
 

@@ -35,10 +35,11 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.server.output import write_json
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
 from medfedaug.methods.fedfa import FedFAServer
-from medfedaug.privacy import PrivacyGuard, PrivacyPolicy, noise_multiplier_for
+from medfedaug.privacy import PrivacyPolicy, noise_multiplier_for
 from medfedaug.significance import PairedTest, paired_t_test
 from medfedaug.simulate import configure
 

@@ -38,7 +38,7 @@ from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.run_list import plan
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.samples import SiteSamples
+from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.models.precision import run_in_bfloat16
 
 

@@ -37,11 +37,11 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, SiteTrainer
-from medfedaug.federation.door import GuardedDoor
-from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
-from medfedaug.federation.site import Site
+from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.site import Site
 from medfedaug.privacy import LEDGER_FILE, PrivacyPolicy, Pseudonyms, noise_multiplier_for, released_scores
 
 SIDE, CELL = 32, 4

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.brought import Brought, Score
-from medfedaug.federation.loop import Desk, Federation
-from medfedaug.federation.training import LocalRound
+from medfedaug.federation.site.local_training import LocalRound
+from medfedaug.federation.site.script_components import Brought, Score
+from medfedaug.federation.site.script_training import Desk, Federation
 from medfedaug.methods import parse_methods
 from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.tasks import Sample

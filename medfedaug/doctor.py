@@ -27,8 +27,8 @@ from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
-from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.run_definition import bundle_run_settings
+from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs import allowed

@@ -10,7 +10,7 @@ from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.privacy import PrivacyPolicy, Pseudonyms, released_scores
 from medfedaug.scores import over_sites

@@ -18,7 +18,6 @@ from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.server.output import (
     FINAL_MODEL,
     GLOBAL_MODEL,
@@ -29,7 +28,8 @@ from medfedaug.federation.server.output import (
     check_unchanged,
     exchange_file,
 )
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.state import RoundMemory
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.files import parse_json, sha256
 from medfedaug.run_record import check_record
 from medfedaug.scores import GLOBAL, UNSEEN

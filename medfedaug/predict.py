@@ -24,7 +24,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.familiar import Familiar
 from medfedaug.federation.server.output import STATISTICS
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.origin import Origin
 from medfedaug.predictions import Predictions

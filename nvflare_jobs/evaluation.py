@@ -13,13 +13,13 @@ from nvflare.recipe.spec import Recipe
 
 from medfedaug.checks import check_printable
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.federation.door import Door
-from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.messages import SCORING_TASKS
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.server.history import Event
 from medfedaug.federation.server.output import EVALUATION
+from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.gate import Door
 from medfedaug.files import write_json
 from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.controller import ProtocolController

@@ -21,12 +21,12 @@ from medfedaug.admission import JOBS_FOLDER, JobBook
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.door import Door, GuardedDoor
-from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.gate import Door, GuardedDoor
+from medfedaug.federation.site.job_text import without_job_text
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.identity import kit_identity
 from medfedaug.nvflare_jobs.loop import ScriptLoop

@@ -21,9 +21,9 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from medfedaug.client import DESK, META
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.loop import Desk, ForeignLoop
 from medfedaug.federation.messages import TRAIN
-from medfedaug.federation.training import LocalRound
+from medfedaug.federation.site.local_training import LocalRound
+from medfedaug.federation.site.script_training import Desk, ForeignLoop
 
 __all__ = ["ScriptLoop"]
 

@@ -16,8 +16,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from medfedaug.admission import JobBook, JobRules, job_hash
 from medfedaug.doctor import examine
 from medfedaug.errors import JobRefused, RunFailed
-from medfedaug.federation import FederationServer, door
+from medfedaug.federation import FederationServer
 from medfedaug.federation.messages import Request
+from medfedaug.federation.site import gate
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import PrivacyLedger
@@ -239,7 +240,7 @@ def test_jobs_dated_by_a_clock_that_was_years_ahead_do_not_use_up_the_day(
 
 
 def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny_config, monkeypatch, run):
-    monkeypatch.setattr(door, "_PERIOD", 0.01)
+    monkeypatch.setattr(gate, "_PERIOD", 0.01)
     site, config = hospital(approve=True), tiny_config("fedrdn,fedfa", rounds=2)
     site.start(config, "job-1")
     replies = []

@@ -17,7 +17,7 @@ from medfedaug.data.sites import arrange_channels, check_federation, find_sites,
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import simulate
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.contexts import SiteContext
 from medfedaug.methods.fedrdn import FedRDNServer, FedRDNSite
 from medfedaug.statistics import load_statistics, usable_pairs

@@ -19,7 +19,7 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.messages import PREPARE, Request
-from medfedaug.federation.site import Site
+from medfedaug.federation.site.site import Site
 from medfedaug.methods import parse_methods
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.tasks import ClassificationTask, EvaluationCase, make_task

@@ -21,14 +21,14 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
-from medfedaug.federation.door import GuardedDoor
-from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages import Reply
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.scores import step_of

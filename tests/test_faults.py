@@ -23,7 +23,7 @@ from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, in_process, run_in_process
 from medfedaug.federation.messages import TEST
 from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
-from medfedaug.federation.training import LocalTraining
+from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
 FAULTS = Path(__file__).parent / "faults"

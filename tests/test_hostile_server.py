@@ -10,8 +10,8 @@ import torch
 from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages import TEST, VALIDATE
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 
 NETWORK = {"network": "unet", "network_args": {"channels": [4, 8], "strides": [2], "norm": "batch"}}
 

@@ -15,8 +15,8 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation import SiteTrainer
-from medfedaug.federation.brought import own_scores
-from medfedaug.federation.loop import ForeignLoop
+from medfedaug.federation.site.script_components import own_scores
+from medfedaug.federation.site.script_training import ForeignLoop
 
 
 class Reads(ForeignLoop):

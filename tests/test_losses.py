@@ -13,7 +13,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation.in_process import run_in_process
-from medfedaug.federation.training import LocalTraining
+from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.methods import parse_methods
 from medfedaug.tasks.losses import build_loss, loss_names
 

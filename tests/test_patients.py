@@ -17,21 +17,15 @@ from medfedaug.errors import DataError, JobRefused, PrivacyRefused
 from medfedaug.evaluate import evaluate_model
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import run_in_process
-from medfedaug.federation.account import Account, ScoreRequest
-from medfedaug.federation.evaluated import EvaluationSite, _Scored
 from medfedaug.federation.messages import PREPARE, Reply, Request
 from medfedaug.federation.server.evaluation import FEDERATION, _difference
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.evaluation import EvaluationSite, _Scored
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.site.release_log import Account, ScoreRequest
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SiteExchange
-from medfedaug.privacy import (
-    PrivacyGuard,
-    PrivacyLedger,
-    PrivacyPolicy,
-    Pseudonyms,
-    Release,
-    released_scores,
-)
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Pseudonyms, Release, released_scores
 from medfedaug.significance import compare_patients
 
 

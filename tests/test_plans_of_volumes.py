@@ -26,9 +26,10 @@ from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import FINGERPRINT, Reply
 from medfedaug.federation.planning.fingerprint import fingerprint
-from medfedaug.federation.planning.plan_request import Planning, site_fingerprint
+from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
 from medfedaug.federation.pooled import PooledCarrier
+from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.methods import registry
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.tasks import SegmentationTask

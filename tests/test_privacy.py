@@ -13,14 +13,14 @@ import pytest
 import torch
 from opacus.accountants import RDPAccountant
 
-from medfedaug import privacy
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods import FedFA, FedFAh, FedMix, FedRDN, Norm, method_names
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
 from medfedaug.models import build_network, ffa_layers
-from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy, epsilon_spent, noise_multiplier_for
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent, noise_multiplier_for
 from medfedaug.statistics import image_moments
 
 CLIP = {
@@ -578,7 +578,7 @@ def test_a_run_records_epsilon_and_stops_at_the_cap(tiny_config, phantom_dir, tm
 
 
 def test_the_log_says_what_epsilon_does_not_cover(caplog):
-    with caplog.at_level("INFO", logger=privacy.__name__):
+    with caplog.at_level("INFO", logger=PrivacyGuard.__module__):
         released(Given([{"a": torch.zeros(1)}] * 2, a="feature_mean"), 2)
     (record,) = caplog.records
     assert "site A: m" in record.getMessage()

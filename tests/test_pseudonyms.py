@@ -195,7 +195,7 @@ def test_an_error_of_another_kind_leaves_only_what_kind_it_is(
     def fails(self, *args, **kwargs):
         raise KeyError(f"{PATIENT} in {named_dir}")
 
-    monkeypatch.setattr("medfedaug.federation.samples.SiteSamples.training", fails)
+    monkeypatch.setattr("medfedaug.federation.site.samples.SiteSamples.training", fails)
     deployment = deploy()
     with pytest.raises(Exception, match="KeyError in prepare; the site's own log says more"):
         deployment.run(tiny_config(rounds=1))

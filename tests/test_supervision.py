@@ -12,7 +12,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import run_in_process
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
 from medfedaug.models import find_head
 from medfedaug.models.precision import run_in_bfloat16

@@ -12,7 +12,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.federation import SiteTrainer
-from medfedaug.federation.samples import TrainingSamples
+from medfedaug.federation.site.samples import TrainingSamples
 from medfedaug.tasks import EvaluationCase, SegmentationTask, make_task
 
 

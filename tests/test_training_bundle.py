@@ -23,7 +23,7 @@ from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
 from medfedaug.statistics import load_statistics
 from medfedaug.training_bundle.definition import BundleDefinition

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medfedaug.data.base import Case
 from medfedaug.data.io.photographs import is_photograph
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.tasks import SegmentationTask
 
 __all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs", "outline", "windowed"]

@@ -17,7 +17,7 @@ from medfedaug.data.base import SPLITS
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.run_definition import network_arguments
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.models.networks import network_definition
 from medfedaug.origin import Origin

@@ -215,9 +215,9 @@ def jobs(
 
     from medfedaug import plugins
     from medfedaug.admission.book import WAITING
-    from medfedaug.admission.summary import job_state, summary
-    from medfedaug.admission.summary import record as record_of
     from medfedaug.config import bundle_reference
+    from medfedaug.federation.site.job_summary import job_state, summary
+    from medfedaug.federation.site.job_summary import record as record_of
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.settings import SiteSettings
 
@@ -285,7 +285,7 @@ def _user() -> str:
 def names(kit: SiteKit) -> None:
     """List the cases of a site with their pseudonyms, under which the server and the lead know them."""
     from medfedaug.data.sites import open_site
-    from medfedaug.federation.data_folder import resolve_data_folder
+    from medfedaug.federation.site.data_folder import resolve_data_folder
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.settings import SiteSettings
 

@@ -202,7 +202,7 @@ class Augmentation(Protocol):
 
 
 class DrawnSamples(Protocol):
-    """Samples that are in part drawn: see `medfedaug.federation.samples.TrainingSamples`."""
+    """Samples that are in part drawn: see `medfedaug.federation.site.samples.TrainingSamples`."""
 
     def __len__(self) -> int: ...
 

@@ -15,12 +15,12 @@ from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import ENGINES, check_device
-from medfedaug.federation.evaluated import EvaluationSite
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.federation.server.output import EVALUATION, STATE
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
 from medfedaug.settings import SiteSettings
 

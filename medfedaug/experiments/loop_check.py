@@ -13,15 +13,15 @@ from medfedaug.client import checking
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.brought import Brought
 from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, run
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
-from medfedaug.federation.training import LocalRound
+from medfedaug.federation.site.local_training import LocalRound
+from medfedaug.federation.site.script_components import Brought
+from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SitePart
 
 __all__ = ["LoopCheck", "check_loop_script"]

@@ -1,13 +1,13 @@
 """The protocol, the server, the site and the in-process runner; no engine is imported here."""
 
 from medfedaug.averaging import WeightedMean
-from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.protocol import Carrier, run
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.data_folder import resolve_data_folder
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 
 __all__ = [
     "Carrier",

@@ -18,8 +18,8 @@ from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier, run
 from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 
 __all__ = ["InProcessCarrier", "SitesInProcess", "run_in_process"]

@@ -15,7 +15,7 @@ from medfedaug.federation.in_process import InProcessCarrier, Saving, run_in_pro
 from medfedaug.federation.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.trainer import SiteTrainer
 
 __all__ = ["PooledCarrier", "run_pooled"]
 

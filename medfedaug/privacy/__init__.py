@@ -8,7 +8,6 @@ covered by any ε that is printed here. `released_scores` decides what of a site
 """
 
 from medfedaug.accounting import epsilon_spent, noise_multiplier_for
-from medfedaug.privacy.guard import PrivacyGuard
 from medfedaug.privacy.ledger import LEDGER_FILE, PrivacyLedger, Release
 from medfedaug.privacy.policy import PrivacyPolicy
 from medfedaug.privacy.pseudonyms import Pseudonyms, public_text
@@ -16,7 +15,6 @@ from medfedaug.privacy.scores import class_labels, released_difference, released
 
 __all__ = [
     "LEDGER_FILE",
-    "PrivacyGuard",
     "PrivacyLedger",
     "PrivacyPolicy",
     "Pseudonyms",

@@ -31,7 +31,7 @@ class PrivacyPolicy:
         delta: δ, the probability for which ε does not hold; far below one over the number of patients.
         max_epsilon: the most that the site spends, over all jobs that share its ledger; required with noise.
         sgd_noise_multiplier: σ, the standard deviation of the Gaussian noise on each step of local training,
-            in units of what one case can change (DP-SGD, `medfedaug.federation.private_training`); 0 for
+            in units of what one case can change (DP-SGD, `medfedaug.federation.site.dp_sgd`); 0 for
             training without it. Statistics then need noise too.
         sgd_clip: C, the largest norm of one case's gradient in a step of DP-SGD; longer ones are clipped.
         clip: public bounds by kind, ``{"intensity_mean": [0, 255]}``: what each case contributes is clipped

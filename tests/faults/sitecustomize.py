@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-_MODULE = "medfedaug.federation.site"
+_MODULE = "medfedaug.federation.site.site"
 LIES = {
     "false mean": {"fedrdn/mean": 1e10},
     "false deviation": {"fedrdn/std": 1e-6},

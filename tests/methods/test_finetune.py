@@ -21,7 +21,7 @@ from reference import (
 from medfedaug.config.run import derive_seed
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.pooled import run_pooled
-from medfedaug.federation.training import LocalRound, LocalTraining
+from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.tasks import SegmentationTask
 
 SITES = ["site_A", "site_B"]

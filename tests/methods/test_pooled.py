@@ -21,7 +21,7 @@ from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.pooled import run_pooled
-from medfedaug.federation.training import LocalTraining
+from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.methods import build_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 

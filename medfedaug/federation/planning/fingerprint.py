@@ -15,8 +15,8 @@ from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
-from medfedaug.privacy.guard import PrivacyGuard
 
 __all__ = [
     "PLAN",

@@ -10,8 +10,6 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import RunFailed
 from medfedaug.federation.messages import FINGERPRINT, Reply, Request
 from medfedaug.federation.planning.fingerprint import (
-    PLAN,
-    FingerprintExchange,
     check_fingerprint,
     fingerprint_shapes,
 )
@@ -21,9 +19,9 @@ from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
 
 if TYPE_CHECKING:
-    from medfedaug.federation.trainer import SiteTrainer
+    pass
 
-__all__ = ["Planning", "site_fingerprint"]
+__all__ = ["Planning"]
 
 
 class Planning:
@@ -114,16 +112,3 @@ class Planning:
         }
         reasons = self.result.to_dict()["reasons"]
         return {"planned": {"asked": self.asked.to_dict(), "reasons": reasons, "fingerprints": fingerprints}}
-
-
-def site_fingerprint(trainer: SiteTrainer) -> Payload:
-    """What a site sends for the plan, through its guard; nothing from one that does not train.
-
-    Raises:
-        PrivacyRefused: when the site's policy does not allow it.
-    """
-    if not trainer.trains:
-        return {}
-    exchange = FingerprintExchange(trainer.folder, trainer.config.classes)
-    trainer.guard.observe(PLAN, exchange)
-    return trainer.guard.collect(PLAN, exchange)

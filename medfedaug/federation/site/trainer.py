@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.fl.client import ClientAlgo
@@ -22,28 +22,32 @@ from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.brought import Brought, own_or_prepared, own_scores
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.context import site_context
-from medfedaug.federation.data_folder import open_own_data
-from medfedaug.federation.half_round import HalfRound, digest
 from medfedaug.federation.initial_weights import INITIAL
-from medfedaug.federation.loop import Desk, ForeignLoop, LoopTraining
-from medfedaug.federation.memory import RoundMemory
 from medfedaug.federation.messages import namespaced, own_entries, portable
-from medfedaug.federation.planning.fingerprint import SPACING, site_spacing
-from medfedaug.federation.received import check_received
-from medfedaug.federation.samples import SiteSamples
-from medfedaug.federation.training import LocalRound, LocalTraining
-from medfedaug.federation.trainings import local_training
-from medfedaug.methods.base import Payload, SitePart
+from medfedaug.federation.planning.fingerprint import PLAN, SPACING, FingerprintExchange, site_spacing
+from medfedaug.federation.site.data_folder import open_own_data
+from medfedaug.federation.site.interrupted_round import HalfRound, digest
+from medfedaug.federation.site.local_training import LocalRound, LocalTraining
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.site.request_checks import check_received
+from medfedaug.federation.site.samples import SiteSamples
+from medfedaug.federation.site.script_components import Brought, own_or_prepared, own_scores
+from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.site.state import RoundMemory
+from medfedaug.federation.site.training_mode import local_training
+from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.precision import run_in_bfloat16
-from medfedaug.privacy import PrivacyGuard, PrivacyLedger, PrivacyPolicy
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase
 
-__all__ = ["SiteTrainer"]
+if TYPE_CHECKING:
+    from medfedaug.federation.site.samples import SiteSamples
+
+
+__all__ = ["SiteTrainer", "site_context", "site_fingerprint"]
 
 _SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
@@ -62,7 +66,7 @@ class SiteTrainer(ClientAlgo):
     weights in any process and after a restart.
 
     What the site keeps for itself (local norm layers, a method's own state) is stored by round
-    (`medfedaug.federation.memory.RoundMemory`), so that it survives a restart and a repeated round.
+    (`medfedaug.federation.site.state.RoundMemory`), so that it survives a restart and a repeated round.
 
     Args:
         config: the run.
@@ -479,3 +483,47 @@ class SiteTrainer(ClientAlgo):
     def evaluation_transform(self) -> Compose:
         """The transforms of an image in evaluation, before the network."""
         return self._samples.transform(training=False)
+
+
+def site_fingerprint(trainer: SiteTrainer) -> Payload:
+    """What a site sends for the plan, through its guard; nothing from one that does not train.
+
+    Raises:
+        PrivacyRefused: when the site's policy does not allow it.
+    """
+    if not trainer.trains:
+        return {}
+    exchange = FingerprintExchange(trainer.folder, trainer.config.classes)
+    trainer.guard.observe(PLAN, exchange)
+    return trainer.guard.collect(PLAN, exchange)
+
+
+def site_context(trainer: SiteTrainer, samples: SiteSamples) -> SiteContext:
+    """The context of all methods at a site, which has its network and its samples.
+
+    Args:
+        trainer: the site's.
+        samples: the site's.
+    """
+    config, task, composition = trainer.config, trainer.task, trainer.composition
+    return SiteContext(
+        trainer.name,
+        trainer.network,
+        statistics=trainer.statistics,
+        num_samples=lambda: len(samples.training()),
+        samples_by_case=lambda: [len(one) for one in samples.by_case()],
+        training_images=lambda: samples.images(samples.training()),
+        training_batches=lambda: samples.batches(samples.training()),
+        case_moments=samples.case_moments,
+        case_landmarks=samples.case_landmarks,
+        case_batches=lambda: map(samples.images, samples.by_case()),
+        pass_own_images=trainer.pass_own_images,
+        kept=composition.kept_keys,
+        frozen=composition.frozen,
+        missing=trainer.folder.missing_channels,
+        task=task,
+        momentum=composition.definition.momentum,
+        optimiser=lambda parameters: trainer.training.optimiser(parameters, trainer.round),
+        round=lambda: trainer.round,
+        rounds=config.rounds,
+    )

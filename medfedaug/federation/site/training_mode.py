@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.loop import ForeignLoop, LoopTraining
-from medfedaug.federation.training import LocalTraining
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.site.script_training import ForeignLoop, LoopTraining
 from medfedaug.methods.base import Method
-from medfedaug.privacy import PrivacyGuard
 
 __all__ = ["local_training"]
 
@@ -52,7 +52,7 @@ def local_training(
     if not policy.sgd_noise_multiplier:
         return LocalTraining(*own)
     # Imported here: Opacus is an extra, and takes seconds.
-    from medfedaug.federation.private_training import PrivateTraining
+    from medfedaug.federation.site.dp_sgd import PrivateTraining
 
     clip, noise = policy.sgd_clip, policy.sgd_noise_multiplier
     return PrivateTraining(*own, methods=methods, clip=clip, noise=noise, spend=guard.train)

@@ -11,13 +11,13 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, DataError, PrivacyRefused
-from medfedaug.federation.account import ScoreRequest
-from medfedaug.federation.door import Door
 from medfedaug.federation.messages import LEND, SCORING_TASKS, Reply, Request, namespaced, own_entries
 from medfedaug.federation.server.evaluation import Asked
 from medfedaug.federation.server.history import Event
-from medfedaug.federation.site import Site
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.gate import Door
+from medfedaug.federation.site.release_log import ScoreRequest
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
 from medfedaug.scores import METRICS
 from medfedaug.significance import compare_patients, patient_means

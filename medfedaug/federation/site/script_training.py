@@ -21,10 +21,10 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.duplicates import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
-from medfedaug.federation.brought import Brought
-from medfedaug.federation.half_round import HalfRound
 from medfedaug.federation.run_definition import Definition
-from medfedaug.federation.training import LocalRound, LocalTraining
+from medfedaug.federation.site.interrupted_round import HalfRound
+from medfedaug.federation.site.local_training import LocalRound, LocalTraining
+from medfedaug.federation.site.script_components import Brought
 from medfedaug.methods.base import SitePart, Step
 from medfedaug.tasks import Task
 from medfedaug.tasks.base import plain_tensor

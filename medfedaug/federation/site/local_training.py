@@ -18,9 +18,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.prefetch import ahead
 from medfedaug.errors import DataError, MedFedAugError
-from medfedaug.federation.half_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.run_definition import Definition, define
-from medfedaug.federation.samples import SiteSamples
+from medfedaug.federation.site.interrupted_round import HalfRound, keeps_order, remaining_batches
+from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.memory_format import channels_last

@@ -15,7 +15,6 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from medfedaug.admission import job_hash
 from medfedaug.checks import is_number
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
-from medfedaug.federation.door import ROUND, Door
 from medfedaug.federation.messages import (
     FINGERPRINT,
     MASK_TASKS,
@@ -32,11 +31,11 @@ from medfedaug.federation.messages import (
     own_entries,
 )
 from medfedaug.federation.planning.fingerprint import SPACING
-from medfedaug.federation.planning.plan_request import site_fingerprint
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
 from medfedaug.federation.server.site_sampling import site_weight
-from medfedaug.federation.trainer import SiteTrainer
-from medfedaug.federation.training_state import StateMismatch
+from medfedaug.federation.site.gate import ROUND, Door
+from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
+from medfedaug.federation.site.training_state import StateMismatch
 from medfedaug.privacy import released_loss
 from medfedaug.privacy.policy import SUMMARY
 

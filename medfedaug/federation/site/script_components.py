@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from medfedaug.data.augmentation import TrainingDataset
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.samples import SiteSamples
+from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.functional import histogram_landmarks
 from medfedaug.scores import METRICS, score_of
 from medfedaug.statistics import ChannelStatistics, average_moments, image_moments

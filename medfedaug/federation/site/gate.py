@@ -18,15 +18,15 @@ from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
-from medfedaug.federation.account import Account, ScoreRequest, digest_of, enter_message
-from medfedaug.federation.data_folder import resolve_data_folder
 from medfedaug.federation.initial_weights import INITIAL
-from medfedaug.federation.job_text import without_job_text
 from medfedaug.federation.messages import FINGERPRINT, PREPARE, TRAIN, VALIDATE, Reply, Request, num_bytes
 from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
-from medfedaug.federation.trainer import SiteTrainer
+from medfedaug.federation.site.data_folder import resolve_data_folder
+from medfedaug.federation.site.job_text import without_job_text
+from medfedaug.federation.site.release_log import Account, ScoreRequest, digest_of, enter_message
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
 from medfedaug.privacy import Pseudonyms, class_labels, released_difference, released_scores
 from medfedaug.significance import PatientTest
@@ -36,7 +36,7 @@ __all__ = ["ROUND", "Door", "GuardedDoor"]
 _log = logging.getLogger(__name__)
 
 ROUND = "round "
-"""Begins the place of a validation score: see `medfedaug.federation.account.ScoreRequest`."""
+"""Begins the place of a validation score: see `medfedaug.federation.site.release_log.ScoreRequest`."""
 
 _PERIOD = 1.0
 """Seconds between two looks whether a job was approved."""

@@ -162,7 +162,7 @@ class RoundMemory:
             save_checkpoint(path, content, private=True)
 
     def half_file(self) -> Path | None:
-        """The file of a round that is under way (`medfedaug.federation.half_round`)."""
+        """The file of a round that is under way (`medfedaug.federation.site.interrupted_round`)."""
         path = self._file(self.run)
         return path.with_suffix(".half.pt") if path is not None else None
 
