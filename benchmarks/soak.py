@@ -38,7 +38,6 @@ from measure import hardware
 from PIL import Image
 from torch import Tensor
 
-from medfedaug.averaging import WeightedMean
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import StorageError
@@ -46,6 +45,7 @@ from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.checkpoint import server_checkpoint
+from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfedaug.averaging import capped_weights
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages import TRAIN
+from medfedaug.functional.weighted_mean import capped_weights
 
 SITES = [f"site_{letter}" for letter in "ABCDE"]
 ROBUST = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from medfedaug.averaging import WeightedMean
+from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import VARIANCE, WEIGHTS, Payload, ServerExchange, Shapes
 
 __all__ = ["AverageServer", "FinalMeanServer"]

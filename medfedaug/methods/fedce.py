@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.averaging import WeightedMean
 from medfedaug.checks import check_choice
+from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import (
     Aggregator,
     Method,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.averaging import WeightedMean
 from medfedaug.errors import ConfigError
+from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import (
     Aggregator,
     Method,

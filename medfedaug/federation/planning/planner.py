@@ -27,10 +27,10 @@ from typing import Any
 import nibabel
 import torch
 
-from medfedaug.averaging import capped_weights
 from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.functional.weighted_mean import capped_weights
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
 from medfedaug.models.sizes import size_multiple

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.averaging import WeightedMean, capped_weights
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import Reply, namespaced, own_entries
 from medfedaug.federation.refusal import refusal
@@ -23,6 +22,7 @@ from medfedaug.federation.server.outlier_checks import (
     check_payload,
     judge_steps,
 )
+from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import (
     Aggregator,
     Payload,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from medfedaug.averaging import capped_weights
 from medfedaug.config.run import MAX_SHARE, Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation.server.outlier_checks import LEAST_SITES
+from medfedaug.functional.weighted_mean import capped_weights
 
 __all__ = ["Participation", "site_weight"]
 
