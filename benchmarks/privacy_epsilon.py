@@ -39,8 +39,8 @@ from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
 from medfedaug.methods.fedfa import FedFAServer
+from medfedaug.metrics.significance import PairedTest, paired_t_test
 from medfedaug.privacy import PrivacyPolicy, noise_multiplier_for
-from medfedaug.significance import PairedTest, paired_t_test
 from medfedaug.simulate import configure
 
 DELTA = 1e-5

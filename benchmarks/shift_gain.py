@@ -46,7 +46,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
 from medfedaug.files import write_json
 from medfedaug.methods import parse_methods
-from medfedaug.significance import paired_t_test
+from medfedaug.metrics.significance import paired_t_test
 from medfedaug.simulate import configure
 
 BASELINE = "fedavg"

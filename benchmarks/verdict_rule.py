@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from medfedaug.analysis.verdict import ENOUGH_SEEDS, side_of_zero
-from medfedaug.significance import paired_t_test, sign_flip_test
+from medfedaug.metrics.significance import paired_t_test, sign_flip_test
 
 EXPERIMENTS, PATIENTS = 1000, 40
 NOTHING = side_of_zero((-1.0, 1.0))

@@ -12,8 +12,8 @@ from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
+from medfedaug.metrics.registry import over_sites
 from medfedaug.privacy import PrivacyPolicy, Pseudonyms, released_scores
-from medfedaug.scores import over_sites
 
 __all__ = ["evaluate_model", "open_model"]
 

@@ -27,9 +27,9 @@ from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods, registry
+from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs import simulator
-from medfedaug.scores import METRICS
 from medfedaug.settings import SETTINGS_FILE
 from medfedaug.statistics import load_statistics
 

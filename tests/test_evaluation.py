@@ -29,10 +29,10 @@ from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedDoor
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.metrics.significance import compare_patients
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.scores import step_of
-from medfedaug.significance import compare_patients
 
 SITES = ("site_A", "site_B")
 

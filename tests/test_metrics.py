@@ -15,10 +15,10 @@ from scipy.stats import t as student_t
 
 from medfedaug.evaluate import open_model
 from medfedaug.experiments.simulate import simulate
-from medfedaug.scores import METRICS, over_sites
-from medfedaug.significance import mean_interval
+from medfedaug.metrics.registry import METRICS, over_sites
+from medfedaug.metrics.segmentation import LabelMapScores, class_scores, surface_scores, voxel_edges
+from medfedaug.metrics.significance import mean_interval
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
-from medfedaug.tasks.metrics import LabelMapScores, class_scores, surface_scores, voxel_edges
 
 CPU = torch.device("cpu")
 

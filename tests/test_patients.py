@@ -25,8 +25,8 @@ from medfedaug.federation.site.release_log import Account, ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SiteExchange
+from medfedaug.metrics.significance import compare_patients
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Pseudonyms, Release, released_scores
-from medfedaug.significance import compare_patients
 
 
 @pytest.fixture

@@ -393,6 +393,6 @@ def test_the_direction_of_the_key_metric_is_the_bundles(make, phantom):
         }
 
     task = Composition(settings(make("volumes", compared, "odd_bundle"), phantom)).task()
-    from medfedaug.scores import METRICS
+    from medfedaug.metrics.registry import METRICS
 
     assert METRICS[task.metric].higher_is_better is False

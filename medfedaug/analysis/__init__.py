@@ -11,7 +11,7 @@ from medfedaug.analysis.report import write_report
 from medfedaug.analysis.runs import Run
 from medfedaug.analysis.score_table import Row, Score, Table, summary_table
 from medfedaug.analysis.verdict import Verdict, judge
-from medfedaug.significance import (
+from medfedaug.metrics.significance import (
     PairedTest,
     PatientTest,
     compare_patients,

@@ -10,9 +10,9 @@ from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_
 from medfedaug.analysis.inputs import OTHER_INPUT, input_note
 from medfedaug.analysis.runs import BASELINE, Run, compared_metric
 from medfedaug.analysis.verdict import Verdict, judge
-from medfedaug.scores import UNSEEN as UNSEEN_SITE
-from medfedaug.scores import Metric
-from medfedaug.significance import (
+from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
+from medfedaug.metrics.registry import Metric
+from medfedaug.metrics.significance import (
     PairedTest,
     PatientTest,
     compare_patients,
@@ -58,7 +58,7 @@ class Comparison:
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
             differences are 0.
         metric: the score, and what is counted (`medfedaug.analysis.runs.compared_metric`).
-        learned: whether one of the two learned anything (`medfedaug.analysis.nothing_learned`).
+        learned: whether one of the two learned anything (`medfedaug.metrics.nothing_learned`).
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
@@ -97,7 +97,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
     patient's that over the patient's cases. A patient is one pair, however many seeds and cases there are.
     One who is named alike at two sites counts as two.
 
-    Methods of which neither learned anything (`medfedaug.analysis.nothing_learned`) are not compared.
+    Methods of which neither learned anything (`medfedaug.metrics.nothing_learned`) are not compared.
 
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.

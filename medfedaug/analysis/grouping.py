@@ -12,7 +12,7 @@ from typing import Any
 from medfedaug.analysis.runs import BASELINE, Run
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
-from medfedaug.scores import find_metric
+from medfedaug.metrics.registry import find_metric
 
 __all__ = [
     "Tested",

@@ -12,7 +12,7 @@ from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, warn
 from medfedaug.federation.server.output import EVALUATION, RESULTS
 from medfedaug.files import parse_json
-from medfedaug.scores import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
+from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 
 __all__ = [
     "ExchangeTable",
@@ -279,7 +279,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
 
     A site has compared the global model, and its personal one where the run leaves something at the sites,
     with the model that it trained alone, on its own test cases, patient by patient
-    (`medfedaug.significance.compare_patients`).
+    (`medfedaug.metrics.significance.compare_patients`).
 
     Args:
         evaluation: the content of ``evaluation.json``.

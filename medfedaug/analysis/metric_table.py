@@ -11,7 +11,7 @@ from medfedaug.analysis.grouping import Tested, group_runs, units_differ, whole_
 from medfedaug.analysis.runs import MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import Score
 from medfedaug.analysis.text_table import TextTable
-from medfedaug.scores import disparity, find_metric
+from medfedaug.metrics.registry import disparity, find_metric
 
 __all__ = ["MetricRow", "MetricTable", "metric_table"]
 

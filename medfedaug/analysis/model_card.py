@@ -14,9 +14,9 @@ from medfedaug.analysis.page import check_page, write_page
 from medfedaug.config.command_line import command_of
 from medfedaug.files import write_atomic
 from medfedaug.finished import FinishedRun
+from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.significance import mean_interval
 from medfedaug.run_folder import CARDS
-from medfedaug.scores import find_metric
-from medfedaug.significance import mean_interval
 from medfedaug.tasks.losses import DEFAULT_LOSSES
 
 __all__ = ["model_card", "write_model_card"]

@@ -21,8 +21,8 @@ from medfedaug.analysis.inputs import OTHER_INPUT
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
-from medfedaug.scores import find_metric
-from medfedaug.significance import PatientTest
+from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.significance import PatientTest
 
 __all__ = ["PatientRow", "PatientTable", "patient_table"]
 
@@ -127,7 +127,7 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
     patient's that over the patient's cases (`compare_groups`). A patient is one pair, however many seeds and
     cases there are. If each site was left out in turn, its patients are scored by
     the run without it. The table has the mean difference over the patients, its 95% interval and p-value
-    (`medfedaug.significance.sign_flip_test`), the smallest difference that would have been found,
+    (`medfedaug.metrics.significance.sign_flip_test`), the smallest difference that would have been found,
     and the verdict (`medfedaug.analysis.verdict.judge`), which also depends on the seeds.
 
     Args:

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.analysis.runs import Run
-from medfedaug.scores import find_metric
+from medfedaug.metrics.registry import find_metric
 
 __all__ = ["gamma_by_layer", "learning_curves", "metric_by_bytes"]
 

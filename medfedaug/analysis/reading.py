@@ -15,7 +15,7 @@ from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.server.output import RESULTS
 from medfedaug.files import parse_json
-from medfedaug.scores import add_recorded, mean_score
+from medfedaug.metrics.registry import add_recorded, mean_score
 
 __all__ = ["find_runs", "load_run"]
 

@@ -37,7 +37,7 @@ from medfedaug.analysis.reading import find_runs, load_run
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
-from medfedaug.scores import find_metric
+from medfedaug.metrics.registry import find_metric
 
 __all__ = ["write_report"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.analysis.inputs import SCALED, Input
-from medfedaug.analysis.nothing_learned import RECALL, nothing_learned
 from medfedaug.checks import number_or_none
-from medfedaug.scores import UNSEEN, Metric, find_metric, mean_score
+from medfedaug.metrics.nothing_learned import RECALL, nothing_learned
+from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
 
 __all__ = [
     "BASELINE",
@@ -50,7 +50,7 @@ class Run:
     Attributes:
         path: the ``results.json`` it was read from.
         config: the run's configuration.
-        metric: name of the score (`medfedaug.scores.METRICS`); first the one that chose the round.
+        metric: name of the score (`medfedaug.metrics.registry.METRICS`); first the one that chose the round.
         rounds: the record of each round, in order.
         selected_round: the round whose model was tested.
         sites: test score of each training site; ``None`` if nothing could be scored, or the site did not

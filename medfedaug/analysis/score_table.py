@@ -19,12 +19,12 @@ from medfedaug.analysis.comparison import (
 )
 from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.inputs import SCALED, Input
-from medfedaug.analysis.nothing_learned import REMEDIES
 from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
-from medfedaug.scores import find_metric
-from medfedaug.significance import PairedTest
+from medfedaug.metrics.nothing_learned import REMEDIES
+from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.significance import PairedTest
 
 __all__ = ["MOST_SITES", "Row", "Score", "Table", "summary_table"]
 
@@ -217,7 +217,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
     it (`medfedaug.analysis.grouping.pool_runs`). With three or more common seeds, a row's mean is compared
     with that of FedAvg under otherwise equal settings: mean difference, its 95% confidence interval, the
     p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest difference
-    that the test would have found (`medfedaug.significance.detectable_difference`). The verdict is
+    that the test would have found (`medfedaug.metrics.significance.detectable_difference`). The verdict is
     that of `medfedaug.analysis.verdict.judge`, as in `patient_table`.
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medfedaug.scores import METRICS, Metric
-from medfedaug.significance import PairedTest, PatientTest
+from medfedaug.metrics.registry import METRICS, Metric
+from medfedaug.metrics.significance import PairedTest, PatientTest
 
 __all__ = ["ENOUGH_PATIENTS", "ENOUGH_SEEDS", "Verdict", "judge", "rule", "side_of_zero"]
 
@@ -45,7 +45,7 @@ def judge(
       Two trainings of the same method can differ as much as two methods do, and with few patients the
       interval depends on the shape of their distribution, which so few cannot show;
     - *better* (*worse*) if the 95% interval over the seeds (Student's t) and that over the patients
-      (`medfedaug.significance.sign_flip_test`) are both above (below) 0, or both below (above) 0 for
+      (`medfedaug.metrics.significance.sign_flip_test`) are both above (below) 0, or both below (above) 0 for
       a metric whose lower values are better;
     - *no difference shown* otherwise.
 

@@ -36,7 +36,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json
-from medfedaug.scores import UNSEEN
+from medfedaug.metrics.registry import UNSEEN
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
@@ -110,11 +110,11 @@ def simulate(
     """Train a federation on this machine, and test it at every site."""
     with err_console.status("starting"):
         from medfedaug.analysis.inputs import recorded_input
-        from medfedaug.analysis.nothing_learned import REMEDIES, nothing_learned_in
         from medfedaug.data.sites import find_sites
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.experiments.simulate import configure
         from medfedaug.experiments.simulate import simulate as run
+        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
 
     options = {**given[RunConfig], "task": task, "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))

@@ -32,7 +32,7 @@ from medfedaug.experiments.published import PrintedScore, Published, published_r
 from medfedaug.experiments.sweep import difference
 from medfedaug.federation.server.output import RESULTS
 from medfedaug.methods import parse_methods
-from medfedaug.scores import LOCAL
+from medfedaug.metrics.registry import LOCAL
 
 __all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_tables"]
 

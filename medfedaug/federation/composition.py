@@ -15,10 +15,10 @@ from medfedaug.federation.run_definition import define, scaling
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
+from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
 from medfedaug.models.freezing import freeze
 from medfedaug.models.sizes import check_size, size_multiple
 from medfedaug.models.substitution import first_names
-from medfedaug.scores import LOCAL, UNSEEN, whose_model
 from medfedaug.tasks import Task
 
 __all__ = ["Composition"]

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.data.base import SiteFolder
+from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
-from medfedaug.scores import METRICS
-from medfedaug.significance import PatientTest
 
 __all__ = [
     "class_labels",

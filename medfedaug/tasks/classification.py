@@ -19,11 +19,11 @@ from medfedaug.data.preparation import Preparation
 from medfedaug.data.quality.duplicates import check_known_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.metrics.registry import mean_score
+from medfedaug.metrics.segmentation import class_scores
 from medfedaug.models.memory_format import channels_last
-from medfedaug.scores import mean_score
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
 from medfedaug.tasks.losses import Loss, build_loss
-from medfedaug.tasks.metrics import class_scores
 
 __all__ = ["ClassificationTask"]
 

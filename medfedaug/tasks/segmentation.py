@@ -24,9 +24,9 @@ from medfedaug.data.quality.duplicates import check_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
+from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
 from medfedaug.tasks.losses import Loss, build_loss
-from medfedaug.tasks.metrics import LabelMapScores
 
 __all__ = ["SegmentationTask"]
 
@@ -221,7 +221,7 @@ class SegmentationTask(Task):
         """Dice per patient volume; with ``full`` also surface distances, and all of it by class.
 
         Returns:
-            See `medfedaug.tasks.metrics.LabelMapScores`.
+            See `medfedaug.metrics.segmentation.LabelMapScores`.
         """
         network.eval()
         scores = LabelMapScores(self._names, self.surface_tolerance, full=full)

@@ -11,7 +11,7 @@ from ignite.exceptions import NotComputableError
 
 from medfedaug.checks import is_number
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.scores import METRICS, Metric, add_metric
+from medfedaug.metrics.registry import METRICS, Metric, add_metric
 from medfedaug.training_bundle.configuration import BundleConfiguration
 
 __all__ = ["BundleMetrics"]

@@ -20,7 +20,7 @@ from medfedaug.analysis import (
     summary_table,
 )
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.significance import (
+from medfedaug.metrics.significance import (
     detectable_difference,
     sign_flip_test,
 )

@@ -11,7 +11,7 @@ import pytest
 from results import Page, content
 
 from medfedaug.analysis import load_run, metric_table, patient_table, summary_table
-from medfedaug.scores import over_sites
+from medfedaug.metrics.registry import over_sites
 
 
 def site_entry(scores, unit, missed):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from medfedaug.analysis import load_run, patient_table, summary_table, write_report
-from medfedaug.analysis.nothing_learned import nothing_learned_in
 from medfedaug.analysis.report_summary import answer
+from medfedaug.metrics.nothing_learned import nothing_learned_in
 
 
 def runs_of(fold, score, methods=("fedavg", "fedrdn")):

@@ -7,11 +7,11 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from medfedaug import significance
 from medfedaug.analysis import (
     paired_t_test,
 )
-from medfedaug.significance import (
+from medfedaug.metrics import significance
+from medfedaug.metrics.significance import (
     _power,
     compare_patients,
     detectable_difference,

@@ -10,7 +10,7 @@ from results import Page
 from medfedaug import cli
 from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
 from medfedaug.errors import DataError
-from medfedaug.scores import METRICS
+from medfedaug.metrics.registry import METRICS
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from medfedaug.federation.server.history import Event
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
 from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
-from medfedaug.scores import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites
+from medfedaug.metrics.registry import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites
 
 __all__ = ["FEDERATION", "Asked", "EvaluatedRun", "Evaluation"]
 

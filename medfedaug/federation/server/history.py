@@ -12,7 +12,7 @@ from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.federation.planning.fingerprint import SPACING, accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
 from medfedaug.methods.base import Payload
-from medfedaug.scores import described, mean_score, over_sites, score_of
+from medfedaug.metrics.registry import described, mean_score, over_sites, score_of
 
 __all__ = ["Event", "Record"]
 

@@ -17,7 +17,7 @@ from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.federation.server.tensor_checks import SoundModel, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
-from medfedaug.scores import UNITS, score_of
+from medfedaug.metrics.registry import UNITS, score_of
 
 __all__ = ["Acceptance", "accepted_scores", "clean_metrics", "is_count"]
 

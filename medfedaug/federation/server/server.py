@@ -31,8 +31,8 @@ from medfedaug.federation.server.reply_checks import Acceptance
 from medfedaug.federation.server.site_sampling import Participation
 from medfedaug.federation.server.tensor_checks import SoundModel
 from medfedaug.methods.base import Payload
+from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
-from medfedaug.scores import METRICS
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.versions import software_versions
 

@@ -19,8 +19,8 @@ from medfedaug.federation.site.release_log import ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
-from medfedaug.scores import METRICS
-from medfedaug.significance import compare_patients, patient_means
+from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import compare_patients, patient_means
 
 __all__ = ["EvaluationSite"]
 

@@ -28,8 +28,8 @@ from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.release_log import Account, ScoreRequest, digest_of, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
+from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import Pseudonyms, class_labels, released_difference, released_scores
-from medfedaug.significance import PatientTest
 
 __all__ = ["ROUND", "Door", "GuardedDoor"]
 

@@ -25,6 +25,8 @@ from medfedaug.federation.messages import (
     TRAIN,
     Reply,
 )
+from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import (
     PrivacyLedger,
     PrivacyPolicy,
@@ -35,8 +37,6 @@ from medfedaug.privacy import (
 )
 from medfedaug.privacy.ledger import Scored
 from medfedaug.privacy.policy import SUMMARY
-from medfedaug.scores import METRICS
-from medfedaug.significance import PatientTest
 
 __all__ = ["Account", "ScoreRequest", "digest_of", "enter_message"]
 

@@ -13,8 +13,8 @@ from monai.networks.utils import one_hot
 from monai.transforms.utils import distance_transform_edt
 from torch import Tensor
 
-from medfedaug.scores import METRICS, mean_score
-from medfedaug.significance import mean_interval
+from medfedaug.metrics.registry import METRICS, mean_score
+from medfedaug.metrics.significance import mean_interval
 
 __all__ = ["LabelMapScores", "class_scores", "surface_scores", "voxel_edges"]
 

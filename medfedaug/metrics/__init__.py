@@ -1,0 +1,1 @@
+"""Metrics: their registry, their computation and tests of significance."""
