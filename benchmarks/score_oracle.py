@@ -32,7 +32,6 @@ import torch
 from measure import hardware, parser
 from torch import Tensor
 
-from medfedaug.admission import JobBook, JobRules
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import open_site
@@ -42,7 +41,15 @@ from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedDoor
 from medfedaug.federation.site.site import Site
-from medfedaug.privacy import LEDGER_FILE, PrivacyPolicy, Pseudonyms, noise_multiplier_for, released_scores
+from medfedaug.privacy import (
+    LEDGER_FILE,
+    JobBook,
+    JobRules,
+    PrivacyPolicy,
+    Pseudonyms,
+    noise_multiplier_for,
+    released_scores,
+)
 
 SIDE, CELL = 32, 4
 GRID = SIDE // CELL

@@ -22,7 +22,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import run_in_process
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.privacy import PrivacyPolicy, released_scores
-from medfedaug.privacy.scores import step_of
+from medfedaug.privacy.score_release import step_of
 
 
 def curves(seed: int, rounds: int, sites: int, patients: int) -> list[dict[str, float]]:

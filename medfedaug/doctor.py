@@ -20,8 +20,6 @@ from packaging.utils import canonicalize_name
 
 from medfedaug import plugins
 from medfedaug._version import __version__
-from medfedaug.accounting import require_opacus
-from medfedaug.admission import JobRules
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
@@ -43,8 +41,10 @@ from medfedaug.nvflare_jobs.kit import (
     validates_json,
 )
 from medfedaug.nvflare_jobs.startup import check_connection, check_startup
+from medfedaug.privacy import JobRules
+from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.telling import size_text
 
 __all__ = ["Check", "examine"]

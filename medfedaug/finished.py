@@ -32,8 +32,8 @@ from medfedaug.federation.site.state import RoundMemory
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.files import parse_json, sha256
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
+from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
 from medfedaug.run_record import check_record
-from medfedaug.settings import STATE_VARIABLE, SiteSettings
 from medfedaug.statistics import ChannelStatistics, load_statistics
 from medfedaug.tensor_files import load_tensors
 

@@ -7,7 +7,7 @@ A package says in its ``pyproject.toml`` what it adds, under the name that a use
 
 Nothing of a package is imported before one of its names is used. On a user's own machine whatever is
 installed may be used. A job at a site, or at the server of a federation, uses the packages that the kit there
-allows (`medfedaug.settings.SiteSettings.plugins`) and no others.
+allows (`medfedaug.privacy.site_settings.SiteSettings.plugins`) and no others.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from medfedaug.federation.server.output import JOB_FOLDER
 from medfedaug.nvflare_jobs.kit import Kit
 from medfedaug.privacy import LEDGER_FILE
 from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.run_folder import RESULTS
-from medfedaug.settings import SiteSettings
 
 __all__ = ["Leftover", "remove", "survey"]
 

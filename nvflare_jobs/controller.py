@@ -35,8 +35,8 @@ from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.presence import Presence
 from medfedaug.printable import log_printable
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.run_folder import REPORT, locked
-from medfedaug.settings import SiteSettings
 
 __all__ = ["FederationController", "ProtocolController"]
 
@@ -142,9 +142,10 @@ class FederationController(ProtocolController):
     nothing usable, it is left out of the round with a reason and asked again in the next round. If a site
     connects later, it is prepared during the current round.
 
-    After every round a checkpoint is written to the state folder (`medfedaug.settings.SiteSettings`), outside
-    the folder of the job. NVFlare cannot continue a job whose server was restarted. A new job with ``resume``
-    and the same name continues the run from the checkpoint.
+    After every round a checkpoint is written to the state folder
+    (`medfedaug.privacy.site_settings.SiteSettings`), outside the folder of the job. NVFlare cannot continue a
+    job whose server was restarted. A new job with ``resume`` and the same name continues the run from the
+    checkpoint.
 
     The server's run folder then has ``medfedaug/`` with ``results.json``, ``global_model.pt``,
     ``final_model.pt`` and ``events.jsonl``; after a failure, the models of the last good round and no

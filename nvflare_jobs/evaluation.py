@@ -26,7 +26,7 @@ from medfedaug.nvflare_jobs.controller import ProtocolController
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import AnsweringExecutor, site_trainer
 from medfedaug.nvflare_jobs.recipe import name_classes_only, server_settings
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy.site_settings import SiteSettings
 
 __all__ = ["EvaluationController", "EvaluationExecutor", "EvaluationRecipe"]
 

@@ -17,7 +17,6 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from medfedaug import plugins
-from medfedaug.admission import JOBS_FOLDER, JobBook
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
@@ -33,8 +32,8 @@ from medfedaug.nvflare_jobs.loop import ScriptLoop
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.origin import job_origin
 from medfedaug.printable import log_printable
-from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, Pseudonyms, public_text
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, Pseudonyms, public_text
+from medfedaug.privacy.site_settings import SiteSettings
 
 __all__ = ["AnsweringExecutor", "SiteExecutor", "site_trainer"]
 
@@ -48,8 +47,8 @@ class Answers(Protocol):
 class AnsweringExecutor(Executor):
     """Gives every task to the site, which is made with the first one.
 
-    Data folder and device are settings of the site (`medfedaug.settings.SiteSettings`) and never come from
-    the job.
+    Data folder and device are settings of the site (`medfedaug.privacy.site_settings.SiteSettings`) and never
+    come from the job.
     """
 
     def __init__(self) -> None:

@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.admission import JOBS_FOLDER, JobBook
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json, write_atomic
 from medfedaug.nvflare_jobs import allowed
-from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
-from medfedaug.settings import SETTINGS_FILE, SiteSettings
+from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
+from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 
 __all__ = [
     "DEFAULT_LAUNCHER",
@@ -135,7 +134,7 @@ class Kit:
             plugins: packages whose methods and networks jobs may use, in addition to those that are already
                 set.
             bundles: Bundles that jobs may use, in addition; of one with the same name, this one from now on.
-            jobs: rules for jobs (`medfedaug.admission.JobRules`) that change.
+            jobs: rules for jobs (`medfedaug.privacy.JobRules`) that change.
 
         Raises:
             ConfigError: naming the file that cannot be used, or an option that a server does not have.

@@ -27,7 +27,7 @@ from medfedaug.nvflare_jobs.provisioning.project import check_site_name
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.settings import (
+from medfedaug.privacy.site_settings import (
     DATA_VARIABLE,
     DEVICE_VARIABLE,
     SETTINGS_FILE,

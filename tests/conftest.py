@@ -30,7 +30,7 @@ from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs import simulator
-from medfedaug.settings import SETTINGS_FILE
+from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.statistics import load_statistics
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from hospitals import Hospital
 
-from medfedaug.admission import job_hash
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import FederationServer
@@ -22,6 +21,7 @@ from medfedaug.federation.secure import masks as masks_module
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.masks import Sealing
 from medfedaug.federation.secure.unmasking import ServerMasks
+from medfedaug.privacy import job_hash
 from medfedaug.streams import stream
 
 STEPS = (KEYS, SHARES, TRAIN, CONFIRM, OPEN)

@@ -13,7 +13,6 @@ from hospitals import Deployment, Hospital
 from small_networks import needs_einops
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from medfedaug.admission import JobBook, JobRules, job_hash
 from medfedaug.doctor import examine
 from medfedaug.errors import JobRefused, RunFailed
 from medfedaug.federation import FederationServer
@@ -21,8 +20,8 @@ from medfedaug.federation.messages import Request
 from medfedaug.federation.site import gate
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
-from medfedaug.privacy import PrivacyLedger
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy import JobBook, JobRules, PrivacyLedger, job_hash
+from medfedaug.privacy.site_settings import SiteSettings
 
 FREE = {"min_batch_size": 1, "min_local_steps": 1, "min_cases": 1, "allow_limit": True}
 
@@ -200,7 +199,7 @@ def test_only_so_many_jobs_begin_in_a_day_and_a_restart_is_no_job(
     with pytest.raises(RunFailed, match=words):
         deployment.run(config)
     later = time.time() + 25 * 3600
-    monkeypatch.setattr("medfedaug.admission.book.time.time", lambda: later)
+    monkeypatch.setattr("medfedaug.privacy.job_log.time.time", lambda: later)
     deployment.run(config)
     runs = [len(entry.runs) for entry in JobBook(site.kit / "medfedaug/site_A/jobs").entries()]
     assert runs == [2, 1]
@@ -232,7 +231,7 @@ def test_jobs_dated_by_a_clock_that_was_years_ahead_do_not_use_up_the_day(
     deployment = deploy(hospital(max_jobs_per_day=1))
     with monkeypatch.context() as ahead:
         years = time.time() + 70 * 365 * 86400
-        ahead.setattr("medfedaug.admission.book.time.time", lambda: years)
+        ahead.setattr("medfedaug.privacy.job_log.time.time", lambda: years)
         deployment.run(tiny_config(rounds=1))
     deployment.run(tiny_config(rounds=1, seed=1))
     with pytest.raises(RunFailed, match="1 jobs began in the last 24 hours"):

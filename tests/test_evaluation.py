@@ -15,7 +15,6 @@ import pytest
 from conftest import command
 from results import Page
 
-from medfedaug.admission import JobBook, JobRules
 from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
@@ -31,8 +30,8 @@ from medfedaug.federation.site.gate import GuardedDoor
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
 from medfedaug.nvflare_jobs import simulator
-from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, Pseudonyms
-from medfedaug.privacy.scores import step_of
+from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
+from medfedaug.privacy.score_release import step_of
 
 SITES = ("site_A", "site_B")
 

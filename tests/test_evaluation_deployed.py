@@ -7,7 +7,7 @@ import json
 import pytest
 
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, Rehearsal
-from medfedaug.privacy.scores import step_of
+from medfedaug.privacy.score_release import step_of
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from medfedaug.federation.messages import Request
 from medfedaug.nvflare_jobs.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
 from medfedaug.nvflare_jobs.provisioning.project import project_file
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy.site_settings import SiteSettings
 
 
 def content(kit: Path, name: str) -> dict:

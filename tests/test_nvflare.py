@@ -28,7 +28,7 @@ from medfedaug.nvflare_jobs.messages import (
     request_to_model,
 )
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy.site_settings import SiteSettings
 
 SITES = ["site_A", "site_B", "site_C"]
 

@@ -7,7 +7,6 @@ import sqlite3
 
 import pytest
 
-from medfedaug.admission import JobRules
 from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.data.base import Case
 from medfedaug.data.images import ImageFolder
@@ -26,7 +25,7 @@ from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SiteExchange
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Pseudonyms, Release, released_scores
+from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms, Release, released_scores
 
 
 @pytest.fixture

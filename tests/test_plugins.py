@@ -28,7 +28,7 @@ from medfedaug.nvflare_jobs import FederationController, SiteExecutor
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
-from medfedaug.settings import SETTINGS_FILE
+from medfedaug.privacy.site_settings import SETTINGS_FILE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
 PACKAGE, SITES = "lesion-methods", ["site_A", "site_B"]

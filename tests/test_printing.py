@@ -22,8 +22,6 @@ from nvflare.fuel.utils.log_utils import BaseFormatter, JsonFormatter
 from test_cli import simulate_args
 
 from medfedaug import cli
-from medfedaug.admission import JobBook
-from medfedaug.admission.book import Decision, JobEntry, Origin, job_hash
 from medfedaug.analysis import document as documents
 from medfedaug.analysis import page
 from medfedaug.analysis.text_table import TextTable
@@ -35,6 +33,8 @@ from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
 from medfedaug.printable import log_printable, printable
+from medfedaug.privacy import JobBook
+from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.telling import Teller, follow
 
 # Clears the screen, sets the title, C1, DEL, backspace, new lines of all kinds, directions, no width, markup.

@@ -14,7 +14,6 @@ from opacus.accountants import RDPAccountant
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from medfedaug.accounting import ORDERS
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
 from medfedaug.experiments.simulate import configure
@@ -22,6 +21,7 @@ from medfedaug.federation import Request, Site, SiteTrainer, run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent
+from medfedaug.privacy.accountant import ORDERS
 
 RATE = 0.5
 

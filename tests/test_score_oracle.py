@@ -22,7 +22,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, epsilon_spent, released_scores
-from medfedaug.privacy.scores import dithered, released_loss, step_of
+from medfedaug.privacy.score_release import dithered, released_loss, step_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 oracle = importlib.import_module("score_oracle")

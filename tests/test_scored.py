@@ -11,7 +11,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.privacy import PrivacyPolicy, released_scores
-from medfedaug.privacy.scores import step_of
+from medfedaug.privacy.score_release import step_of
 
 SITES = ["site_A", "site_B", "site_C"]
 

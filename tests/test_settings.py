@@ -9,7 +9,7 @@ import pytest
 
 from medfedaug.errors import ConfigError
 from medfedaug.privacy import PrivacyPolicy
-from medfedaug.settings import SETTINGS_FILE, SiteSettings
+from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 
 
 @pytest.fixture

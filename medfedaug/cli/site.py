@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from medfedaug.admission import JobRules
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, takes
+from medfedaug.privacy import JobRules
 
 Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
@@ -214,12 +214,12 @@ def jobs(
     from datetime import datetime
 
     from medfedaug import plugins
-    from medfedaug.admission.book import WAITING
     from medfedaug.config import bundle_reference
     from medfedaug.federation.site.job_summary import job_state, summary
     from medfedaug.federation.site.job_summary import record as record_of
     from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.settings import SiteSettings
+    from medfedaug.privacy.job_log import WAITING
+    from medfedaug.privacy.site_settings import SiteSettings
 
     opened = open_kit(kit)
     book, settings = opened.job_book(), SiteSettings.load(kit)
@@ -259,9 +259,9 @@ def approve(
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
-    from medfedaug.admission.book import APPROVED, REFUSED
     from medfedaug.checks import check_printable
     from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.privacy.job_log import APPROVED, REFUSED
 
     check_printable("--by", by)
     verdict = REFUSED if refuse else APPROVED
@@ -287,7 +287,7 @@ def names(kit: SiteKit) -> None:
     from medfedaug.data.sites import open_site
     from medfedaug.federation.site.data_folder import resolve_data_folder
     from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.settings import SiteSettings
+    from medfedaug.privacy.site_settings import SiteSettings
 
     opened = open_kit(kit)
     pseudonyms = opened.pseudonyms()

@@ -2,7 +2,7 @@
 
 A Bundle is code: its configuration holds expressions, and it may have scripts. A job names one and the hash
 of its content, and nothing of the job is ever evaluated. What runs at a site is the site's own folder, which
-its administrator has looked at and allowed (`medfedaug.settings.SiteSettings.bundles`).
+its administrator has looked at and allowed (`medfedaug.privacy.site_settings.SiteSettings.bundles`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from medfedaug.federation.server.output import EVALUATION, STATE
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.finished import FinishedRun
-from medfedaug.settings import SiteSettings
+from medfedaug.privacy.site_settings import SiteSettings
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
 

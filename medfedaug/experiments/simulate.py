@@ -46,6 +46,7 @@ from medfedaug.federation.server.output import (
     write_run,
 )
 from medfedaug.files import remove_unfinished, write_json
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.run_folder import (
     check_results,
     is_json_with,
@@ -59,7 +60,6 @@ from medfedaug.run_folder import (
     remove_workspaces,
     sites_lock,
 )
-from medfedaug.settings import SiteSettings
 from medfedaug.statistics import save_statistics
 
 __all__ = ["ENGINES", "check_device", "configure", "simulate"]

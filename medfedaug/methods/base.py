@@ -23,14 +23,6 @@ from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.contexts import (
-    FEATURE_MEAN,
-    FEATURE_STD,
-    HISTOGRAM,
-    INTENSITY_MEAN,
-    INTENSITY_STD,
-    STEPS,
-    VARIANCE,
-    WEIGHTS,
     Bounds,
     Contributions,
     Payload,
@@ -44,6 +36,16 @@ from medfedaug.methods.contexts import (
     zeros,
 )
 from medfedaug.models.substitution import trained_entries
+from medfedaug.privacy.kinds import (
+    FEATURE_MEAN,
+    FEATURE_STD,
+    HISTOGRAM,
+    INTENSITY_MEAN,
+    INTENSITY_STD,
+    STEPS,
+    VARIANCE,
+    WEIGHTS,
+)
 from medfedaug.statistics import ChannelStatistics
 
 __all__ = [

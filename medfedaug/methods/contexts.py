@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from medfedaug.tasks import Task
 
 __all__ = [
-    "FEATURE_MEAN",
-    "FEATURE_STD",
-    "HISTOGRAM",
-    "INTENSITY_MEAN",
-    "INTENSITY_STD",
-    "STEPS",
-    "VARIANCE",
-    "WEIGHTS",
     "Bounds",
     "Contributions",
     "Payload",
@@ -43,13 +35,6 @@ Shapes = Mapping[str, tuple[int | None, ...]]  # None: any length, which `Server
 # The loss of a batch is the sum of weight times the task's loss over these pairs: one pair, unless images
 # are mixed.
 Targets = list[tuple[float, Tensor]]
-
-# Kinds of exchanged values. A site that adds noise has public bounds for the first four.
-INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"
-FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
-HISTOGRAM = "histogram"
-# Further ones, of which the server compares the sites' (`medfedaug.federation.server.outlier_checks`).
-VARIANCE, WEIGHTS, STEPS = "variance", "weights", "steps"
 
 Bounds = Callable[[str], tuple[float, float]]
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from medfedaug import functional as F
-from medfedaug.accounting import epsilon_spent, noise_multiplier_for, require_opacus
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import (
     Aggregator,
@@ -19,6 +18,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.kept import KeptUpdates, moved, update_norms
+from medfedaug.privacy.accountant import epsilon_spent, noise_multiplier_for, require_opacus
 from medfedaug.streams import secret_normal
 
 __all__ = ["DPFedAvg", "DPFedAvgServer"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from medfedaug.checks import check_keys, is_number
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
+from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 
 __all__ = ["CASES", "SUMMARY", "PrivacyPolicy"]
 

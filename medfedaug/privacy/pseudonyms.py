@@ -10,14 +10,17 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, replace_own
 from medfedaug.files import private_folder, remove_unfinished, write_atomic
 from medfedaug.printable import printable
+
+if TYPE_CHECKING:
+    from medfedaug.data.base import SiteFolder
+
 
 __all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
 
@@ -137,9 +140,9 @@ class Pseudonyms:
             data: the site's data, or where they are, if they could not be opened: whatever is named there is
                 replaced, wherever a message has it.
         """
-        cases = _case_names(data) if isinstance(data, SiteFolder) else {}
+        cases = {} if data is None or isinstance(data, Path) else _case_names(data)
 
-        folder = data.path if isinstance(data, SiteFolder) else data
+        folder = data if data is None or isinstance(data, Path) else data.path
 
         def stand_in(text: str) -> str:
             if text in cases:
@@ -154,7 +157,9 @@ class Pseudonyms:
         names = dict(cases)
         for name in _names_below(folder) if folder is not None else ():
             names.setdefault(name, name)
-        kept = {site, *data.classes, *data.channel_names} if isinstance(data, SiteFolder) else {site}
+        kept = {site}
+        if data is not None and not isinstance(data, Path):
+            kept |= {*data.classes, *data.channel_names}
         found = sorted((n for n in names if n not in kept and _identifies(n)), key=len, reverse=True)
         if found:
             told = re.sub(

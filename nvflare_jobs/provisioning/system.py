@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from medfedaug.admission import JOBS_FOLDER
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.privacy import JOBS_FOLDER
 
 __all__ = ["HOSPITALS", "PATIENT", "Rehearsal"]
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.admission import job_hash
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
 from medfedaug.federation.composition import Composition
@@ -33,6 +32,7 @@ from medfedaug.federation.server.tensor_checks import SoundModel
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
+from medfedaug.privacy import job_hash
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.versions import software_versions
 

@@ -9,7 +9,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import is_federation, is_site, open_site
 from medfedaug.errors import DataError
-from medfedaug.settings import DATA_VARIABLE
+from medfedaug.privacy.site_settings import DATA_VARIABLE
 
 __all__ = ["check_channels", "open_own_data", "resolve_data_folder"]
 

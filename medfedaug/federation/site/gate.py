@@ -12,8 +12,6 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-from medfedaug.admission import JobBook, JobEntry, JobRules, Origin
-from medfedaug.admission.book import APPROVED, REFUSED, job_hash
 from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -29,7 +27,17 @@ from medfedaug.federation.site.release_log import Account, ScoreRequest, digest_
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.significance import PatientTest
-from medfedaug.privacy import Pseudonyms, class_labels, released_difference, released_scores
+from medfedaug.privacy import (
+    JobBook,
+    JobEntry,
+    JobRules,
+    Origin,
+    Pseudonyms,
+    class_labels,
+    released_difference,
+    released_scores,
+)
+from medfedaug.privacy.job_log import APPROVED, REFUSED, job_hash
 
 __all__ = ["ROUND", "Door", "GuardedDoor"]
 

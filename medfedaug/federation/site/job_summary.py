@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from medfedaug.admission.book import JobBook, JobEntry
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages import num_bytes
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.methods.base import ServerExchange
+from medfedaug.privacy.job_log import JobBook, JobEntry
 
 __all__ = ["job_state", "record", "summary"]
 

@@ -11,9 +11,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from medfedaug.accounting import require_opacus
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
+from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.ledger import PrivacyLedger
 from medfedaug.privacy.policy import PrivacyPolicy
 

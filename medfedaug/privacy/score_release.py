@@ -7,12 +7,15 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from medfedaug.data.base import SiteFolder
 from medfedaug.metrics.registry import METRICS
-from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
+
+if TYPE_CHECKING:
+    from medfedaug.data.base import SiteFolder
+    from medfedaug.metrics.significance import PatientTest
+
 
 __all__ = [
     "class_labels",

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medfedaug.admission import JobRules
 from medfedaug.checks import check_keys
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.files import parse_json
-from medfedaug.privacy import PrivacyPolicy
+from medfedaug.privacy import JobRules, PrivacyPolicy
 
 __all__ = [
     "DATA_VARIABLE",
