@@ -50,7 +50,8 @@ class FFALayer(StageLayer):
     which also counts it. Each process must call the layer equally often.
 
     Until the first `set_gamma`, :math:`\gamma` is zero, which is the augmentation by the site's own variance,
-    as in FedFA-C and in training without a federation. `medfedaug.finished.FinishedRun.gamma` has the
+    as in FedFA-C and in training without a federation. `medfedaug.runs.finished_run.FinishedRun.gamma` has
+    the
     :math:`\gamma` of a finished run.
 
     Shapes:

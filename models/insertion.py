@@ -81,8 +81,8 @@ def insert_ffa(
     after which to augment.
 
     In training without a federation no server sends γ, and the layers augment by the variance within a batch
-    alone, as FedFA-C does. The γ of a finished run is in `medfedaug.finished.FinishedRun.gamma`; give each
-    layer its own with `FFALayer.set_gamma`.
+    alone, as FedFA-C does. The γ of a finished run is in `medfedaug.runs.finished_run.FinishedRun.gamma`;
+    give each layer its own with `FFALayer.set_gamma`.
 
     Insert first, then wrap and compile: `torch.compile(insert_ffa(net))`, or `DataParallel(insert_ffa(net))`.
     MONAI's loaders make MetaTensors, which must lose their metadata before they go through a compiled

@@ -23,7 +23,7 @@ from medfedaug.nvflare_jobs.kit import Kit
 from medfedaug.privacy import LEDGER_FILE
 from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
 from medfedaug.privacy.site_settings import SiteSettings
-from medfedaug.run_folder import RESULTS
+from medfedaug.runs.folder import RESULTS
 
 __all__ = ["Leftover", "remove", "survey"]
 

@@ -36,7 +36,7 @@ from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.presence import Presence
 from medfedaug.printable import log_printable
 from medfedaug.privacy.site_settings import SiteSettings
-from medfedaug.run_folder import REPORT, locked
+from medfedaug.runs.folder import REPORT, locked
 
 __all__ = ["FederationController", "ProtocolController"]
 
@@ -226,7 +226,7 @@ class FederationController(ProtocolController):
         # Imported here: matplotlib takes a second, and is needed only now.
         from medfedaug.analysis import write_report
         from medfedaug.analysis.model_card import write_model_card
-        from medfedaug.finished import FinishedRun
+        from medfedaug.runs.finished_run import FinishedRun
 
         def attempt(what: str, command: str, write: Callable[[], object]) -> None:
             try:

@@ -11,7 +11,7 @@ from conftest import TINY_NETWORK, command
 from monai.utils import CommonKeys as Keys
 
 from medfedaug.federation.server.output import file_hashes
-from medfedaug.finished import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun
 
 FEW = ("--limit", 1)  # cases of each split and site
 

@@ -16,10 +16,10 @@ from conftest import SHARED
 from medfedaug.data.datasets.registry import BENCHMARKS, MARKER, open_benchmark, write_federation
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.evaluate import evaluate_model
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.server.output import write_run
+from medfedaug.runs.evaluate import evaluate_model
 
 
 @pytest.mark.skipif(

@@ -26,9 +26,9 @@ from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import write_run
-from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
-from medfedaug.origin import Origin
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
 from medfedaug.statistics import load_statistics, save_statistics
 
 # Runs bundles as their README says, in a process to which medfedaug and what it needs besides is not there.

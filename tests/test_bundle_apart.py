@@ -22,8 +22,8 @@ from packaging.requirements import Requirement
 from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure, simulate
-from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
+from medfedaug.runs.finished_run import FinishedRun
 
 EXTRAS = {"fire", "ignite", "nibabel", "pillow", "jsonschema"}
 

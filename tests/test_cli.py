@@ -14,9 +14,9 @@ from conftest import TINY_NETWORK, assert_complete, write_volume
 
 from medfedaug.cli.console import out_console, print_scores
 from medfedaug.config.run import RunConfig
-from medfedaug.finished import FinishedRun
 from medfedaug.methods import method_names
 from medfedaug.models import ffa_layers
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
 
 

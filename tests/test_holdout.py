@@ -9,11 +9,11 @@ import torch
 from monai.fl.utils.constants import ExtraItems
 
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.evaluate import evaluate_model
 from medfedaug.experiments import leave_one_site_out as holdout
 from medfedaug.experiments.leave_one_site_out import HOLDOUT, leave_one_site_out
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer
+from medfedaug.runs.evaluate import evaluate_model
 
 OPTIONS = {"engine": "inprocess", "device": "cpu"}
 

@@ -13,11 +13,11 @@ from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from results import Page
 from scipy.stats import t as student_t
 
-from medfedaug.evaluate import open_model
 from medfedaug.experiments.simulate import simulate
 from medfedaug.metrics.registry import METRICS, over_sites
 from medfedaug.metrics.segmentation import LabelMapScores, class_scores, surface_scores, voxel_edges
 from medfedaug.metrics.significance import mean_interval
+from medfedaug.runs.evaluate import open_model
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
 
 CPU = torch.device("cpu")

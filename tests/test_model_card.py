@@ -15,8 +15,8 @@ from medfedaug.analysis.model_card import model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure, simulate
-from medfedaug.finished import FinishedRun
 from medfedaug.methods import parse_methods
+from medfedaug.runs.finished_run import FinishedRun
 
 SECTIONS = ["Use", "What it was trained on", "How it was trained", "How it scored"]
 SECTIONS += ["What it was not tested on", "Privacy", "Which model this is", "How to make it again"]

@@ -21,7 +21,6 @@ from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
-from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import FINGERPRINT, Reply
@@ -32,6 +31,7 @@ from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.methods import registry
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.tasks import SegmentationTask
 
 VOLUMES = Plan(spatial_dims=3, patch_size=(16, 16, 16), patches_per_volume=2)

@@ -18,8 +18,8 @@ from test_formats import AFFINE, turn, write
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.readers import load_volume
-from medfedaug.finished import FinishedRun
-from medfedaug.predictions import Predictions
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.predictions_file import Predictions
 
 GEOMETRY = ("pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d")
 GEOMETRY += ("qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z")

@@ -18,7 +18,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.photographs import load_label_photograph
 from medfedaug.data.io.readers import load_volume
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.finished import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
 
 STATISTICS = "statistics.json"

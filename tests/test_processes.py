@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.checkpoint import server_checkpoint
-from medfedaug.run_folder import only_process, sites_lock
+from medfedaug.runs.folder import only_process, sites_lock
 
 MARK = "MEDFEDAUG_TEST_MARK"
 
@@ -100,9 +100,9 @@ def test_a_simulation_that_is_ended_leaves_no_process_and_no_free_lock_beside_on
 
 
 def test_a_run_waits_for_the_sites_of_one_that_was_killed(tmp_path, monkeypatch):
-    from medfedaug import run_folder
+    from medfedaug.runs import folder
 
-    monkeypatch.setattr(run_folder, "_WAIT_FOR_SITES", 0.1)
+    monkeypatch.setattr(folder, "_WAIT_FOR_SITES", 0.1)
     out = tmp_path / "out"
     out.mkdir()
     with (

@@ -19,8 +19,8 @@ from medfedaug.analysis.intensities import intensity_histograms, sample_intensit
 from medfedaug.data.datasets.registry import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import DataError
-from medfedaug.evaluate import evaluate_model, open_model
 from medfedaug.experiments.simulate import configure, simulate
+from medfedaug.runs.evaluate import evaluate_model, open_model
 from medfedaug.statistics import ChannelStatistics
 
 

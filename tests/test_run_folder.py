@@ -10,7 +10,7 @@ from conftest import SHARED
 
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.server.checkpoint import load_checkpoint, server_checkpoint
-from medfedaug.run_folder import make_workspace
+from medfedaug.runs.folder import make_workspace
 
 TINY = '{"features":[4,8,8,8,8,4]}'
 

@@ -22,8 +22,8 @@ from monai.utils import set_determinism
 from shell import run, workspace
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.finished import FinishedRun
 from medfedaug.models import ffa_layers, insert_ffa
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import channel_statistics, save_statistics
 from medfedaug.transforms import FedRDNd
 

@@ -6,9 +6,7 @@ from medfedaug.analysis.grouping import Tested, group_runs, pool_runs
 from medfedaug.analysis.metric_table import MetricRow, MetricTable, metric_table
 from medfedaug.analysis.patient_table import PatientRow, PatientTable, patient_table
 from medfedaug.analysis.plots import gamma_by_layer, learning_curves, metric_by_bytes
-from medfedaug.analysis.reading import find_runs, load_run
 from medfedaug.analysis.report import write_report
-from medfedaug.analysis.runs import Run
 from medfedaug.analysis.score_table import Row, Score, Table, summary_table
 from medfedaug.analysis.verdict import Verdict, judge
 from medfedaug.metrics.significance import (
@@ -19,6 +17,8 @@ from medfedaug.metrics.significance import (
     paired_t_test,
     sign_flip_test,
 )
+from medfedaug.runs.load_results import find_runs, load_run
+from medfedaug.runs.run import Run
 
 __all__ = [
     "MetricRow",

@@ -19,14 +19,13 @@ from torch import Tensor
 from medfedaug.data.base import Case
 from medfedaug.data.io.photographs import is_photograph
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 from medfedaug.tasks import SegmentationTask
 
-__all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs", "outline", "windowed"]
+__all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs"]
 
 _TRUTH, _PREDICTION = "#56B4E9", "#E69F00"
-PAPER, INK = "#111114", "#e6e6ea"  # dark in every theme, as on a radiologist's screen
 _TITLE = 9  # points
-_WINDOW = (1, 99.5)  # percentiles that are drawn black and white
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def extreme_cases(trainer: SiteTrainer, scores: Mapping[str, float | None] | Non
     prediction.
 
     Args:
-        trainer: a site with the model in its network (`medfedaug.evaluate.open_model`).
+        trainer: a site with the model in its network (`medfedaug.runs.evaluate.open_model`).
         scores: Dice by case, if it is already known.
 
     Returns:
@@ -129,12 +128,6 @@ def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
     if len(ranked) < 2:
         return [("only", found) for found in ranked]
     return [("worst", ranked[0]), ("best", ranked[-1])]
-
-
-def windowed(plane: np.ndarray) -> np.ndarray:
-    """A plane from 0 to 1, without the few voxels that are darkest and brightest."""
-    low, high = np.percentile(plane, _WINDOW)
-    return np.clip((plane - low) / max(high - low, 1e-12), 0, 1)
 
 
 def network_inputs(trainer: SiteTrainer, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -213,15 +206,6 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
             labelcolor=INK,
         )
     return figure
-
-
-def outline(panel: Axes, labels: np.ndarray, colour: str, width: float) -> None:
-    """Draw the edges of the structures in a label map, (X, Y), the first axis to the right."""
-    # Padded, since an outline would be open where a structure touches the border.
-    padded = np.pad(labels, 1)
-    places = [np.arange(-1, n + 1) for n in labels.shape]
-    for label in np.unique(labels[labels > 0]):
-        panel.contour(*places, (padded == label).T, levels=[0.5], colors=[colour], linewidths=width)
 
 
 def _title(panel: Axes, *lines: str, room: float) -> None:

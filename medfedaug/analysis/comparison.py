@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_seeds
-from medfedaug.analysis.inputs import OTHER_INPUT, input_note
-from medfedaug.analysis.runs import BASELINE, Run, compared_metric
 from medfedaug.analysis.verdict import Verdict, judge
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
 from medfedaug.metrics.registry import Metric
@@ -19,6 +17,8 @@ from medfedaug.metrics.significance import (
     paired_t_test,
     patient_means,
 )
+from medfedaug.runs.input_scaling import OTHER_INPUT, input_note
+from medfedaug.runs.run import BASELINE, Run, compared_metric
 
 __all__ = [
     "DELTA",
@@ -57,7 +57,7 @@ class Comparison:
         num_patients: the number of common patients; a case whose patient no site names counts as one.
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
             differences are 0.
-        metric: the score, and what is counted (`medfedaug.analysis.runs.compared_metric`).
+        metric: the score, and what is counted (`medfedaug.runs.run.compared_metric`).
         learned: whether one of the two learned anything (`medfedaug.metrics.nothing_learned`).
         other_input: whether the method's input was scaled differently from that of FedAvg.
         model: whose model the method's scores are of.

@@ -9,10 +9,10 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.runs import BASELINE, Run
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import find_metric
+from medfedaug.runs.run import BASELINE, Run
 
 __all__ = [
     "Tested",

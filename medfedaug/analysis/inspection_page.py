@@ -21,7 +21,7 @@ from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.data.quality.inspection import QUANTILES, SiteInspection
 from medfedaug.errors import ConfigError
 from medfedaug.files import write_json
-from medfedaug.run_folder import is_json_with
+from medfedaug.runs.folder import is_json_with
 from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 
 __all__ = [

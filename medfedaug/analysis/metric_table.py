@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, units_differ, whole_seeds
-from medfedaug.analysis.runs import MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import Score
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.metrics.registry import disparity, find_metric
+from medfedaug.runs.run import MODEL, NOT_RECORDED, Run
 
 __all__ = ["MetricRow", "MetricTable", "metric_table"]
 

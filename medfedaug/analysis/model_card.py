@@ -9,14 +9,14 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
-from medfedaug.analysis.inputs import recorded_input
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.config.command_line import command_of
 from medfedaug.files import write_atomic
-from medfedaug.finished import FinishedRun
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.run_folder import CARDS
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.folder import CARDS
+from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.tasks.losses import DEFAULT_LOSSES
 
 __all__ = ["model_card", "write_model_card"]

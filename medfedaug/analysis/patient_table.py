@@ -17,12 +17,12 @@ from medfedaug.analysis.comparison import (
     unlike_notes,
 )
 from medfedaug.analysis.grouping import group_runs
-from medfedaug.analysis.inputs import OTHER_INPUT
-from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PatientTest
+from medfedaug.runs.input_scaling import OTHER_INPUT
+from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 
 __all__ = ["PatientRow", "PatientTable", "patient_table"]
 

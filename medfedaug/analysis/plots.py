@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from medfedaug.analysis.grouping import group_runs
-from medfedaug.analysis.runs import Run
 from medfedaug.metrics.registry import find_metric
+from medfedaug.runs.run import Run
 
 __all__ = ["gamma_by_layer", "learning_curves", "metric_by_bytes"]
 

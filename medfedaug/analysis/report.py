@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from medfedaug._version import __version__
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
-from medfedaug.analysis.inputs import SCALED
 from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.page import (
@@ -33,11 +32,12 @@ from medfedaug.analysis.page import (
 from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
-from medfedaug.analysis.reading import find_runs, load_run
 from medfedaug.analysis.report_summary import answer, words_in
-from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
 from medfedaug.metrics.registry import find_metric
+from medfedaug.runs.input_scaling import SCALED
+from medfedaug.runs.load_results import find_runs, load_run
+from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 
 __all__ = ["write_report"]
 

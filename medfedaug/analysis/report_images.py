@@ -18,7 +18,6 @@ from medfedaug.analysis import page
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.features import feature_picture, site_features
 from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_intensities
-from medfedaug.analysis.runs import Run
 from medfedaug.config.plan import Plan
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.datasets.registry import (
@@ -32,8 +31,9 @@ from medfedaug.data.io.photographs import is_photograph
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError
-from medfedaug.evaluate import open_model
 from medfedaug.federation.server.output import GLOBAL_MODEL, STATISTICS
+from medfedaug.runs.evaluate import open_model
+from medfedaug.runs.run import Run
 from medfedaug.statistics import ChannelStatistics, load_statistics
 
 __all__ = ["image_sections"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from medfedaug.analysis.runs import BASELINE
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import find_metric
+from medfedaug.runs.run import BASELINE
 
 __all__ = ["WORDS", "answer", "words_in"]
 

@@ -18,13 +18,13 @@ from medfedaug.analysis.comparison import (
     unlike_notes,
 )
 from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
-from medfedaug.analysis.inputs import SCALED, Input
-from medfedaug.analysis.runs import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
+from medfedaug.runs.input_scaling import SCALED, Input
+from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 
 __all__ = ["MOST_SITES", "Row", "Score", "Table", "summary_table"]
 

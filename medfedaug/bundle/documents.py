@@ -9,8 +9,8 @@ from typing import Any
 from medfedaug._version import __version__
 from medfedaug.bundle.inference import PlainInference
 from medfedaug.errors import ConfigError
-from medfedaug.finished import FinishedRun
-from medfedaug.origin import Origin
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
 
 __all__ = ["SCHEMA_FILE", "bundle_metadata", "licence", "metadata_schema", "readme"]
 

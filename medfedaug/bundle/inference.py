@@ -18,9 +18,9 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.run_definition import network_arguments
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.finished import FinishedRun
 from medfedaug.models.networks import network_definition
-from medfedaug.origin import Origin
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
 from medfedaug.tasks.segmentation import SegmentationTask
 from medfedaug.transforms import FedRDNd
 

@@ -15,8 +15,8 @@ from medfedaug.bundle.onnx_file import write_onnx
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
 from medfedaug.files import write_json
-from medfedaug.finished import FinishedRun
-from medfedaug.origin import Origin
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
 
 __all__ = ["WrittenBundle", "write_bundle"]
 

@@ -46,8 +46,8 @@ def bundle(
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
     from medfedaug.bundle import write_bundle
-    from medfedaug.finished import FinishedRun
-    from medfedaug.origin import Origin
+    from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.input_statistics import Origin
 
     opened = FinishedRun.open(run, state=state)
     origin = Origin.of(opened, site, statistics)
@@ -70,7 +70,7 @@ def card(
 ) -> None:
     """Write the model card: what the model was trained on, how it scored, what it was not tested on."""
     from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.finished import FinishedRun
+    from medfedaug.runs.finished_run import FinishedRun
 
     opened = FinishedRun.open(run)
     files = write_model_card(opened, out or opened.model.parent, site_names=site_names)

@@ -80,8 +80,8 @@ def predict(
     predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
     and DICOM series that are left out are named with the reason, also in predictions.json.
     """
-    from medfedaug.finished import FinishedRun
-    from medfedaug.predict import predict_images
+    from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.predict import predict_images
 
     run = FinishedRun.open(model, state=state)
     with CaseProgress() as progress:

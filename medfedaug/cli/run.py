@@ -109,12 +109,12 @@ def simulate(
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
     with err_console.status("starting"):
-        from medfedaug.analysis.inputs import recorded_input
         from medfedaug.data.sites import find_sites
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.experiments.simulate import configure
         from medfedaug.experiments.simulate import simulate as run
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
+        from medfedaug.runs.input_scaling import recorded_input
 
     options = {**given[RunConfig], "task": task, "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))

@@ -21,8 +21,8 @@ from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Eva
 from medfedaug.federation.server.output import EVALUATION, STATE
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.finished import FinishedRun
 from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.runs.finished_run import FinishedRun
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
 
@@ -37,7 +37,7 @@ def evaluated_runs(
     """The runs of an evaluation, and the folders in which their sites keep what is theirs.
 
     Args:
-        model: see `medfedaug.finished.FinishedRun.open`.
+        model: see `medfedaug.runs.finished_run.FinishedRun.open`.
         local: the models that sites trained alone: the folder of a run with ``single``, or ``SITE=RUN`` with
             the run that a site made by itself, repeated.
         config: the record of the run that is evaluated, see there.

@@ -16,7 +16,7 @@ from medfedaug.federation.run_definition import define
 from medfedaug.federation.server.output import RESULTS
 from medfedaug.files import write_json
 from medfedaug.metrics.registry import UNSEEN, over_sites
-from medfedaug.run_folder import is_json_with
+from medfedaug.runs.folder import is_json_with
 
 __all__ = ["HOLDOUT", "leave_one_site_out"]
 

@@ -47,7 +47,7 @@ from medfedaug.federation.server.output import (
 )
 from medfedaug.files import remove_unfinished, write_json
 from medfedaug.privacy.site_settings import SiteSettings
-from medfedaug.run_folder import (
+from medfedaug.runs.folder import (
     check_results,
     is_json_with,
     keep_fingerprint,
@@ -287,7 +287,7 @@ def simulate(
         # Imported here: matplotlib takes a second, and is needed only now.
         from medfedaug.analysis import write_report
         from medfedaug.analysis.model_card import write_model_card
-        from medfedaug.finished import FinishedRun
+        from medfedaug.runs.finished_run import FinishedRun
 
         tell(event="stage", text="drawing report.html and the model card")
         write_model_card(FinishedRun.of(out), out)

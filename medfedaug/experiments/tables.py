@@ -20,7 +20,6 @@ from medfedaug.analysis import (
     write_report,
 )
 from medfedaug.analysis.patient_table import PatientTable
-from medfedaug.analysis.runs import MODEL
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.registry import find_benchmark
@@ -33,6 +32,7 @@ from medfedaug.experiments.sweep import difference
 from medfedaug.federation.server.output import RESULTS
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.registry import LOCAL
+from medfedaug.runs.run import MODEL
 
 __all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_tables"]
 

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from medfedaug.errors import DataError, PrivacyRefused, RunFailed
-from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages import PREPARE, TRAIN, Request
 from medfedaug.federation.server.output import write_run
@@ -22,6 +21,7 @@ from medfedaug.methods import (
 )
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.runs.evaluate import evaluate_model
 
 SITES = ["site_A", "site_B"]
 

@@ -14,12 +14,12 @@ from reference import UNEVEN, assert_models, assert_tested, descend, federated_a
 from medfedaug import functional as F
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
-from medfedaug.evaluate import evaluate_model
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.federation.server.output import write_run
 from medfedaug.methods import build_methods
 from medfedaug.methods.base import ServerContext
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.transforms import StandardizeHistogram, StandardizeHistogramd
 
 SITES = ["site_A", "site_B", "site_C"]

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.evaluate import evaluate_model
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.methods import PartialFedAdaptive
 from medfedaug.methods.base import SiteContext
+from medfedaug.runs.evaluate import evaluate_model
 
 SITES = ["site_A", "site_B", "site_C"]
 

@@ -15,7 +15,6 @@ from reference import Recorder, assert_same, descend, entries, pixels, same
 from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.evaluate import evaluate_model
 from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
@@ -24,6 +23,7 @@ from medfedaug.federation.pooled import run_pooled
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.methods import build_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.runs.evaluate import evaluate_model
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from medfedaug.analysis.case_views import INK, PAPER, outline, windowed
 from medfedaug.files import write_atomic
+from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 
 __all__ = ["draw_classified", "draw_label_map", "write_picture"]
 

@@ -11,9 +11,9 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.finished import FinishedRun
 from medfedaug.metrics.registry import over_sites
 from medfedaug.privacy import PrivacyPolicy, Pseudonyms, released_scores
+from medfedaug.runs.finished_run import FinishedRun
 
 __all__ = ["evaluate_model", "open_model"]
 
@@ -30,7 +30,7 @@ def open_model(
     """A global model at one site after the other.
 
     Args:
-        model: see `medfedaug.finished.FinishedRun.open`, as for ``config`` and ``state``.
+        model: see `medfedaug.runs.finished_run.FinishedRun.open`, as for ``config`` and ``state``.
         data: a site's folder, or one that holds several sites' folders.
         config: the run's ``results.json``.
         limit: the largest number of cases per site.
@@ -86,7 +86,8 @@ def evaluate_model(
 
     Returns:
         The split; ``sites``, ``mean``, ``worst`` and ``disparity`` as under ``test`` in ``results.json``; and
-        under ``scored`` whose model each site's scores are of (`medfedaug.finished.FinishedRun.whose`).
+        under ``scored`` whose model each site's scores are of
+        (`medfedaug.runs.finished_run.FinishedRun.whose`).
 
     Raises:
         MedFedAugError: one line that says what is wrong and where.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from medfedaug.config.bundle_reference import PREDICTS
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.finished import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import ChannelStatistics, load_statistics, other_statistics
 
 __all__ = ["Origin"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.federation.planning.fingerprint import SPACING, edges_in_ras
-from medfedaug.finished import FinishedRun
+from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
 
 __all__ = ["Familiar"]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from monai.transforms import Compose
 
-from medfedaug.analysis.preview import draw_classified, draw_label_map, write_picture
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
@@ -22,13 +21,14 @@ from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
-from medfedaug.familiar import Familiar
 from medfedaug.federation.server.output import STATISTICS
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.finished import FinishedRun
-from medfedaug.origin import Origin
-from medfedaug.predictions import Predictions
-from medfedaug.run_folder import only_process
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.folder import only_process
+from medfedaug.runs.input_drift import Familiar
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction_image import draw_classified, draw_label_map, write_picture
+from medfedaug.runs.predictions_file import Predictions
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd

@@ -1,4 +1,4 @@
-"""`Run`: a finished run, by one of its metrics; `medfedaug.analysis.reading` reads it from its file."""
+"""`Run`: a finished run, by one of its metrics; `medfedaug.runs.load_results` reads it from its file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis.inputs import SCALED, Input
 from medfedaug.checks import number_or_none
 from medfedaug.metrics.nothing_learned import RECALL, nothing_learned
 from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
+from medfedaug.runs.input_scaling import SCALED, Input
 
 __all__ = [
     "BASELINE",

@@ -1,0 +1,1 @@
+"""A finished run: its folder, predictions, evaluation and export."""

@@ -1,0 +1,315 @@
+"""A finished run: its record, its model, and what of its exchange the model needs besides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from torch import Tensor
+
+from medfedaug.config.run import RunConfig, recorded_settings
+from medfedaug.data.base import SiteFolder
+from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.server.output import (
+    FINAL_MODEL,
+    GLOBAL_MODEL,
+    HASHES,
+    RESULTS,
+    STATE,
+    STATISTICS,
+    check_unchanged,
+    exchange_file,
+)
+from medfedaug.federation.site.state import RoundMemory
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.files import parse_json, sha256
+from medfedaug.metrics.registry import GLOBAL, UNSEEN
+from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
+from medfedaug.runs.results_schema import check_record
+from medfedaug.statistics import ChannelStatistics, load_statistics
+from medfedaug.tensor_files import load_tensors
+
+__all__ = ["FinishedRun"]
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """A model of a finished run, with all that is needed to use it.
+
+    Args:
+        model: its file.
+        record: what the run's ``results.json`` says.
+        weights: the shared entries of the network.
+        payload: what the methods' layers need besides, by method.
+        state: the folder in which the sites keep what is theirs.
+    """
+
+    model: Path
+    record: dict[str, Any]
+    weights: dict[str, Tensor]
+    payload: dict[str, Tensor]
+    state: Path
+
+    @classmethod
+    def open(
+        cls, model: str | Path, *, config: str | Path | None = None, state: str | Path | None = None
+    ) -> FinishedRun:
+        """Read a run's files, and check that they belong together.
+
+        Args:
+            model: the folder of a run, whose ``global_model.pt`` is taken, or a model of it. What layers of
+                methods need besides is read from ``global_exchange.pt`` beside it, where there is one.
+            config: the run's ``results.json``; by default the one beside the model.
+            state: where the sites keep what is theirs, for a run that leaves layers at the sites: a folder of
+                states, or the kit of a site, whose settings name one. By default the folder ``state`` beside
+                the model, and where there is none that of the environment variable ``MEDFEDAUG_STATE``.
+
+        Raises:
+            ConfigError: one line that says what is wrong and where.
+        """
+        given = Path(model)
+        model = given / GLOBAL_MODEL if given.is_dir() else given
+        file = Path(config or model.parent / RESULTS)
+        if not model.exists() and not file.exists():
+            raise ConfigError(
+                f"{given}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
+            )
+        record = _load_record(file)
+        if HASHES not in record:
+            warn(
+                "has no hashes of the run's files, as of earlier releases: nobody can say whether model and "
+                "statistics are as they were",
+                path=file,
+            )
+        beside = exchange_file(model)
+        check_unchanged(model, record)
+        if beside.exists():
+            check_unchanged(beside, record)
+        weights = _load_weights(model)
+        payload = _load_weights(beside) if beside.exists() else {}
+        run = cls(model, record, weights, payload, _find_state(model.parent, state))
+        try:
+            _ = run.config
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file}: config: {first_line(error)}") from error
+        _check_weights(model, weights, run.composition)
+        _check_finite(beside, payload)
+        return run
+
+    @classmethod
+    def of(cls, folder: Path) -> FinishedRun:
+        """The run in a folder, with its last model where none was selected: sites trained by themselves.
+
+        Raises:
+            ConfigError: as `open`.
+        """
+        return cls.open(folder if (folder / GLOBAL_MODEL).exists() else folder / FINAL_MODEL)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The run's settings, without those that choose its cases."""
+        settings = recorded_settings(self.record)
+        return RunConfig.from_dict({**settings, "limit": None, "holdout": []})
+
+    @cached_property
+    def composition(self) -> Composition:
+        """The network, with initial weights, and the methods."""
+        return Composition(self.config)
+
+    @property
+    def round(self) -> int:
+        """The round that the model is of."""
+        last = self.model.name == FINAL_MODEL
+        return len(self.record["rounds"]) if last else int(self.record["selected_round"])
+
+    @cached_property
+    def statistics(self) -> dict[str, ChannelStatistics]:
+        """The pair of each site that sent one (FedRDN), by the site's name.
+
+        Raises:
+            ConfigError: when the file is damaged.
+        """
+        path = self.model.parent / STATISTICS
+        if not path.exists():
+            return {}
+        check_unchanged(path, self.record)
+        try:
+            return load_statistics(path)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {first_line(error)}") from error
+
+    @property
+    def gamma(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """γ of the mean and of the deviation of each stage, (C,) each, as `FFALayer.set_gamma` takes them.
+
+        For training without a federation, in a network with the same stages. Empty where no method of the run
+        sent any.
+
+        Example:
+            A network of one's own gets the γ of a run::
+
+                layers = ffa_layers(insert_ffa(network))
+                for stage, (gamma_mean, gamma_std) in FinishedRun.open("runs/fedfa").gamma.items():
+                    layers[stage].set_gamma(gamma_mean, gamma_std)
+        """
+        means = [key for key in self.payload if key.endswith("/gamma_mean")]
+        return {
+            key.split("/")[-2]: (self.payload[key], self.payload[key.removesuffix("mean") + "std"])
+            for key in means
+        }
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the model's file."""
+        return sha256(self.model)
+
+    def check_whole(self) -> None:
+        """Check that what the model needs besides is there; a model card can do without.
+
+        Raises:
+            ConfigError: naming the file that is missing.
+        """
+        check_unchanged(exchange_file(self.model), self.record)
+
+    @property
+    def sites_with_layers(self) -> list[str]:
+        """The sites whose own layers or weights are in `state`."""
+        return sorted(path.parent.name for path in self.state.glob(f"*/{self.record['run']}.pt"))
+
+    def whole_weights(self, site: str) -> dict[str, Tensor]:
+        """The shared entries, and those that a site kept in this run, without anything of its images.
+
+        Raises:
+            ConfigError: when they are not a whole model.
+        """
+        network = self.composition.network
+        network.load_state_dict(self.weights, strict=False)
+        memory = RoundMemory(site, self.state / site)
+        memory.enter(self.record["run"])
+        latest = memory.latest(self.round)
+        if self.composition.personalising or (self.composition.kept_keys and not latest):
+            raise ConfigError(
+                f"{self.model}: the model of {site} is not whole: its run left layers or weights at the "
+                f"sites, and {self.state} has none of {site} that could be sent"
+            )
+        memory.recall(latest, network, {})
+        return {k: v.detach().clone() for k, v in network.state_dict().items() if v.is_floating_point()}
+
+    def whose(self, site: str, split: str = "test") -> str:
+        """Whose model a site's scores are of, as in ``scored`` of ``results.json``.
+
+        Args:
+            site: its name. One that the run does not know has nothing of its own: data of a site under
+                another name, or of a place that never trained.
+            split: ``"validation"`` or ``"test"``.
+        """
+        if site in self.record.get("sites", {}):
+            return self.composition.scored[split]
+        return UNSEEN if site in self.record.get("unseen", ()) else f"{GLOBAL} (no site of the run)"
+
+    def trainer(
+        self,
+        name: str,
+        data: str | Path | SiteFolder,
+        device: str = "auto",
+        *,
+        limit: int | None = None,
+        statistics: ChannelStatistics | None = None,
+    ) -> SiteTrainer:
+        """A site with the model in its network, ready to be scored or to predict.
+
+        Args:
+            name: the site's name; what this site keeps of the run is loaded.
+            data: the site's data, see `SiteTrainer`.
+            device: where to compute.
+            limit: at most this many cases of each split.
+            statistics: of the site, in place of those of its images.
+
+        Raises:
+            MedFedAugError: one line that says what is wrong and where.
+        """
+        self.check_whole()
+        config = (
+            self.config if limit is None else RunConfig.from_dict({**self.config.to_dict(), "limit": limit})
+        )
+        trainer = SiteTrainer(config, data, device, self.state / name, statistics=statistics)
+        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.enter_run(self.record["run"])
+        exchange = {"payload": self.payload, "once": self.payload}
+        trainer.receive(ExchangeObject(weights=self.weights, statistics=exchange))
+        return trainer
+
+
+def _find_state(folder: Path, given: str | Path | None) -> Path:
+    if given is not None:
+        is_kit = (Path(given) / "startup").is_dir() and (Path(given) / "local").is_dir()
+        named = SiteSettings.load(given, {}).state if is_kit else None
+        return named or Path(given)
+    beside, variable = folder / STATE, os.environ.get(STATE_VARIABLE)
+    return Path(variable) if variable and not beside.is_dir() else beside
+
+
+def _load_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        weights = load_tensors(path)
+    except Exception as error:  # a damaged file fails anywhere between zip and pickle
+        raise ConfigError(f"{path}: not a model ({first_line(error)})") from error
+    if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
+        raise ConfigError(f"{path}: not a state dict")
+    return dict(weights)
+
+
+def _check_weights(path: Path, weights: Mapping[str, Tensor], composition: Composition) -> None:
+    """Check that a model is one of its run's network, whole and finite.
+
+    Raises:
+        ConfigError: naming file and entry.
+    """
+    expected = composition.network.state_dict()
+    missing = [key for key in composition.shared if key not in weights]
+    if missing:
+        raise ConfigError(
+            f"{path}: lacks {len(missing)} of the {len(composition.shared)} entries that its run's network "
+            f"shares: {_some(missing)}"
+        )
+    strange = [key for key in weights if key not in expected]
+    if strange:
+        raise ConfigError(f"{path}: its run's network has no entries {_some(strange)}")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            raise ConfigError(
+                f"{path}: {key} has the shape {tuple(value.shape)}, in its run's network "
+                f"{tuple(expected[key].shape)}"
+            )
+    _check_finite(path, weights)
+
+
+def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
+    spoilt = [key for key, value in values.items() if not torch.isfinite(value).all()]
+    if spoilt:
+        raise ConfigError(f"{path}: NaN or infinite values in {len(spoilt)} entries: {_some(spoilt)}")
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+
+
+def _load_record(path: str | Path) -> dict[str, Any]:
+    """What a run's ``results.json`` records."""
+    try:
+        record: dict[str, Any] = parse_json(Path(path).read_text())
+        check_record(record)
+        missing = {"config", "run", "rounds", "selected_round"} - set(record)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
+    if missing:
+        raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
+    return record
