@@ -15,7 +15,6 @@ from conftest import TINY_NETWORK, command
 from finished_runs import rehashed
 from PIL import Image
 
-from medfedaug.bundle.inference import plain_inference
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, Case
@@ -27,6 +26,7 @@ from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import write_run
 from medfedaug.methods import parse_methods
+from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.statistics import load_statistics, save_statistics

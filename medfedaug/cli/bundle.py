@@ -45,14 +45,19 @@ def bundle(
     ] = None,
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
-    from medfedaug.bundle import write_bundle
+    from medfedaug.analysis.model_card import write_model_card
+    from medfedaug.runs.bundle import write_bundle
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
     opened = FinishedRun.open(run, state=state)
     origin = Origin.of(opened, site, statistics)
+
+    def write_card(folder: Path) -> None:
+        write_model_card(opened, folder, site_names=site_names)
+
     with err_console.status("comparing with MONAI's network"):
-        written = write_bundle(opened, out, origin, onnx=onnx, site_names=site_names, licence_file=license_)
+        written = write_bundle(opened, out, origin, card=write_card, onnx=onnx, licence_file=license_)
     for note in written.notes:
         say(note)
     config, meta = (quote(f"{out}/configs/{name}.json") for name in ("inference", "metadata"))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug._version import __version__
-from medfedaug.bundle.inference import PlainInference
 from medfedaug.errors import ConfigError
+from medfedaug.runs.bundle.network import PlainInference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 

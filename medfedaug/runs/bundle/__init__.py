@@ -1,5 +1,5 @@
 """A finished run as a MONAI Bundle, which runs with MONAI alone."""
 
-from medfedaug.bundle.writing import write_bundle
+from medfedaug.runs.bundle.export import write_bundle
 
 __all__ = ["write_bundle"]

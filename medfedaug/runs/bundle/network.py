@@ -12,13 +12,13 @@ import torch
 from monai.bundle import ConfigParser
 from torch import Tensor, nn
 
-from medfedaug.bundle.workflow import Pair, inference_config
 from medfedaug.data.base import SPLITS
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.run_definition import network_arguments
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.models.networks import network_definition
+from medfedaug.runs.bundle.inference_config import Pair, inference_config
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.tasks.segmentation import SegmentationTask

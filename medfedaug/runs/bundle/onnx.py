@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch.export import Dim
 
-from medfedaug.bundle.inference import PlainInference
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.runs.bundle.network import PlainInference
 
 __all__ = ["TOLERANCE", "write_onnx"]
 

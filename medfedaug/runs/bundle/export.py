@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfedaug.analysis.model_card import write_model_card
-from medfedaug.bundle.documents import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
-from medfedaug.bundle.inference import plain_inference
-from medfedaug.bundle.onnx_file import write_onnx
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
 from medfedaug.files import write_json
+from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
+from medfedaug.runs.bundle.network import plain_inference
+from medfedaug.runs.bundle.onnx import write_onnx
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 
@@ -39,8 +39,8 @@ def write_bundle(
     out: str | Path,
     origin: Origin,
     *,
+    card: Callable[[Path], object],
     onnx: bool = False,
-    site_names: bool = False,
     licence_file: str | Path | None = None,
 ) -> WrittenBundle:
     """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` runs with MONAI alone.
@@ -51,8 +51,8 @@ def write_bundle(
         run: a segmentation.
         out: a folder that is not there yet, or is empty.
         origin: of the images that it is for, whose layers and pair it gets where sites have such.
+        card: writes the model card into a folder.
         onnx: whether to write ``models/model.onnx`` besides, which needs the packages of the extra ``onnx``.
-        site_names: whether sites keep their names in the model card.
         licence_file: the terms under which the weights are given away.
 
     Raises:
@@ -79,7 +79,7 @@ def write_bundle(
         write_json(work / "configs/metadata.json", bundle_metadata(run, plain))
         write_json(work / SCHEMA_FILE, metadata_schema())
         (work / "docs/README.md").write_text(readme(run, plain, origin, notes), encoding="utf-8")
-        write_model_card(run, work / "docs", site_names=site_names)
+        card(work / "docs")
         (work / "LICENSE").write_text(terms, encoding="utf-8")
         os.replace(work, out)
     finally:
