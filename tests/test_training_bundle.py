@@ -26,7 +26,7 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
 from medfedaug.statistics import load_statistics
-from medfedaug.training_bundle.definition import BundleDefinition
+from medfedaug.tasks.bundle.definition import BundleDefinition
 from medfedaug.transforms import StandardizeHistogram
 
 

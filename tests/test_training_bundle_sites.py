@@ -25,7 +25,7 @@ from medfedaug.federation import Request, run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe, SiteExecutor
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
-from medfedaug.training_bundle.configuration import BundleConfiguration
+from medfedaug.tasks.bundle.parser import BundleConfiguration
 
 LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
 

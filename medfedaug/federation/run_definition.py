@@ -110,7 +110,7 @@ def define(config: RunConfig) -> Definition:
 
 
 def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
-    """See `medfedaug.training_bundle.definition.bundle_settings`."""
+    """See `medfedaug.tasks.bundle.definition.bundle_settings`."""
     found: dict[str, Any] = _bundles().bundle_settings(bundle)
     return found
 
@@ -118,7 +118,7 @@ def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
 def _bundles() -> Any:
     # Imported here: it needs pytorch-ignite, which is not there without the extra "bundle".
     try:
-        from medfedaug.training_bundle import definition
+        from medfedaug.tasks.bundle import definition
     except ImportError as error:
         raise ConfigError(f"a Bundle needs {error.name}: pip install 'medfedaug[bundle]'") from error
     return definition

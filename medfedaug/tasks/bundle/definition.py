@@ -14,8 +14,8 @@ from medfedaug.config.bundle_reference import AllowedBundle, find
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line, withheld
-from medfedaug.training_bundle.configuration import BundleConfiguration
-from medfedaug.training_bundle.task import BundleTask
+from medfedaug.tasks.bundle.parser import BundleConfiguration
+from medfedaug.tasks.bundle.task import BundleTask
 
 __all__ = ["BundleDefinition", "bundle_settings"]
 

@@ -24,10 +24,10 @@ from medfedaug.data.quality.duplicates import check_classes, check_files_alone, 
 from medfedaug.errors import ConfigError, DataError, first_line, withheld
 from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor
+from medfedaug.tasks.bundle.metrics import BundleMetrics
+from medfedaug.tasks.bundle.parser import BundleConfiguration
+from medfedaug.tasks.bundle.transforms import BundleAugmentation, Parts, plain_sample
 from medfedaug.tasks.losses import Loss
-from medfedaug.training_bundle.configuration import BundleConfiguration
-from medfedaug.training_bundle.pipeline import BundleAugmentation, Parts, plain_sample
-from medfedaug.training_bundle.scoring import BundleMetrics
 
 __all__ = ["BundleTask"]
 

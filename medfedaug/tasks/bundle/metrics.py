@@ -12,7 +12,7 @@ from ignite.exceptions import NotComputableError
 from medfedaug.checks import is_number
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.metrics.registry import METRICS, Metric, add_metric
-from medfedaug.training_bundle.configuration import BundleConfiguration
+from medfedaug.tasks.bundle.parser import BundleConfiguration
 
 __all__ = ["BundleMetrics"]
 
