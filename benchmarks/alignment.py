@@ -46,11 +46,11 @@ from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.run_list import plan
 from medfedaug.federation import run_in_process
-from medfedaug.files import write_json
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Step
 from medfedaug.methods.fedfa_h import FedFAhSite
 from medfedaug.simulate import configure
+from medfedaug.utils.files import write_json
 
 EVERY = 10  # steps
 

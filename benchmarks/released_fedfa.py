@@ -43,8 +43,8 @@ from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.run_list import plan
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
-from medfedaug.files import write_json
 from medfedaug.methods import parse_methods
+from medfedaug.utils.files import write_json
 
 METHODS = {"fedavg": ("AlexNet", "FedAvg"), "fedfa": ("AlexNetFedFa", "FedFA")}
 """By method, their network and the kind of their aggregation."""

@@ -41,9 +41,9 @@ from medfedaug.federation import Reply, Request, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages import PREPARE, TRAIN
 from medfedaug.federation.protocol import Accept
-from medfedaug.files import write_json
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
+from medfedaug.utils.files import write_json
 
 SITES = 5
 CLAIM = 2**31 - 1

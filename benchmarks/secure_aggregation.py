@@ -22,7 +22,7 @@ from medfedaug.federation.messages import Reply, Request
 from medfedaug.federation.secure.masks import Member, SiteMasks
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.functional.weighted_mean import WeightedMean
-from medfedaug.streams import Words
+from medfedaug.utils.secure_random import Words
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:

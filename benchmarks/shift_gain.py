@@ -44,10 +44,10 @@ from medfedaug.data.datasets.phantom import MANIFEST, Scanner, make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process
-from medfedaug.files import write_json
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.simulate import configure
+from medfedaug.utils.files import write_json
 
 BASELINE = "fedavg"
 METHODS = (BASELINE, "norm", "fedbn", "fedrdn", "fedfa", "fedrdn,fedfa")

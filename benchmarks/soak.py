@@ -99,7 +99,9 @@ def write_sites(root: Path) -> None:
 @contextmanager
 def full_disk() -> Iterator[None]:
     """Nothing can be flushed to the disk."""
-    with mock.patch("medfedaug.files.os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+    with mock.patch(
+        "medfedaug.utils.files.os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device")
+    ):
         yield
 
 

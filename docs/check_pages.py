@@ -16,29 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 import medfedaug
 
-# Modules at the top of the package that serve others of ours, and no user.
-INTERNAL = {
-    "accounting",
-    "checks",
-    "command_line",
-    "described",
-    "docstrings",
-    "fields",
-    "files",
-    "formulas",
-    "job_folder",
-    "measured",
-    "monai_classes",
-    "origin",
-    "predictions",
-    "run_folder",
-    "streams",
-    "telling",
-    "versions",
-    "watching",
-}
+# Modules at the top of the package that only serve earlier names.
+INTERNAL = {"finished"}
 # Packages whose names are commands, or the means of others.
-INTERNAL_PACKAGES = {"cli", "experiments", "data"}
+INTERNAL_PACKAGES = {"cli", "experiments", "data", "utils"}
 # Packages of ours that an editable install finds in folders of their own.
 FOLDERS = {"models", "nvflare_jobs", "transforms"}
 

@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from medfedaug import plugins
 from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.training_scripts import find_loop
@@ -45,7 +44,8 @@ from medfedaug.privacy import JobRules
 from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
-from medfedaug.telling import size_text
+from medfedaug.utils import plugins
+from medfedaug.utils.event_text import size_text
 
 __all__ = ["Check", "examine"]
 

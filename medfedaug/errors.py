@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from medfedaug.printable import printable
+from medfedaug.utils.printable import printable
 
 __all__ = [
     "WITH_BATCH_NORM",

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.files import parse_versioned, write_versioned
+from medfedaug.utils.files import parse_versioned, write_versioned
 
 __all__ = [
     "FOREIGN",
@@ -420,7 +420,7 @@ def save_statistics(
 ) -> None:
     """Write the statistics of a federation as JSON.
 
-    The file is complete or absent (`medfedaug.files.write_atomic`).
+    The file is complete or absent (`medfedaug.utils.files.write_atomic`).
 
     Args:
         path: the file; an existing one is replaced.

@@ -8,7 +8,7 @@ from typing import Any
 import monai.networks.nets
 from torch import nn
 
-from medfedaug.monai_classes import constructor_parameters, public_class
+from medfedaug.utils.class_paths import constructor_parameters, public_class
 
 __all__ = ["MonaiNetwork", "network_class"]
 

@@ -29,12 +29,12 @@ from monai.networks.nets import (
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from medfedaug import plugins
-from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 from medfedaug.models.monai_networks import MonaiNetwork, network_class
-from medfedaug.monai_classes import check_arguments
+from medfedaug.utils import plugins
+from medfedaug.utils.class_paths import check_arguments
+from medfedaug.utils.validation import not_known
 
 __all__ = [
     "build_network",
@@ -130,8 +130,8 @@ def build_network(
     ViT-S/16 for images of 224 pixels (`img_size`); both need the package einops.
 
     Any other network of MONAI goes by its class path, with MONAI's own defaults:
-    "monai.networks.nets.HighResNet". Other packages may add networks (`medfedaug.plugins`); theirs get the
-    same arguments.
+    "monai.networks.nets.HighResNet". Other packages may add networks (`medfedaug.utils.plugins`); theirs get
+    the same arguments.
 
     Args:
         name: one of `network_names()`, or a class path.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.tensor_files import load_tensors
+from medfedaug.models.tensor_files import load_tensors
 
 __all__ = ["Fit", "fit_weights", "read_weights"]
 

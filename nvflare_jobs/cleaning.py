@@ -32,7 +32,7 @@ _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _RUN_OF_A_SITE = re.compile(r"[0-9a-f]{32}\.pt")
 _PREPARED = re.compile(r"[0-9a-f]{32}")
 _ROTATED = re.compile(r"(log|error_log|log_fl|audit)\.(txt|json|log)\.\d+")
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")  # of a file that is written whole (`medfedaug.files`)
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")  # of a file that is written whole (`medfedaug.utils.files`)
 _MARK = re.compile(r"\.[0-9a-f]{16}\.running")
 _TEMPORARY = "medfedaug-*"
 

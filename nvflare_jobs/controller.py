@@ -19,7 +19,6 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from medfedaug import plugins
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -30,13 +29,14 @@ from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.federation.server.history import Event
 from medfedaug.federation.server.output import JOB_FOLDER, write_models, write_run
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.files import remove_unfinished
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.presence import Presence
-from medfedaug.printable import log_printable
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import REPORT, locked
+from medfedaug.utils import plugins
+from medfedaug.utils.files import remove_unfinished
+from medfedaug.utils.printable import log_printable
 
 __all__ = ["FederationController", "ProtocolController"]
 

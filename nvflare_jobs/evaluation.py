@@ -11,7 +11,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
-from medfedaug.checks import check_printable
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.messages import SCORING_TASKS
 from medfedaug.federation.protocol import evaluate
@@ -20,13 +19,14 @@ from medfedaug.federation.server.history import Event
 from medfedaug.federation.server.output import EVALUATION
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import Door
-from medfedaug.files import write_json
 from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.controller import ProtocolController
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import AnsweringExecutor, site_trainer
 from medfedaug.nvflare_jobs.recipe import name_classes_only, server_settings
 from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.utils.files import write_json
+from medfedaug.utils.validation import check_printable
 
 __all__ = ["EvaluationController", "EvaluationExecutor", "EvaluationRecipe"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from medfedaug.errors import warnings_to
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
-from medfedaug.printable import printable_values
-from medfedaug.telling import Teller
+from medfedaug.utils.event_text import Teller
+from medfedaug.utils.printable import printable_values
 
 __all__ = ["WARNING", "EventLog"]
 

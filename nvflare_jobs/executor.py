@@ -16,7 +16,6 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
-from medfedaug import plugins
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
@@ -31,9 +30,10 @@ from medfedaug.nvflare_jobs.identity import kit_identity
 from medfedaug.nvflare_jobs.loop import ScriptLoop
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.origin import job_origin
-from medfedaug.printable import log_printable
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.utils import plugins
+from medfedaug.utils.printable import log_printable
 
 __all__ = ["AnsweringExecutor", "SiteExecutor", "site_trainer"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medfedaug.errors import ConfigError, own
 from medfedaug.federation.secure.identity import Certificates
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
 
 __all__ = ["kit_identity"]
 

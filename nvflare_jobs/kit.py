@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.errors import ConfigError
-from medfedaug.files import parse_json, write_atomic
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
+from medfedaug.utils.files import parse_json, write_atomic
 
 __all__ = [
     "DEFAULT_LAUNCHER",

@@ -22,7 +22,7 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
 from medfedaug.nvflare_jobs.rejoin import JobSession
-from medfedaug.printable import log_printable
+from medfedaug.utils.printable import log_printable
 
 __all__ = ["RestartingHandle", "RestartingLauncher"]
 

@@ -10,8 +10,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
-from medfedaug.printable import printable
 from medfedaug.privacy import Origin
+from medfedaug.utils.printable import printable
 
 __all__ = ["job_origin"]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from nvflare.recipe.spec import Recipe
 
-from medfedaug import plugins
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
@@ -33,7 +32,8 @@ from medfedaug.privacy.site_settings import (
     SETTINGS_FILE,
     STATE_VARIABLE,
 )
-from medfedaug.telling import follow
+from medfedaug.utils import plugins
+from medfedaug.utils.event_text import follow
 
 __all__ = ["LOG_FILE", "output_folder", "run_in_simulator", "run_job"]
 

@@ -14,10 +14,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.recipe.utils import add_experiment_tracking
 from nvflare.widgets.widget import Widget
 
-from medfedaug.checks import check_choice, is_number
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.messages import reply_from_model
+from medfedaug.utils.validation import check_choice, is_number
 
 if TYPE_CHECKING:
     from nvflare.recipe.spec import Recipe

@@ -19,7 +19,7 @@ import torch
 from benchmark_files import OFFICE, write_fedbn, write_volume
 from PIL import Image
 
-from medfedaug import cli, plugins
+from medfedaug import cli
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
@@ -32,6 +32,7 @@ from medfedaug.models import networks
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.statistics import load_statistics
+from medfedaug.utils import plugins
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 

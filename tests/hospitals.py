@@ -12,7 +12,6 @@ from typing import Any
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from medfedaug import plugins
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation import FederationServer
@@ -21,6 +20,7 @@ from medfedaug.federation.protocol import Carrier
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
+from medfedaug.utils import plugins
 
 
 class Hospital:

@@ -22,7 +22,7 @@ from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.masks import Sealing
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.privacy import job_hash
-from medfedaug.streams import stream
+from medfedaug.utils.secure_random import stream
 
 STEPS = (KEYS, SHARES, TRAIN, CONFIRM, OPEN)
 RUN = "0" * 32

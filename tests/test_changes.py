@@ -16,7 +16,7 @@ from medfedaug.data.quality import file_hashes
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.experiments.simulate import simulate
-from medfedaug.files import write_atomic
+from medfedaug.utils.files import write_atomic
 
 
 class Stopped(Exception):

@@ -9,11 +9,11 @@ import stat
 import pytest
 import torch
 
-from medfedaug import files
 from medfedaug.errors import MedFedAugError, StorageError
 from medfedaug.federation.server.output import write_json, write_state
-from medfedaug.files import parse_json, write_atomic
 from medfedaug.statistics import ChannelStatistics, save_statistics
+from medfedaug.utils import files
+from medfedaug.utils.files import parse_json, write_atomic
 
 WRITERS = {
     "checkpoint": lambda path, n: write_state(path, {"weight": torch.full((200_000,), float(n))}),

@@ -6,9 +6,9 @@ import pytest
 
 from medfedaug import functional, models
 from medfedaug.cli import catalogue
-from medfedaug.docstrings import read_docstring
-from medfedaug.formulas import formula_text
 from medfedaug.methods.registry import built_in_methods
+from medfedaug.utils.docstring_math import formula_text
+from medfedaug.utils.docstrings import read_docstring
 
 
 @pytest.mark.parametrize(

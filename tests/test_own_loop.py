@@ -200,7 +200,8 @@ from monai.losses import DiceCELoss
 from monai.networks.nets import BasicUNet
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityd
 
-from medfedaug import client, plugins
+from medfedaug import client
+from medfedaug.utils import plugins
 
 KEYS = ("image", "label")
 {first}

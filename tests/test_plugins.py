@@ -15,7 +15,6 @@ import torch
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from medfedaug import plugins
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, RunFailed
@@ -29,6 +28,7 @@ from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
+from medfedaug.utils import plugins
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
 PACKAGE, SITES = "lesion-methods", ["site_A", "site_B"]

@@ -32,10 +32,10 @@ from medfedaug.nvflare_jobs.controller import FederationController
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
-from medfedaug.printable import log_printable, printable
 from medfedaug.privacy import JobBook
 from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
-from medfedaug.telling import Teller, follow
+from medfedaug.utils.event_text import Teller, follow
+from medfedaug.utils.printable import log_printable, printable
 
 # Clears the screen, sets the title, C1, DEL, backspace, new lines of all kinds, directions, no width, markup.
 EVIL = (

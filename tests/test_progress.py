@@ -16,7 +16,7 @@ from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.events import EventLog
-from medfedaug.telling import follow
+from medfedaug.utils.event_text import follow
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import join, split
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.streams import stream
+from medfedaug.utils.secure_random import stream
 
 SITES = "ABCD"
 

@@ -10,13 +10,13 @@ import sys
 import pytest
 from hospitals import Deployment, Hospital
 
-from medfedaug.files import write_atomic
+from medfedaug.utils.files import write_atomic
 
 FREE = {"min_cases": 1, "allow_limit": True}
 
 KILLED = """
 import os, signal, sys
-from medfedaug.files import write_atomic
+from medfedaug.utils.files import write_atomic
 
 def write(file):
     file.write(b"half")

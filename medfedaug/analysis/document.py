@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from medfedaug.analysis import page
 from medfedaug.analysis.text_table import plain_markdown
-from medfedaug.printable import printable
+from medfedaug.utils.printable import printable
 
 __all__ = ["Block", "Code", "Document", "Section", "Table"]
 

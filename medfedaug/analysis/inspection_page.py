@@ -20,9 +20,9 @@ from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.data.quality.inspection import QUANTILES, SiteInspection
 from medfedaug.errors import ConfigError
-from medfedaug.files import write_json
 from medfedaug.runs.folder import is_json_with
 from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
+from medfedaug.utils.files import write_json
 
 __all__ = [
     "federation_shift",

@@ -13,10 +13,10 @@ from matplotlib.ticker import MaxNLocator
 
 from medfedaug.analysis import page
 from medfedaug.analysis.plots import tidy
-from medfedaug.checks import is_number
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
-from medfedaug.telling import Teller
+from medfedaug.utils.event_text import Teller
+from medfedaug.utils.validation import is_number
 
 __all__ = ["Watched", "find_events", "has_process", "sparkline", "write_watch_page"]
 

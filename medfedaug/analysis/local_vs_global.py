@@ -11,8 +11,8 @@ from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, warn
 from medfedaug.federation.server.output import EVALUATION, RESULTS
-from medfedaug.files import parse_json
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
+from medfedaug.utils.files import parse_json
 
 __all__ = [
     "ExchangeTable",

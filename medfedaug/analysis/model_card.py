@@ -11,13 +11,13 @@ from typing import Any
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.config.command_line import command_of
-from medfedaug.files import write_atomic
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import CARDS
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.tasks.losses import DEFAULT_LOSSES
+from medfedaug.utils.files import write_atomic
 
 __all__ = ["model_card", "write_model_card"]
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
-from medfedaug.files import write_atomic
-from medfedaug.printable import printable, printable_lines
+from medfedaug.utils.files import write_atomic
+from medfedaug.utils.printable import printable, printable_lines
 
 __all__ = [
     "POLICY",

@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from medfedaug.printable import printable, printable_values
+from medfedaug.utils.printable import printable, printable_values
 
 __all__ = ["TextTable", "plain_markdown"]
 

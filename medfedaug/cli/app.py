@@ -16,7 +16,7 @@ import typer
 from medfedaug._version import __version__
 from medfedaug.cli.console import say
 from medfedaug.errors import MedFedAugError, warnings_to
-from medfedaug.printable import log_printable, printable_lines
+from medfedaug.utils.printable import log_printable, printable_lines
 
 __all__ = ["app", "main"]
 

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfedaug import plugins
-from medfedaug.checks import not_known
 from medfedaug.data.datasets.registry import BENCHMARKS
-from medfedaug.docstrings import read_docstring
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.methods import registry
 from medfedaug.methods.base import Method
 from medfedaug.models import build_network, networks
 from medfedaug.models.stages import known_stages
-from medfedaug.monai_classes import constructor_parameters
+from medfedaug.utils import plugins
+from medfedaug.utils.class_paths import constructor_parameters
+from medfedaug.utils.docstrings import read_docstring
+from medfedaug.utils.validation import not_known
 
 __all__ = [
     "BESIDE_THE_MODEL",

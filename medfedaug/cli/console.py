@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from medfedaug.metrics.registry import METRICS
-from medfedaug.printable import printable, printable_lines
+from medfedaug.utils.printable import printable, printable_lines
 
 __all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say", "wrapped"]
 

@@ -52,10 +52,10 @@ def evaluate(
     ] = Engine.inprocess,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
-    from medfedaug.files import write_json
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.runs.evaluate import evaluate_model
     from medfedaug.runs.folder import is_json_with
+    from medfedaug.utils.files import write_json
 
     if local or cross_site or engine is Engine.nvflare:
         if split is not Split.test or limit is not None or pseudonyms is not None:
@@ -91,8 +91,8 @@ def evaluate(
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
     from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
     from medfedaug.experiments.cross_evaluation import evaluate_sites
-    from medfedaug.files import write_json
     from medfedaug.runs.folder import is_json_with
+    from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):
         raise ConfigError(f"{out} holds something else than an evaluation; choose another file")

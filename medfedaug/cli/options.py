@@ -16,7 +16,7 @@ import typer
 from medfedaug.config.plan import PLAN_MEMORY
 from medfedaug.config.run import TASK_DEFAULTS
 from medfedaug.errors import ConfigError
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
 
 __all__ = [
     "Arguments",

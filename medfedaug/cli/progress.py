@@ -23,8 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 from medfedaug.cli.console import err_console, say
-from medfedaug.printable import printable
-from medfedaug.telling import Teller
+from medfedaug.utils.event_text import Teller
+from medfedaug.utils.printable import printable
 
 __all__ = ["CaseProgress", "RoundProgress", "SweepProgress", "resumable"]
 
@@ -97,7 +97,7 @@ def duration(seconds: float) -> str:
 
 
 class RoundProgress:
-    """A progress bar over the rounds, and the lines of `medfedaug.telling.Teller`.
+    """A progress bar over the rounds, and the lines of `medfedaug.utils.event_text.Teller`.
 
     Where there is no terminal, a line says now and then that the run goes on.
     """

@@ -35,8 +35,8 @@ from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
-from medfedaug.files import parse_json
 from medfedaug.metrics.registry import UNSEEN
+from medfedaug.utils.files import parse_json
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder

@@ -126,8 +126,8 @@ def project(
     name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
 ) -> None:
     """Write the project file from which NVFlare makes the kits of server, sites and administrators."""
-    from medfedaug.files import write_atomic
     from medfedaug.nvflare_jobs.provisioning.project import project_file
+    from medfedaug.utils.files import write_atomic
 
     if out.exists():
         raise ConfigError(f"{out} is there already; choose another file")

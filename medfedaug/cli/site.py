@@ -213,13 +213,13 @@ def jobs(
     from collections import Counter
     from datetime import datetime
 
-    from medfedaug import plugins
     from medfedaug.config import bundle_reference
     from medfedaug.federation.site.job_summary import job_state, summary
     from medfedaug.federation.site.job_summary import record as record_of
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.privacy.job_log import WAITING
     from medfedaug.privacy.site_settings import SiteSettings
+    from medfedaug.utils import plugins
 
     opened = open_kit(kit)
     book, settings = opened.job_book(), SiteSettings.load(kit)
@@ -259,9 +259,9 @@ def approve(
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
-    from medfedaug.checks import check_printable
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.privacy.job_log import APPROVED, REFUSED
+    from medfedaug.utils.validation import check_printable
 
     check_printable("--by", by)
     verdict = REFUSED if refuse else APPROVED
@@ -355,7 +355,7 @@ def clean(
 
     from medfedaug.nvflare_jobs.cleaning import remove, survey
     from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.telling import size_text
+    from medfedaug.utils.event_text import size_text
 
     with err_console.status("looking"):
         found = survey(open_kit(kit), older_than, results=results)

@@ -42,7 +42,7 @@ def watch(
         from medfedaug.analysis.live_page import Watched, find_events, write_watch_page
         from medfedaug.analysis.page import check_page
         from medfedaug.errors import ConfigError
-        from medfedaug.telling import follow
+        from medfedaug.utils.event_text import follow
 
     if page is not None:
         check_page(page)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import check_keys
 from medfedaug.errors import ConfigError, own
+from medfedaug.utils.validation import check_keys
 
 __all__ = [
     "BUNDLES_VARIABLE",

@@ -14,8 +14,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from medfedaug.checks import check_choice, check_printable
 from medfedaug.errors import ConfigError
+from medfedaug.utils.validation import check_choice, check_printable
 
 __all__ = ["check_fields", "documented", "setting"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import check_keys
 from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.errors import ConfigError
-from medfedaug.files import check_version, parse_json, write_versioned
+from medfedaug.utils.files import check_version, parse_json, write_versioned
+from medfedaug.utils.validation import check_keys
 
 __all__ = ["PLANNED", "PLAN_FIELDS", "PLAN_MEMORY", "Plan", "load_plan", "planning_settings", "save_plan"]
 

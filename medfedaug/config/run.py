@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medfedaug.checks import check_choice, check_keys
 from medfedaug.config.bundle_reference import check_reference
 from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.config.plan import Plan
 from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
+from medfedaug.utils.validation import check_choice, check_keys
 
 __all__ = [
     "MAX_SHARE",

@@ -17,8 +17,8 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from medfedaug import plugins
 from medfedaug.errors import ConfigError
+from medfedaug.utils import plugins
 
 __all__ = ["check_loop", "find_loop", "loop_reference"]
 

@@ -17,7 +17,7 @@ from monai.data import load_decathlon_datalist
 from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
 from medfedaug.data.io.readers import image_suffix
 from medfedaug.errors import DataError, withheld
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
 
 __all__ = ["UNNAMED", "read_listing", "read_test_images"]
 

@@ -27,7 +27,7 @@ from medfedaug.data.io.photographs import check_kind, is_photograph
 from medfedaug.data.quality.duplicates import check_copies
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
 
 __all__ = ["ImageFolder", "class_cases", "published_split"]
 

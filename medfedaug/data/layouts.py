@@ -24,7 +24,7 @@ from medfedaug.data.io.readers import IMAGE_SUFFIXES, image_suffix, load_label
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, first_line
-from medfedaug.files import parse_json, write_json
+from medfedaug.utils.files import parse_json, write_json
 
 __all__ = ["LISTING", "Proposal", "has_layout", "propose", "write_proposal"]
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from medfedaug.errors import ConfigError
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
 
 __all__ = ["Axis", "axis_value", "parse_axis", "shown", "split_values"]
 

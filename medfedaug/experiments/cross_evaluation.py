@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import check_choice
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
@@ -23,6 +22,7 @@ from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
 

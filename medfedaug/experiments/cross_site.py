@@ -21,7 +21,7 @@ from medfedaug.federation.in_process import InProcessCarrier, Saving
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.output import GLOBAL_MODEL, RESULTS, STATE, exchange_file
-from medfedaug.files import write_json
+from medfedaug.utils.files import write_json
 
 __all__ = ["CROSS_SITE", "cross_site"]
 

@@ -24,7 +24,6 @@ from typing import Any
 import yaml
 
 from medfedaug._version import __version__
-from medfedaug.checks import check_keys
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.datasets.registry import (
@@ -39,7 +38,8 @@ from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, axis_value, parse_axis
 from medfedaug.experiments.presets import Preset, find_preset
 from medfedaug.experiments.run_list import check_axes, parse_methods_list
-from medfedaug.files import write_atomic
+from medfedaug.utils.files import write_atomic
+from medfedaug.utils.validation import check_keys
 
 __all__ = ["EXPERIMENT", "Experiment", "make_experiment", "read_experiment", "write_experiment"]
 

@@ -14,9 +14,9 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.run_definition import define
 from medfedaug.federation.server.output import RESULTS
-from medfedaug.files import write_json
 from medfedaug.metrics.registry import UNSEEN, over_sites
 from medfedaug.runs.folder import is_json_with
+from medfedaug.utils.files import write_json
 
 __all__ = ["HOLDOUT", "leave_one_site_out"]
 

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import protocol_notes
 from medfedaug.experiments.preset import Preset
+from medfedaug.utils.validation import not_known
 
 __all__ = ["PRESETS", "Preset", "find_preset"]
 

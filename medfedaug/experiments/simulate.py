@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from medfedaug.checks import check_choice
 from medfedaug.config.bundle_reference import allow
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
@@ -45,7 +44,6 @@ from medfedaug.federation.server.output import (
     file_hashes,
     write_run,
 )
-from medfedaug.files import remove_unfinished, write_json
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (
     check_results,
@@ -61,6 +59,8 @@ from medfedaug.runs.folder import (
     sites_lock,
 )
 from medfedaug.statistics import save_statistics
+from medfedaug.utils.files import remove_unfinished, write_json
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["ENGINES", "check_device", "configure", "simulate"]
 

@@ -19,7 +19,7 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.kept import KeptUpdates, moved, update_norms
 from medfedaug.privacy.accountant import epsilon_spent, noise_multiplier_for, require_opacus
-from medfedaug.streams import secret_normal
+from medfedaug.utils.secure_random import secret_normal
 
 __all__ = ["DPFedAvg", "DPFedAvgServer"]
 

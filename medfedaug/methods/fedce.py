@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.checks import check_choice
 from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import (
     Aggregator,
@@ -25,6 +24,7 @@ from medfedaug.methods.base import (
 from medfedaug.methods.kept import BesideModels, KeptUpdates
 from medfedaug.methods.own_loss import training_loss
 from medfedaug.models.substitution import call_with
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["FedCE", "FedCEServer", "FedCESite"]
 

@@ -9,7 +9,6 @@ from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
-from medfedaug.checks import check_choice
 from medfedaug.errors import warn
 from medfedaug.methods.base import (
     INTENSITY_MEAN,
@@ -27,6 +26,7 @@ from medfedaug.methods.base import (
 from medfedaug.methods.gathered import GatheredServer
 from medfedaug.statistics import ChannelStatistics, foreign_pairs, usable_pairs
 from medfedaug.transforms import FedRDNd
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["FedRDN", "FedRDNServer", "FedRDNSite"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 
-from medfedaug.checks import check_choice
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.transforms import FedRDNd
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["Norm"]
 

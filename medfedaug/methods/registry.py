@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from medfedaug import plugins
-from medfedaug.checks import not_known
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.methods import catalogue
 from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
+from medfedaug.utils import plugins
+from medfedaug.utils.validation import not_known
 
 __all__ = [
     "BUILT_IN_NAMES",

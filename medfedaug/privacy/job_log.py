@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, JobRefused
-from medfedaug.files import parse_versioned, private_folder, remove_unfinished, write_versioned
+from medfedaug.utils.files import parse_versioned, private_folder, remove_unfinished, write_versioned
 
 __all__ = [
     "APPROVED",

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from medfedaug.checks import check_keys
 from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, JobRefused, withheld
+from medfedaug.utils.validation import check_keys
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from medfedaug.checks import is_number
 from medfedaug.errors import ConfigError, own
-from medfedaug.files import PRIVATE, make_private, parse_versioned, private_folder
 from medfedaug.privacy.accountant import Spent, epsilon_spent
+from medfedaug.utils.files import PRIVATE, make_private, parse_versioned, private_folder
+from medfedaug.utils.validation import is_number
 
 __all__ = [
     "LEDGER_FILE",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from medfedaug.checks import check_keys, is_number
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
+from medfedaug.utils.validation import check_keys, is_number
 
 __all__ = ["CASES", "SUMMARY", "PrivacyPolicy"]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, replace_own
-from medfedaug.files import private_folder, remove_unfinished, write_atomic
-from medfedaug.printable import printable
+from medfedaug.utils.files import private_folder, remove_unfinished, write_atomic
+from medfedaug.utils.printable import printable
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import check_keys
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
-from medfedaug.files import parse_json
 from medfedaug.privacy import JobRules, PrivacyPolicy
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import check_keys
 
 __all__ = [
     "DATA_VARIABLE",
@@ -56,7 +56,8 @@ class SiteSettings:
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
         state: the folder for what must survive a restart of the site.
         privacy: the limits of what may leave the site.
-        plugins: names of installed packages whose methods and networks a job may use (`medfedaug.plugins`).
+        plugins: names of installed packages whose methods and networks a job may use
+            (`medfedaug.utils.plugins`).
         bundles: the Bundles that a job may use, by name, each with its folder and the hash of the content
             that was allowed (`medfedaug.config.bundle_reference`).
         memory: GiB of memory for prepared images; the rest of them is kept in files.

@@ -30,12 +30,12 @@ from medfedaug.federation.server.output import (
 )
 from medfedaug.federation.site.state import RoundMemory
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.files import parse_json, sha256
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
+from medfedaug.models.tensor_files import load_tensors
 from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
 from medfedaug.runs.results_schema import check_record
 from medfedaug.statistics import ChannelStatistics, load_statistics
-from medfedaug.tensor_files import load_tensors
+from medfedaug.utils.files import parse_json, sha256
 
 __all__ = ["FinishedRun"]
 

@@ -25,7 +25,7 @@ from medfedaug.federation.server.output import (
     STATISTICS,
     exchange_file,
 )
-from medfedaug.files import parse_json, parse_versioned, write_versioned
+from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 
 __all__ = [
     "CARDS",
@@ -52,7 +52,7 @@ _FILES = (
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
 _TRACKED = re.compile(r"events\.out\.tfevents\..*|mlflow\.db")
-# Left by a process that was killed while it wrote a checkpoint (`medfedaug.files.write_atomic`).
+# Left by a process that was killed while it wrote a checkpoint (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _LOCK, _SITES_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug.sites.lock", ".medfedaug-run"
 # Sites that were left behind are ended within a second or two.

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import number_or_none
 from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.server.output import RESULTS
-from medfedaug.files import parse_json
 from medfedaug.metrics.registry import add_recorded, mean_score
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.run import Run, Scores
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import number_or_none
 
 __all__ = ["find_runs", "load_run"]
 

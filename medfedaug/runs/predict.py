@@ -32,7 +32,7 @@ from medfedaug.runs.predictions_file import Predictions
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.transforms import FedRDNd
-from medfedaug.versions import software_versions
+from medfedaug.utils.versions import software_versions
 
 __all__ = ["Event", "predict_images"]
 

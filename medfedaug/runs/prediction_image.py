@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from medfedaug.files import write_atomic
 from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
+from medfedaug.utils.files import write_atomic
 
 __all__ = ["draw_classified", "draw_label_map", "write_picture"]
 

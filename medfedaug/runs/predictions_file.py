@@ -9,7 +9,7 @@ from typing import Any
 
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
-from medfedaug.files import check_version, parse_json, version_mark, write_json
+from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 
 __all__ = ["PREDICTIONS", "Predictions"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from medfedaug.checks import is_number
+from medfedaug.utils.validation import is_number
 
 __all__ = ["check_record"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import number_or_none
 from medfedaug.metrics.nothing_learned import RECALL, nothing_learned
 from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
 from medfedaug.runs.input_scaling import SCALED, Input
+from medfedaug.utils.validation import number_or_none
 
 __all__ = [
     "BASELINE",

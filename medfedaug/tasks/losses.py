@@ -19,7 +19,7 @@ from monai.networks.utils import one_hot
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.monai_classes import check_arguments, constructor_parameters, public_class
+from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
 __all__ = ["DEFAULT_LOSSES", "Loss", "build_loss", "loss_names"]
 

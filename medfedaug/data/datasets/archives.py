@@ -17,7 +17,7 @@ import torch
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
 from medfedaug.errors import DataError
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
 
 __all__ = [
     "Archive",

@@ -11,13 +11,13 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from medfedaug.checks import check_choice
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.datasets.archives import load_arrays
 from medfedaug.data.images import ImageFolder, class_cases, published_split
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["domainnet_10", "office_caltech_10", "officehome", "pacs", "vlcs"]
 

@@ -12,13 +12,13 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from medfedaug.checks import check_choice
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.decoded_cache import decoded
 from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.files import parse_json
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import check_choice
 
 __all__ = ["ProstateSite", "mini_prostate_mri", "prostate_mri", "slice_splits"]
 

@@ -18,12 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import check_choice
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.datasets import domains, handwriting, label_skew, lgg, prostate, retina
 from medfedaug.data.folders import MARKER, own_data
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.files import parse_versioned, write_versioned
+from medfedaug.utils.files import parse_versioned, write_versioned
+from medfedaug.utils.validation import check_choice
 
 __all__ = [
     "BENCHMARKS",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medfedaug.federation.messages import Request
 from medfedaug.methods.base import Payload
-from medfedaug.streams import KEY_BYTES
+from medfedaug.utils.secure_random import KEY_BYTES
 
 __all__ = [
     "LEAST_SITES",

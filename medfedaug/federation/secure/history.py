@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
-from medfedaug.streams import KEY_BYTES, stream
+from medfedaug.utils.secure_random import KEY_BYTES, stream
 
 __all__ = ["HISTORY_FILE", "ModelSketch", "OpenedSum", "SumHistory", "SumRules"]
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from medfedaug.streams import KEY_BYTES
+from medfedaug.utils.secure_random import KEY_BYTES
 
 __all__ = ["KeyPair", "derived", "opened", "sealed"]
 

@@ -14,7 +14,7 @@ from medfedaug.config.run import MAX_SHARE
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.messages import own_entries
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
-from medfedaug.streams import Words
+from medfedaug.utils.secure_random import Words
 
 __all__ = ["FRACTION_BITS", "LARGEST_TERM", "SumLayout"]
 

@@ -26,7 +26,7 @@ from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.keys import KeyPair, derived, opened, sealed
 from medfedaug.federation.secure.sharing import SECRET_BYTES, SHARE_BYTES, split
 from medfedaug.methods.base import Payload
-from medfedaug.streams import Words, stream
+from medfedaug.utils.secure_random import Words, stream
 
 __all__ = ["Member", "OutOfTurn", "Sealing", "SiteMasks"]
 

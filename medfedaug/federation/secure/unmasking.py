@@ -21,7 +21,7 @@ from medfedaug.federation.secure.agreement import (
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import SHARE_BYTES, join
 from medfedaug.methods.base import Payload
-from medfedaug.streams import Words, stream
+from medfedaug.utils.secure_random import Words, stream
 
 __all__ = ["ServerMasks"]
 

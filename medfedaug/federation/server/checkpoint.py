@@ -10,9 +10,9 @@ import torch
 
 from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, StorageError, first_line
-from medfedaug.files import check_version, version_mark, write_atomic
 from medfedaug.methods import build_methods
-from medfedaug.tensor_files import load_tensors
+from medfedaug.models.tensor_files import load_tensors
+from medfedaug.utils.files import check_version, version_mark, write_atomic
 
 __all__ = [
     "CHECKPOINT_FORMAT",

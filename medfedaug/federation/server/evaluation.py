@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medfedaug.checks import check_keys, is_number
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused, first_line
 from medfedaug.federation.composition import Composition
@@ -24,6 +23,7 @@ from medfedaug.federation.server.reply_checks import accepted_scores, clean_metr
 from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites
+from medfedaug.utils.validation import check_keys, is_number
 
 __all__ = ["FEDERATION", "Asked", "EvaluatedRun", "Evaluation"]
 

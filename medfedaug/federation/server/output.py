@@ -12,9 +12,9 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.files import sha256, write_atomic, write_json
 from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
+from medfedaug.utils.files import sha256, write_atomic, write_json
 
 __all__ = [
     "EVALUATION",

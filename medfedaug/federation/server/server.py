@@ -34,7 +34,7 @@ from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.privacy import job_hash
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.versions import software_versions
+from medfedaug.utils.versions import software_versions
 
 __all__ = ["FederationServer"]
 

@@ -24,8 +24,8 @@ from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Method, SitePart
 from medfedaug.models.memory_format import channels_last
-from medfedaug.streams import secret_normal
 from medfedaug.tasks import Sample
+from medfedaug.utils.secure_random import secret_normal
 
 __all__ = ["PrivateTraining"]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from medfedaug import plugins
 from medfedaug.config.run import RunConfig
 from medfedaug.methods import method_names
 from medfedaug.models.networks import built_in_networks
+from medfedaug.utils import plugins
 
 __all__ = ["without_job_text"]
 

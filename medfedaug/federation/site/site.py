@@ -12,7 +12,6 @@ import torch
 from monai.fl.utils.constants import ExtraItems, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfedaug.checks import is_number
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.messages import (
     FINGERPRINT,
@@ -37,6 +36,7 @@ from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
 from medfedaug.federation.site.training_state import StateMismatch
 from medfedaug.privacy import job_hash, released_loss
 from medfedaug.privacy.policy import SUMMARY
+from medfedaug.utils.validation import is_number
 
 __all__ = ["Site"]
 

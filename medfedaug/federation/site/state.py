@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
-from medfedaug.files import remove_unfinished
 from medfedaug.methods.base import Payload, SitePart
+from medfedaug.utils.files import remove_unfinished
 
 __all__ = ["RoundMemory"]
 

@@ -15,7 +15,6 @@ from monai.fl.utils.exchange_object import ExchangeObject
 from monai.transforms import Compose
 from torch.utils.data import Dataset
 
-from medfedaug.checks import check_choice, check_keys
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.storage import Storage
@@ -42,6 +41,7 @@ from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase
+from medfedaug.utils.validation import check_choice, check_keys
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.samples import SiteSamples

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
-from medfedaug.files import write_json
 from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.bundle.onnx import write_onnx
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.utils.files import write_json
 
 __all__ = ["WrittenBundle", "write_bundle"]
 

@@ -9,10 +9,10 @@ import torch
 from ignite.engine import Engine
 from ignite.exceptions import NotComputableError
 
-from medfedaug.checks import is_number
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.metrics.registry import METRICS, Metric, add_metric
 from medfedaug.tasks.bundle.parser import BundleConfiguration
+from medfedaug.utils.validation import is_number
 
 __all__ = ["BundleMetrics"]
 

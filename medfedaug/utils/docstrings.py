@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from medfedaug.formulas import formula_text
+from medfedaug.utils.docstring_math import formula_text
 
 __all__ = ["Docstring", "plain", "read_docstring"]
 
@@ -37,7 +37,8 @@ class Docstring:
 def read_docstring(of: Any) -> Docstring:
     """The docstring of a class, with that of its constructor, or of a function; empty where there is none.
 
-    Formulas are text (`medfedaug.formulas.formula_text`); one that stands alone is an indented paragraph.
+    Formulas are text (`medfedaug.utils.docstring_math.formula_text`); one that stands alone is an indented
+    paragraph.
 
     Example:
         >>> def scale(x, by=2.0):

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from medfedaug.checks import is_number
-from medfedaug.printable import printable
+from medfedaug.utils.printable import printable
+from medfedaug.utils.validation import is_number
 
 __all__ = ["Teller", "follow", "size_text"]
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from medfedaug.errors import ConfigError
-from medfedaug.printable import is_printable
+from medfedaug.utils.printable import is_printable
 
 __all__ = ["check_choice", "check_keys", "check_printable", "is_number", "not_known", "number_or_none"]
 

@@ -1,0 +1,1 @@
+"""Files, validation, plugins and class paths; nothing here imports torch."""
