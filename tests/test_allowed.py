@@ -28,11 +28,11 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from medfedaug.config.run import RunConfig
-from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, SiteExecutor, simulator
 from medfedaug.nvflare_jobs.allowed import lacking, needed_classes, our_classes
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
 

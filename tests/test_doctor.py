@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import write_volume
 
-from medfedaug import doctor
-from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs import doctor
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
 
 

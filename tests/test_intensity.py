@@ -14,13 +14,13 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer
 from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods import parse_methods
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.statistics import load_statistics
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hostile_files import FILES, SECRET, TOKEN, VARIABLE, bait, spoil_files
 
-from medfedaug.doctor import examine
 from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import VALIDATOR
 
 SIDES = {"client": "hospital-a", "server": "fl-server.example.org"}

@@ -16,7 +16,6 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.doctor import examine
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.run_list import parse_methods_list
 from medfedaug.federation import FederationServer, Request, run_in_process
@@ -24,6 +23,7 @@ from medfedaug.federation.server.output import EVENTS, JOB_FOLDER
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.simulator import run_in_simulator

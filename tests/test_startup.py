@@ -12,7 +12,7 @@ import pytest
 from test_deployment import left_running
 from test_reboot import Deployment
 
-from medfedaug.doctor import examine
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER
 from medfedaug.nvflare_jobs.startup import check_connection, check_startup

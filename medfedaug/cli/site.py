@@ -177,7 +177,7 @@ def doctor(
 
     Exit code 1 if it is not.
     """
-    from medfedaug.doctor import examine
+    from medfedaug.nvflare_jobs.doctor import examine
 
     with err_console.status("looking"):
         checks = examine(kit, data, connect=not offline)
