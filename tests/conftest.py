@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from importlib import resources
 from pathlib import Path
 
@@ -18,29 +16,24 @@ import reference
 import torch
 from benchmark_files import OFFICE, write_fedbn, write_volume
 from PIL import Image
+from running import TINY_NETWORK, command
 
-from medfedaug import cli
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
-from medfedaug.federation.composition import Composition
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
-from medfedaug.statistics import load_statistics
 from medfedaug.utils import plugins
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 
 # Files whose tests start NVFlare: minutes, in which they mostly wait for its processes.
-_FIRST = {f"test_{name}.py" for name in ("faults", "nvflare", "plugins", "sweep", "benchmark_command")}
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-TINY_NETWORK = {"features": [4, 8, 8, 8, 8, 4]}
+_FIRST = {f"test_{name}.py" for name in ("faults", "nvflare", "plugins", "sweep", "benchmark")}
 
 
 def pytest_collection_modifyitems(items):
@@ -81,46 +74,9 @@ def _allowed_as_before(monkeypatch):
     plugins.restrict(None)
 
 
-def command(*args) -> tuple[int, str, str]:
-    """Call the command in this process: exit code, standard output, standard error."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
-        patch.setattr(cli.err_console, "file", err, raising=False)
-        patch.setattr(cli.out_console, "file", out, raising=False)
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
-
-
 @pytest.fixture
 def run():
     return command
-
-
-def assert_complete(out: Path, data: Path, again: Path) -> None:
-    """A run over the sites of `phantom_dir` left what is promised, and `evaluate` gives the same scores."""
-    files = {path.name for path in out.iterdir()}
-    assert files >= {"results.json", "global_model.pt", "final_model.pt", "statistics.json", "report.html"}
-    results = json.loads((out / "results.json").read_text())
-    assert ("nvflare.log" in files) == (results["engine"] == "nvflare")
-    assert set(results) >= {"config", "rounds", "selected_round", "test"}
-    assert set(results["rounds"][0]) >= {"round", "sites", "bytes_up", "bytes_down"}
-    assert set(results["test"]["sites"]) == {"site_A", "site_B"}
-    scores = [entry["dice"] for entry in results["test"]["sites"].values()]
-    assert results["test"]["mean"]["dice"] == pytest.approx(sum(scores) / 2)
-    assert set(load_statistics(out / "statistics.json")) == {"site_A", "site_B"}
-
-    network = Composition(RunConfig.from_dict(results["config"])).network
-    network.load_state_dict(torch.load(out / "global_model.pt", weights_only=True))
-
-    code, _, err = command("evaluate", "--model", out / "global_model.pt", "--data", data, "--out", again)
-    assert code == 0, err
-    evaluated = json.loads(again.read_text())["sites"]
-    for site, entry in {**results["test"]["sites"], **results["test"]["unseen"]}.items():
-        assert evaluated[site]["cases"] == pytest.approx(entry["cases"], nan_ok=True)
 
 
 @pytest.fixture(scope="session")
@@ -341,7 +297,7 @@ def faults(monkeypatch, tmp_path):
         marks = tmp_path / "marks"
         shutil.rmtree(marks, ignore_errors=True)
         marks.mkdir()
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "faults"))
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "support/faults"))
         monkeypatch.setenv("MEDFEDAUG_FAULTS", json.dumps(planned))
         monkeypatch.setenv("MEDFEDAUG_FAULT_MARKS", str(marks))
 

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, layers
 from monai.fl.utils.constants import ExtraItems
 from monai.networks.nets import BasicUNet
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
 from torch import nn
-from torch.nn.functional import avg_pool2d, cross_entropy
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
@@ -19,8 +19,6 @@ from medfedaug.methods import FedFD, FedFDA, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import build_network, find_head, instance_adapters
 from medfedaug.models.adaptation import RandomMix, adaptive_norms, interpolating
-
-SITES = ["site_A", "site_B", "site_C"]
 
 
 def step_of(network, inputs, targets, criterion):
@@ -198,61 +196,6 @@ def test_the_selected_payload_survives_a_restart_of_the_server(tiny_config, phan
 def test_methods_whose_loss_runs_the_network_again_come_last(tiny_config, phantom_dir):
     methods = build_methods([{"name": "fedfd_a"}, {"name": "fedfa_h"}, {"name": "fedfa"}])
     assert [method.name for method in methods] == ["fedfa_h", "fedfa", "fedfd_a"]
-
-
-STATISTICS = ("running_mean", "running_var")
-
-
-L1, L2 = 0.3, 0.5
-
-
-def layers(network):
-    return [(f"encoder.{i}.1", stage[0], stage[1]) for i, stage in enumerate(network.encoder)]
-
-
-def normalised(z, norm, mean_, std):
-    """With statistics of each image, (B, C) or (C,)."""
-    shape = (-1, z.shape[1], 1, 1)
-    normal = (z - mean_.reshape(shape)) / std.reshape(shape)
-    return normal * norm.weight.reshape(1, -1, 1, 1) + norm.bias.reshape(1, -1, 1, 1)
-
-
-def own_statistics(z, norm):
-    centred = z - z.mean((2, 3), keepdim=True)
-    return z.mean((2, 3)), (centred.square().mean((2, 3)) + norm.eps).sqrt()
-
-
-def interpolated_features(network, x, shared, mix):
-    """The features with every norm's statistics between the image's own and the federation's."""
-    z = x
-    for name, convolution, norm in layers(network):
-        z = convolution(z)
-        own = own_statistics(z, norm)
-        mean_g, var_g = (shared[f"{name}.{entry}"] for entry in STATISTICS)
-        z = normalised(z, norm, *mix(name, own, (mean_g, (var_g + norm.eps).sqrt())))
-        z = avg_pool2d(torch.tanh(z), 2)
-    return z.mean((2, 3))
-
-
-def features(network, x):
-    return network.encoder(x).mean((2, 3))
-
-
-def diversified_loss(network, x, y, shared, draws):
-    """Eq. 2 to 5, the distance as a mean over the channels."""
-    f = features(network, x)
-    head = network.head[2]
-    own = cross_entropy(head(f), y)
-    if shared is None:
-        return own
-
-    def mix(_name, own, federation):
-        u = draws.pop(0).double()
-        return tuple(u * mine + (1 - u) * theirs for mine, theirs in zip(own, federation, strict=True))
-
-    changed = interpolated_features(network, x, shared, mix)
-    distance = (f - changed).square().sum(1).mean() / f.shape[1]
-    return (1 - L1) * own + L1 * cross_entropy(head(changed), y) + L2 * distance
 
 
 @pytest.mark.parametrize("beside", ["", ",silobn"])

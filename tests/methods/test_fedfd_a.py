@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, interpolated_features, layers
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
-from test_fedfd import L1, L2, SITES, STATISTICS, diversified_loss, interpolated_features, layers
 from torch.nn.functional import cross_entropy
 
 from medfedaug.federation import run_in_process

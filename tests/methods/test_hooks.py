@@ -128,7 +128,8 @@ def test_a_federation_calls_every_hook(phantom_dir, tiny_config, tmp_path, monke
     names = [site.name for site in make_phantom(three, sites=3, patients=3, shape=(32, 32, 6))]
     run_in_process(tiny_config("summed", rounds=1, secure_aggregation=True), three, names, "cpu")
     declared = {f"{cls.__name__}.{hook}" for cls in interfaces() for hook in hooks(cls)}
-    # A round that goes on after a kill has a test of its own (tests/test_half_round.py).
+    # A round that goes on after a kill has a test of its own
+    # (tests/federation/site/test_interrupted_round.py).
     assert declared - calls.seen == {"SitePart.continue_round"}
 
 

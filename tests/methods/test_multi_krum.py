@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from krum_scores import clamped, scores
 from reference import assert_models, mean, same
 from robust import PLAN, SITES, by_hand
-from test_krum import clamped, scores
 
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.methods import build_methods

@@ -1,0 +1,222 @@
+"""The model card: what a run left, in words, and nothing that a site did not let out."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from statistics import fmean, stdev
+
+import pytest
+import torch
+from running import TINY_NETWORK, command
+
+from medfedaug.analysis.model_card import model_card
+from medfedaug.config.run import RunConfig
+from medfedaug.data.sites import find_sites
+from medfedaug.experiments.simulate import configure, simulate
+from medfedaug.methods import parse_methods
+from medfedaug.runs.finished_run import FinishedRun
+
+SECTIONS = ["Use", "What it was trained on", "How it was trained", "How it scored"]
+SECTIONS += ["What it was not tested on", "Privacy", "Which model this is", "How to make it again"]
+
+
+@pytest.fixture(scope="module")
+def finished(phantom_dir, tmp_path_factory):
+    """A run with an unseen site, that `simulate` made."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    methods = tuple(parse_methods("fedrdn,fedfa", {"fedfa": {"prob": 0.3}}))
+    config = configure(
+        find_sites(phantom_dir), methods=methods, network_args=TINY_NETWORK, rounds=1, batch_size=4, seed=3
+    )
+    torch.set_num_threads(1)
+    simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+    return out
+
+
+def changed(finished, folder, change) -> FinishedRun:
+    """The run with another record."""
+    record = json.loads((finished / "results.json").read_text())
+    change(record)
+    (folder / "results.json").write_text(json.dumps(record))
+    (folder / "global_model.pt").write_bytes((finished / "global_model.pt").read_bytes())
+    return FinishedRun.open(folder)
+
+
+def section(card, title: str) -> str:
+    text = card.markdown()
+    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_simulate_leaves_a_card_with_all_sections(finished):
+    text, page = ((finished / f"model_card{suffix}").read_text() for suffix in (".md", ".html"))
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == SECTIONS
+    for title in SECTIONS:
+        assert f"<h2>{title}</h2>" in page
+    assert "not a medical device" in text
+    assert FinishedRun.open(finished).sha256 in text
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_names_of_sites_and_cases_stay_out_unless_asked_for(finished, tmp_path):
+    record = json.loads((finished / "results.json").read_text())
+    sites = {**record["test"]["sites"], **record["test"]["unseen"]}
+    cases = {case for entry in sites.values() for case in entry["cases"]}
+    for suffix in (".md", ".html"):
+        text = (finished / f"model_card{suffix}").read_text().replace("\\", "")
+        assert not [name for name in (*sites, *cases) if f" {name}" in text or f">{name}" in text]
+        assert "site 3" in text
+    assert command("card", finished, "--out", tmp_path, "--site-names")[0] == 0
+    named = (tmp_path / "model_card.md").read_text().replace("\\", "")
+    assert all(site in named for site in sites)
+    assert not [case for case in cases if case in named]
+
+
+def test_scores_have_the_interval_of_the_mean_over_cases(finished, tmp_path):
+    cases = {"p1": 0.5, "p2": 0.7, "p3": 0.9, "p4": 0.3}
+    quantile = 3.182446305284263  # of Student's t with 3 degrees of freedom, two-sided 95%
+
+    def change(record):
+        entry = record["test"]["sites"]["site_A"]
+        entry.update(dice=fmean(cases.values()), cases=cases)
+        record["test"]["worst"]["dice"] = {"site": "site_B", "value": 0.1}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    half = quantile * stdev(cases.values()) / math.sqrt(4)
+    low, high = f"{0.6 - half:.3f}", f"{min(1, 0.6 + half):.3f}"
+    assert f"0.600 \\[{low} to {high}\\]" in found
+    assert "worst site: site 2, 0.100" in found
+    assert "Dice" in found
+    assert "HD95 (mm)" in found
+
+
+def test_what_is_no_mean_over_cases_has_no_interval(finished, tmp_path):
+    """Accuracy and AUC of 1: the interval is that of the accuracy's cases."""
+
+    def change(record):
+        entry = {"accuracy": 1.0, "auc": 1.0, "cases": {"p1": 1.0, "p2": 1.0}}
+        record["test"] = {"sites": {"site_A": entry}, "mean": {"accuracy": 1.0, "auc": 1.0}}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    rows = [line for line in found.splitlines() if line.startswith("| site 1")]
+    assert ["[" in row for row in rows] == [True, False]
+
+
+def test_means_that_a_site_sent_without_cases_have_no_interval(finished, tmp_path):
+    def change(record):
+        record["test"]["sites"]["site_A"] = {"dice": 0.61, "scored_cases": 12, "cases": {}, "unit": "mm"}
+
+    card = model_card(changed(finished, tmp_path, change))
+    line = next(line for line in section(card, "How it scored").splitlines() if line.startswith("| site 1"))
+    assert "0.610 |" in line
+    assert "[" not in line
+    assert "| site 1 |" in section(card, "What it was trained on")
+    assert "| 12 |" in section(card, "What it was trained on")
+
+
+def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):
+    def change(record):
+        record["test"]["sites"]["site_A"] = {"dice": None, "cases": {}, "note": "fewer than 10 patients"}
+        record["unvalidated"] = {"site_B": "site site_B: scores of 100 models have left"}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    assert "site 1, no score: fewer than 10 patients." in found
+    assert "site 2, no say in the choice: scores of 100 models have left." in found
+
+
+def test_what_sites_spent_on_their_scores_is_said(finished, tmp_path):
+    def change(record):
+        record["rounds"][-1]["sites"]["site_A"]["privacy/score_epsilon"] = 3.21
+
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "site 1 added noise to its scores: ε = 3.21 for its validation patients" in found
+
+
+def test_what_is_not_known_is_said(finished, tmp_path):
+    found = section(model_card(FinishedRun.open(finished)), "What it was not tested on")
+    assert "only site 3 was tested" in found
+    assert "Fewer than ten test cases: site 1, site 2, site 3" in found
+    assert "did not record their sizes" in found
+
+    def change(record):
+        record["test"]["unseen"], record["unseen"] = {}, []
+        edges = [[1.0, 1.0, 3.0], [1.0, 1.0, 3.0], [1.2, 1.1, 4.0]]
+        record["planned"] = {"fingerprints": {"site_A": {"spacing": edges}}, "asked": record["config"]}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "What it was not tested on")
+    assert "none was tested" in found
+    assert "1 to 1.2, 1 to 1.1, 3 to 4 mm" in found
+
+
+def test_privacy_is_what_each_site_has_spent(finished, tmp_path):
+    assert "No site added noise" in section(model_card(FinishedRun.open(finished)), "Privacy")
+
+    def change(record):
+        record["rounds"][-1]["sites"]["site_B"].update({"privacy/epsilon": 2.345, "privacy/delta": 1e-5})
+
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "| site 2 | 2.35 | 1.0e-05 | statistics alone |" in found
+    assert "weights of the model were sent without noise" in found
+    assert "Without noise: site 1. There is no bound" in found
+
+
+def test_noise_of_one_site_is_said_to_cover_no_other(finished, tmp_path):
+    def change(record):
+        first, second = (record["rounds"][-1]["sites"][name] for name in ("site_A", "site_B"))
+        first.update({"privacy/epsilon": 7.0, "privacy/delta": 1e-5, "privacy/weights": 1.0})
+        if both:
+            second.update({"privacy/epsilon": 2.0, "privacy/delta": 1e-5})
+
+    both = False
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "| site 1 | 7 | 1.0e-05 | weights (DP-SGD) and statistics |" in found
+    assert "Without noise: site 2." in found
+    both = True
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "| site 2 | 2 | 1.0e-05 | statistics alone |" in found
+    assert "Without noise:" not in found
+
+
+def test_noise_at_the_server_is_told(finished, tmp_path):
+    def change(record):
+        told = {"privacy/epsilon": 4.321, "privacy/delta": 1e-5, "clipped": []}
+        record["rounds"][-1]["methods"] = {"dp_fedavg": told}
+
+    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
+    assert "No site added noise" in found
+    assert "after it saw them. All models of the run together have ε = 4.32 at δ = 1.0e-05" in found
+
+
+def test_the_command_makes_the_same_settings(finished, phantom_dir, tmp_path):
+    card = model_card(FinishedRun.open(finished)).markdown()
+    typed = shlex.split(card.split("```bash\n")[1].split("\n```")[0])
+    assert typed[:2] == ["medfedaug", "simulate"]
+    places = {"DATA": phantom_dir, "OUT": tmp_path / "again"}
+    asked = [places.get(part, part) for part in typed[1:]]
+    code, _, err = command(*asked, "--engine", "inprocess", "--device", "cpu")
+    assert code == 0, err
+    first, second = (
+        RunConfig.from_dict(json.loads((folder / "results.json").read_text())["config"])
+        for folder in (finished, tmp_path / "again")
+    )
+    assert first == second
+    assert (tmp_path / "again/global_model.pt").read_bytes() == (finished / "global_model.pt").read_bytes()
+
+
+def test_names_of_a_site_are_text_in_both_forms(finished, tmp_path):
+    def change(record):
+        record["config"]["classes"] = ["background", "<img src=x onerror=alert(1)> | `a`"]
+
+    card = model_card(changed(finished, tmp_path, change))
+    from xml.etree import ElementTree
+
+    assert "<img" not in ElementTree.tostring(card.html(), encoding="unicode", method="html")
+    assert "\\<img" in card.markdown()
+
+
+def test_a_card_replaces_cards_alone(finished, tmp_path):
+    (tmp_path / "model_card.html").write_text("<h1>somebody's</h1>")
+    code, _, err = command("card", finished, "--out", tmp_path)
+    assert (code, "is no page of medfedaug" in err) == (2, True)
+    assert not (tmp_path / "model_card.md").exists()

@@ -1,0 +1,304 @@
+"""The command line as a user meets it: what it prints, what it writes, how it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from benchmark_files import write_volume
+from cli_arguments import simulate_args
+from running import assert_complete
+
+from medfedaug.cli.console import out_console, print_scores
+from medfedaug.config.run import RunConfig
+from medfedaug.methods import method_names
+from medfedaug.models import ffa_layers
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.statistics import load_statistics
+
+
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in ("phantom", "statistics", "simulate", "export", "evaluate", "predict", "report"):
+        assert command in out
+        assert run(command, "--help")[0] == 0
+    assert run("--version")[1].count(".") == 2
+    module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
+    assert module.stdout == run("--version")[1]
+
+
+def test_simulate_writes_the_promised_files_and_evaluate_reads_them(run, phantom_dir, tmp_path):
+    """With NVFlare: `tests/integration/test_nvflare.py`."""
+    out = tmp_path / "out"
+    code, printed, err = run(*simulate_args(phantom_dir, out))
+    assert code == 0, err
+    assert "site_C (unseen)" in printed
+    assert "round 1/1  loss" in err
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert_complete(out, phantom_dir, tmp_path / "scores.json")
+
+    code, _, err = run(*simulate_args(phantom_dir, out))
+    assert code == 2
+    assert "earlier run" in err
+
+    # What plain training takes of it: γ of each stage, as the site's own layers have it.
+    finished = FinishedRun.open(out)
+    own = ffa_layers(finished.trainer("site_A", phantom_dir / "site_A", "cpu").network)
+    assert list(finished.gamma) == list(own)
+    for stage, gammas in finished.gamma.items():
+        assert torch.equal(torch.stack(gammas), torch.stack([own[stage].gamma_mean, own[stage].gamma_std]))
+        assert float(gammas[0].std()) > 0
+
+
+def test_statistics_prints_and_saves(run, phantom_dir, tmp_path):
+    target = tmp_path / "s.json"
+    code, out, err = run("statistics", "--data", phantom_dir / "site_A", "--out", target)
+    assert code == 0, err
+    saved = load_statistics(target)["site_A"]
+    assert f"{float(saved.mean[0]):.6g}" in out
+    assert f"{float(saved.std[0]):.6g}" in out
+
+
+def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
+    job = tmp_path / "job"
+    options = ["--methods", "fedrdn,fedfa", "--rounds", 3, "--min-sites", 4, "--classes", "background,lesion"]
+    options += ["--holdout", "hospital-d"]
+    code, out, err = run("export", *options, "--out", job)
+    assert code == 0, err
+    assert "nvflare job submit" in out
+    files = {path.relative_to(job).as_posix() for path in job.rglob("*") if path.is_file()}
+    assert files == {"meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json"}
+    assert json.loads((job / "meta.json").read_text())["min_clients"] == 4
+    client = json.loads((job / "app/config/config_fed_client.json").read_text())
+    (executor,) = client["executors"]
+    assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
+    config = RunConfig.from_dict(executor["executor"]["args"]["config"])
+    assert (config.rounds, config.classes) == (3, ("background", "lesion"))
+    server = json.loads((job / "app/config/config_fed_server.json").read_text())
+    assert server["workflows"][0]["args"]["execution"]["min_sites"] == 4
+    assert config.holdout == ("hospital-d",)
+    assert [method["name"] for method in config.methods] == ["fedrdn", "fedfa"]
+    code, _, err = run("export", *options, "--out", job)
+    assert code == 2
+    assert "is there already" in err
+    code, _, err = run("export", "--methods", "fedavg", "--task", "magic", "--out", tmp_path / "other")
+    assert code == 2
+    assert "segmentation, classification" in err
+
+
+def test_phantom_and_its_faults(run, tmp_path):
+    code, out, _ = run("phantom", "--out", tmp_path / "p", "--sites", 1, "--patients", 3)
+    assert code == 0
+    assert "1 sites" in out
+    code, _, err = run("phantom", "--out", tmp_path / "p", "--sites", 1)
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def missing(folder):
+    (folder / "labels/0.nii.gz").unlink()
+
+
+def unreadable(folder):
+    (folder / "images/0.nii.gz").write_bytes(b"garbage")
+
+
+def truncated(folder):
+    path = folder / "images/0.nii.gz"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def other_shape(folder):
+    write_volume(folder / "labels/0.nii.gz", np.zeros((16, 16, 9), np.uint8))
+
+
+def empty_split(folder):
+    listing = folder / "dataset.json"
+    content = json.loads(listing.read_text())
+    listing.write_text(json.dumps({**content, "validation": []}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (missing, ["site B", "labels/0.nii.gz", "missing", "take the case out"]),
+        (unreadable, ["site B", "images/0.nii.gz", "cannot be read", "Replace"]),
+        (truncated, ["site B", "images/0.nii.gz", "cannot be read", "Replace"]),
+        (other_shape, ["site B", "labels/0.nii.gz", "16 x 16 x 9", "Resample"]),
+        (empty_split, ["site B", "dataset.json", "validation", "all three splits"]),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(run, make_site, tmp_path, spoil, words):
+    make_site("A")
+    spoil(make_site("B"))
+    out = tmp_path / "out"
+    code, printed, err = run(*simulate_args(tmp_path / "data", out))
+    assert code == 2
+    last = err.strip().splitlines()[-1]
+    for word in words:
+        assert word in last
+    assert "Traceback" not in err
+    assert not out.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+    assert "dice" not in printed
+
+
+def test_sites_that_do_not_make_a_federation(run, make_site, tmp_path):
+    out, data = tmp_path / "out", tmp_path / "data"
+    data.mkdir()
+    for expected in ("no site found", "two sites with training cases, found 1 (A)"):
+        code, _, err = run(*simulate_args(data, out))
+        assert code == 2
+        assert expected in err
+        assert err.count("\n") == 1
+        make_site("A")
+    make_site("B", channels=2)
+    code, _, err = run(*simulate_args(data, out))
+    assert code == 2
+    assert "site B" in err
+    assert "2 channels" in err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--methods", "fedavg,fedwrong"], ["fedwrong", *method_names()]),
+        (["--network", "nonet"], ["nonet", "basicunet"]),
+        (["--set", "fedfa.prob"], ["METHOD.ARG=VALUE"]),
+        (["--set", "fedfa.probability=1"], ["probability", "momentum"]),
+        (["--set", "fedbn.x=1"], ["fedbn", "not among"]),
+        (["--methods", "fedrdn", "--set", "fedrdn.average=no"], ["fedrdn.average is 'no'", "true or false"]),
+        (["--methods", "fedrdn", "--set", "fedrdn.average=1"], ["fedrdn.average is 1", "true or false"]),
+        (["--set", "fedfa.prob=often"], ["fedfa.prob is 'often'", "a finite number"]),
+        (["--set", "fedfa.prob=NaN"], ["fedfa.prob is nan", "a finite number"]),
+        (["--set", "fedfa.prob=true"], ["fedfa.prob is True", "a finite number"]),
+        (["--set", f"fedfa.prob={10**400}"], ["fedfa.prob is 1000", "a finite number"]),
+        (["--set", "fedfa.stages=1,2"], ["fedfa.stages is '1,2'", "a list", "or null"]),
+        (["--set", "fedfa.variance=2"], ["fedfa.variance is 2", "a text"]),
+        (["--methods", "finetune", "--set", "finetune.epochs=1.5"], ["epochs is 1.5", "a whole number"]),
+        (["--network-args", '{"spatial_dims": 3}'], ["spatial_dims", "3", "2"]),
+        (["--network-args", '{"in_channels": 3}'], ["in_channels", "follow"]),
+        (["--network-args", "{"], ["--network-args", "JSON"]),
+        (["--optimizer", "magic"], ["magic", "adam", "sgd"]),
+        (["--holdout", "nowhere"], ["nowhere", "site_A"]),
+    ],
+)
+def test_wrong_options_say_what_would_be_right(run, phantom_dir, tmp_path, extra, words):
+    code, _, err = run(*simulate_args(phantom_dir, tmp_path / "out"), *extra)
+    assert code == 2
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again.json"
+    code, _, err = run(*simulate_args(phantom_dir, out, "fedbn"))
+    assert code == 0, err
+    arguments = ("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir, "--out", again)
+    code, _, err = run(*arguments)
+    assert code == 0, err
+    tested = json.loads((out / "results.json").read_text())["test"]
+    evaluated = json.loads(again.read_text())["sites"]
+    for site, entry in tested["sites"].items():
+        assert evaluated[site]["cases"] == pytest.approx(entry["cases"], nan_ok=True)
+    assert "this site has none" in evaluated["site_C"]["note"]
+    code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
+    assert code == 2
+    assert "left layers or weights at the sites" in err
+
+
+def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, tmp_path):
+    assert run(*simulate_args(phantom_dir, tmp_path / "run", methods="fedavg"))[0] == 0
+    page, tables = tmp_path / "new/report.html", tmp_path / "tables"
+    code, out, _ = run(
+        *(
+            "report",
+            tmp_path / "run",
+            "--out",
+            page,
+            "--tables",
+            tables,
+            "--data",
+            phantom_dir,
+            "--device",
+            "cpu",
+        )
+    )
+    assert code == 0
+    assert "fedavg" in out
+    assert "Worst and best case of each site" in page.read_text()
+    names = {f"{name}.{kind}" for name in ("scores", "patients", "metrics") for kind in ("md", "csv", "tex")}
+    assert {path.name for path in tables.iterdir()} == names
+    code, _, err = run("report", tmp_path / "run", "--out", page, "--data", tmp_path / "nowhere")
+    assert code == 2
+    assert "nowhere" in err
+    assert err.count("\n") == 1
+
+
+def test_names_and_paths_are_printed_as_they_are(run, tmp_path):
+    """In brackets they are no markup, and a long path or command is on one line, so that it can be copied."""
+    scores = {"[old] DU": {"dice": 0.5, "cases": {}}, "DU": {"dice": 0.5, "cases": {}}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out_console, "file", said := io.StringIO(), raising=False)
+        print_scores({"mean": {"dice": 0.5}, "sites": scores}, "test", {"test": "global"})
+    assert "[old] DU" in said.getvalue()
+    out = tmp_path / f"{'long ' * 20}[new]" / "job"
+    code, printed, err = run("export", "--methods", "fedavg", "--out", out, "--min-sites", 2)
+    assert (code, err) == (0, "")
+    assert printed.splitlines()[-1] == f"{out}: submit it with `nvflare job submit -j '{out}'`"
+
+
+@pytest.mark.parametrize("command", [("card",), ("bundle", "--out", "bundle"), ("evaluate", "--data", ".")])
+def test_a_run_that_is_not_there_is_named(run, tmp_path, command):
+    name, *more = command
+    model = ("--model",) if name == "evaluate" else ()
+    code, _, err = run(name, *model, tmp_path / "fedavgg", *more)
+    assert code == 2
+    assert f"{tmp_path / 'fedavgg'}: no finished run" in err
+
+
+def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
+    model = tmp_path / "global_model.pt"
+    code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
+    assert code == 2
+    assert "results.json" in err
+    (tmp_path / "results.json").write_text(
+        json.dumps({"config": RunConfig().to_dict(), "run": "0" * 32, "rounds": [], "selected_round": 0})
+    )
+    model.write_bytes(b"no model")
+    code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
+    assert code == 2
+    assert "not a model" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "--methods", "fedrnd"], "method 'fedrnd' is not known; did you mean fedrdn? All: "),
+        (
+            ["simulate", "--methods", "fedfa", "--set", "fedfa.stags=1"],
+            "no argument stags (did you mean stages?)",
+        ),
+        (["simulate", "--methods", "fedavg", "--network", "basicunit"], "did you mean basicunet"),
+        (["benchmark", "retina_vesels", "--methods", "fedavg"], "did you mean retina_vessels? All: "),
+        (["networks", "unett"], "did you mean unet or unetr"),
+        (["datasets", "pcas"], "did you mean pacs?"),
+    ],
+)
+def test_a_name_that_is_not_known_comes_with_the_one_that_is_meant(
+    run, phantom_dir, tmp_path, arguments, said
+):
+    more = (
+        ["--data", phantom_dir, "--out", tmp_path / "o"] if arguments[0] in ("simulate", "benchmark") else []
+    )
+    code, _, err = run(*arguments, *more)
+    assert code == 2
+    assert said in " ".join(err.split())

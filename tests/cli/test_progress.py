@@ -1,0 +1,145 @@
+"""What a user sees while a run goes on, and after Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from cli_arguments import simulate_args
+from rich.console import Console
+
+from medfedaug.analysis.live_page import Watched, write_watch_page
+from medfedaug.cli import progress
+from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
+from medfedaug.cli.watch import _shown
+from medfedaug.nvflare_jobs.events import EventLog
+from medfedaug.utils.event_text import follow
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET", 0.04)
+    arguments = simulate_args(phantom_dir, tmp_path / "out", "fedavg")
+    code, _, err = run(*arguments, "--rounds", 2)
+    assert code == 0, err
+    going_on = [line for line in err.splitlines() if line.startswith("... ")]
+    assert any("0 of 2 rounds after" in line and "known after the first" in line for line in going_on)
+    assert any("1 of 2 rounds after" in line and line.endswith(" left") for line in going_on)
+
+
+def test_ctrl_c_says_in_one_line_how_to_go_on_and_that_command_does(run, phantom_dir, tmp_path, monkeypatch):
+    show = RoundProgress.show
+
+    def stop(self, event):
+        show(self, event)
+        if event["event"] == "round_started" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    arguments = [*simulate_args(phantom_dir, tmp_path / "a run", "fedavg"), "--rounds", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundProgress, "show", stop)
+        code, _, err = run(*arguments)
+    assert code == 130
+    assert "Traceback" not in err
+    told = err.strip().splitlines()[-1]
+    assert told.startswith("stopped; continue with: medfedaug simulate ")
+    code, out, err = run(*shlex.split(told.partition("medfedaug ")[2]))
+    assert code == 0, err
+    assert "resumed after round 1" in err
+    assert "test, model of round" in out
+
+
+def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = Clock(10)
+    assert clock.left() == "time left: known after the first"
+    clock.restart(4)  # a run that is continued
+    assert clock.left() == "time left: known after the next"
+    now[0] = 160.0
+    clock.count(7)
+    assert clock.left() == "about 60 s left"
+    now[0] = 170.0
+    assert clock.left() == "about 50 s left"
+    now[0] = 300.0  # the next one is late
+    assert clock.left() == "about 40 s left"
+    clock.count(10)  # the page is still to be drawn
+    assert clock.left() == "nearly done"
+
+
+def test_runs_of_an_earlier_sweep_do_not_shorten_the_remaining_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = SweepProgress(10)
+    shown.task = shown.bar.add_task("", total=10, left="")
+    with progress.err_console.capture() as said:
+        for number, made in ((1, False), (2, False), (3, True), (4, True)):
+            now[0] += 60.0 if made else 0.1
+            shown.show({"event": "run", "folder": "fedavg", "number": number, "of": 10, "made": made})
+    lines = said.get().splitlines()
+    assert [line.partition("  ")[2] for line in lines] == [
+        "(time left: known after the next)",
+        "(time left: known after the next)",
+        "(about 7 min left)",
+        "(about 6 min left)",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min")])
+def test_durations_are_said_in_words(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one(tmp_path):
+    watched = Watched(rounds=2, round=2, tested={"A": {}, "B": {"dice": 0.5}}, state="finished")
+    console = Console(width=80)
+    with console.capture() as said:
+        console.print(_shown(watched, Path("kit/job-1/medfedaug/events.jsonl")))
+    rows = [line for line in said.get().splitlines() if "tested" in line]
+    assert "none sent" in rows[0]
+    assert "dice 0.5000" in rows[1]
+    watched.tested.pop("B")
+    write_watch_page(watched, tmp_path / "run.html", name="job-1")
+    assert "none sent" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "told"), [("running", 600, True), ("running", 5, False), ("finished", 600, False)]
+)
+def test_how_long_a_job_that_goes_on_has_said_nothing(tmp_path, state, age, told):
+    events = tmp_path / "events.jsonl"
+    events.touch()
+    os.utime(events, (time.time() - age,) * 2)
+    console = Console(width=100)
+    with console.capture() as said:
+        console.print(_shown(Watched(rounds=2, round=1, state=state), events))
+    assert ("; nothing said for 10 min" in said.get()) is told
+
+
+def test_the_rounds_that_a_resumed_job_had_before_are_not_left(tmp_path):
+    watched, events = Watched(), tmp_path / "events.jsonl"
+    events.touch()
+    watched.take({"event": "resumed", "round": 80, "rounds": 100})
+    for number in range(81, 86):
+        watched.take({"event": "round_started", "round": number, "rounds": 100})
+        watched.take({"event": "round_finished", "round": number, "seconds": 60.0})
+    console = Console(width=100)
+    with console.capture() as said:
+        console.print(_shown(watched, events))
+    assert "round 85 of 100, running, about 15 min left" in said.get()
+
+
+def test_a_line_that_was_cut_off_hides_no_other(tmp_path):
+    """By a power failure, or on a full disk: the job's process is started again, and writes on."""
+    log = EventLog(tmp_path, "site A")
+    log({"event": "finished"})
+    log.close()
+    whole = log.path.read_bytes()
+    log.path.write_bytes(whole + b'{"event": "trai' + bytes(3))
+    again = EventLog(tmp_path, "site A")
+    again({"event": "finished"})
+    again.close()
+    assert [event for event, _ in follow(log.path)] == [{"event": "finished"}] * 2
+    assert [end for _, end in follow(log.path)][-1] == log.path.stat().st_size

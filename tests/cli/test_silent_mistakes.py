@@ -1,0 +1,101 @@
+"""Commands that were asked for something else than what they would do say so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hospitals import Deployment, Hospital
+from running import SHARED
+
+from medfedaug.errors import RunFailed
+from medfedaug.statistics import load_statistics
+from medfedaug.transforms import FedRDN, FedRDNd
+
+
+def test_statistics_of_a_second_site_join_those_of_the_first(run, phantom_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = {}
+    for name in ("site_A", "site_B"):
+        code, shown, err = run("statistics", "--data", phantom_dir / name)
+        assert code == 0, err
+        saved[name] = load_statistics("statistics.json")[name]
+    assert load_statistics("statistics.json") == saved
+    assert "which also has site_A" in shown
+    assert FedRDN("statistics.json").sites == ("site_A", "site_B")
+    # A site that is asked again takes its own place.
+    code, shown, _ = run("statistics", "--data", phantom_dir / "site_A", "--limit", 1)
+    assert "which also has site_B" in shown
+    again = load_statistics("statistics.json")
+    assert again["site_B"] == saved["site_B"]
+    assert again["site_A"].count == 1 < saved["site_A"].count
+    code, _, err = run("statistics", "--data", phantom_dir / "site_A", "--intensity", "scale")
+    assert code == 2
+    assert "statistics.json: its statistics are of raw images, not of scale ones" in " ".join(err.split())
+    assert load_statistics("statistics.json") == again
+
+
+def test_statistics_replace_no_other_file_and_mix_no_channels(run, phantom_dir, make_site, tmp_path):
+    target = tmp_path / "notes.json"
+    target.write_text('{"mine": 1}')
+    code, _, err = run("statistics", "--data", phantom_dir / "site_A", "--out", target)
+    assert code == 2
+    assert "choose another file with --out" in " ".join(err.split())
+    assert target.read_text() == '{"mine": 1}'
+    target.unlink()
+    assert run("statistics", "--data", phantom_dir / "site_A", "--out", target)[0] == 0
+    before = target.read_bytes()
+    code, _, err = run("statistics", "--data", make_site("B", channels=2), "--out", target)
+    assert code == 2
+    assert "site 'B' has 2 channels, site 'site_A' has 1" in " ".join(err.split())
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("transform", [FedRDN, lambda path: FedRDNd("image", path)])
+def test_statistics_that_are_not_there_name_the_command_that_makes_them(tmp_path, transform):
+    path = tmp_path / "statistics.json"
+    with pytest.raises(FileNotFoundError, match=r"`medfedaug statistics --data DIR --out .*json` makes it"):
+        transform(path)
+
+
+def test_a_federation_of_other_sites_is_no_lgg(run, phantom_dir, tmp_path):
+    command = ("benchmark", "lgg_multisite", "--methods", "fedavg", "--seeds", 1, "--scale", 0.01)
+    code, _, err = run(*command, "--data", phantom_dir, "--out", tmp_path / "out")
+    assert code == 2
+    assert "site site_A" in err
+    assert "no site of LGG, whose sites are CS, DU, EZ, FG, HT" in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+    assert "data: NOT there" in run("benchmark", "lgg_multisite", "--list", "--data", phantom_dir)[1]
+    if (SHARED / "data/lgg_multisite").is_dir():
+        assert "data: there" in run("benchmark", "lgg_multisite", "--list", "--data", SHARED / "data")[1]
+
+
+@pytest.mark.parametrize("methods", ["fedfa", "mixup", "fedavg"])
+def test_batches_of_one_image_are_named_where_a_method_needs_more(run, make_site, tmp_path, methods):
+    for name in "AB":
+        make_site(name, shape=(32, 32, 4))
+    out = tmp_path / "out"
+    code, _, err = run(
+        *("simulate", "--data", tmp_path / "data", "--out", out, "--methods", methods, "--rounds", 1),
+        *("--batch-size", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures"),
+        *("--network-args", '{"features":[4,8,8,8,8,4]}'),
+    )
+    assert code == 0, err
+    said = " ".join(err.split())
+    words = f"warning: {methods}: nothing happens with a batch of one image"
+    assert said.count(words) == (methods != "fedavg")
+    if methods == "fedfa":
+        assert said.count("FFA layers do nothing with a batch of one image") == 1
+        sites = json.loads((out / "results.json").read_text())["rounds"][0]["sites"].values()
+        assert all(site["fedfa/negative_std"] == 0 for site in sites)
+
+
+def test_a_job_whose_classes_have_other_names_than_the_sites_ends_at_both(phantom_dir, tiny_config, tmp_path):
+    kits = tmp_path / "kits"
+    settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+    sites = [Hospital(kits / name, phantom_dir / name, **settings) for name in ("site_A", "site_B")]
+    words = "label 1 is 'lesion', and '…' for the federation"  # the job's own text is not sent back
+    with pytest.raises(RunFailed, match=words):
+        Deployment(sites).run(tiny_config(rounds=1, classes=("background", "vessel")))
+    for site in sites:
+        assert words in site.logged[-1]

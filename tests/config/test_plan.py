@@ -1,0 +1,565 @@
+"""Plans of volumes: grids, patches, what is kept in memory, and plans made of the sites' fingerprints."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from asked_plans import asked, prints_of
+from monai.data import MetaTensor
+from monai.transforms import Orientation
+from running import TINY_NETWORK
+
+from medfedaug.config.plan import Plan, load_plan, save_plan
+from medfedaug.config.run import Execution
+from medfedaug.config.storage import Storage
+from medfedaug.data.cache import CaseCache
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.patches import patch_centres, patch_window
+from medfedaug.data.preparation import Preparation
+from medfedaug.data.sites import find_sites
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.in_process import InProcessCarrier
+from medfedaug.federation.messages import FINGERPRINT, Reply
+from medfedaug.federation.planning.fingerprint import fingerprint
+from medfedaug.federation.planning.plan_request import Planning
+from medfedaug.federation.planning.planner import make_plan, training_bytes
+from medfedaug.federation.pooled import PooledCarrier
+from medfedaug.federation.site.trainer import site_fingerprint
+from medfedaug.methods import registry
+from medfedaug.privacy import PrivacyPolicy
+from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.tasks import SegmentationTask
+
+VOLUMES = Plan(spatial_dims=3, patch_size=(16, 16, 16), patches_per_volume=2)
+
+
+@pytest.fixture(scope="module")
+def volumes_dir(tmp_path_factory):
+    """Two sites of five patients with voxels of different size, three classes."""
+    root = tmp_path_factory.mktemp("volumes") / "data"
+    make_phantom(root, sites=2, patients=5, shape=(20, 20, 12), seed=0, classes=3)
+    place(root / "site_A", (1.0, 1.0, 1.0))
+    place(root / "site_B", (-1.0, 1.0, 2.0))
+    return root
+
+
+def place(site, edges) -> None:
+    """Give the voxels of a site's volumes these edges in mm; with a minus an axis runs to the left."""
+    import nibabel
+
+    for file in site.glob("*/*.nii.gz"):
+        volume = nibabel.load(file)
+        nibabel.Nifti1Image(np.asanyarray(volume.dataobj), np.diag([*edges, 1.0])).to_filename(file)
+
+
+def affine_of(seed: int, edges=(1.0, 1.0, 1.0), *, oblique: bool) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    axes = np.linalg.qr(rng.normal(size=(3, 3)))[0] if oblique else np.eye(3)[rng.permutation(3)]
+    matrix = np.eye(4)
+    matrix[:3, :3] = axes @ np.diag(edges) @ np.diag(rng.choice([-1.0, 1.0], 3))
+    matrix[:3, 3] = rng.normal(size=3) * 50
+    return torch.as_tensor(matrix)
+
+
+def ellipsoid(shape, radius: float = 0.33) -> torch.Tensor:
+    grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in shape), indexing="ij"))
+    centre = torch.tensor([0.1, -0.2, 0.05])[:, None, None, None]
+    return (((grid - centre) / (2 * radius)).square().sum(dim=0) < 1)[None].to(torch.uint8)
+
+
+def dice(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(2 * (a * b).sum() / (a.sum() + b.sum()))
+
+
+@pytest.mark.parametrize("oblique", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_axes_are_turned_as_monai_turns_them(seed, oblique):
+    image, affine = torch.rand(2, 5, 7, 6), affine_of(seed, (0.7, 1.3, 3.1), oblique=oblique)
+    for codes in ("RAS", "LPS", "ASR"):
+        place = Preparation(Plan(orientation=codes)).placement(image, affine)
+        expected = Orientation(codes, labels=None)(MetaTensor(image, affine=affine))
+        assert torch.equal(place.forward(image), expected.as_tensor())
+        assert torch.equal(place.back(place.forward(image)), image)
+
+
+@pytest.mark.parametrize("oblique", [False, True])
+@pytest.mark.parametrize("edges", [(1.0, 1.0, 1.0), (0.5, 0.5, 3.0), (2.0, 0.8, 0.8)])
+@pytest.mark.parametrize("crop", ["none", "foreground"])
+def test_a_perfect_label_map_on_the_plans_grid_is_one_on_the_files(edges, oblique, crop):
+    affine = affine_of(1, edges, oblique=oblique)
+    shape = [max(12, round(48 / edge)) for edge in edges]
+    label = ellipsoid(shape)
+    image = label.float()
+    image[:, 2:-2, 2:-2, 2:-2] += 0.1  # a frame of air
+    preparation = Preparation(Plan(orientation="RAS", spacing=(1.0, 1.0, 1.0), crop=crop))
+    place = preparation.placement(image, affine)
+    planned = preparation.label(label, place)
+    assert planned.dtype == torch.uint8
+    # As a network would say it: scores, of which the largest wins.
+    scores = torch.cat([1 - planned.float(), planned.float()])
+    found = place.put_back(place.resized_back(scores).argmax(dim=0, keepdim=True))
+    assert found.shape == label.shape
+    assert dice(found, label) > 0.98
+    if crop == "foreground":
+        assert (
+            place.size[0]
+            < Preparation(Plan(orientation="RAS", spacing=(1, 1, 1))).placement(image, affine).size[0]
+        )
+
+
+def test_the_way_back_survives_being_written_down():
+    image = torch.rand(1, 9, 8, 7)
+    place = Preparation(Plan(orientation="LPS", spacing=(2, 1, 1), crop="foreground")).placement(
+        image, affine_of(3, oblique=False)
+    )
+    assert type(place).from_tensor(place.to_tensor()) == place
+
+
+def test_a_network_sees_the_same_whatever_way_a_volume_is_stored(volumes_dir):
+    """Permuted axes, turned back by the plan: the label map is the same, turned, voxel by voxel."""
+    task = SegmentationTask(2, plan=Plan(spatial_dims=3, orientation="RAS", patch_size=(8, 8, 8)))
+    torch.manual_seed(0)
+    network = torch.nn.Conv3d(1, 2, 3, padding=1).eval()
+    image, affine = torch.rand(1, 9, 10, 11), torch.eye(4, dtype=torch.float64)
+    axes = (2, 0, 1)
+    other = image.permute(0, *(1 + axis for axis in axes)).flip(2)
+    turn = torch.zeros(4, 4, dtype=torch.float64)
+    for new, old in enumerate(axes):
+        turn[old, new] = 1
+    turn[3, 3] = 1
+    turn[:, 1] *= -1
+    turn[axes[1], 3] = image.shape[1 + axes[1]] - 1
+    found = []
+    for volume, matrix in ((image, affine), (other, affine @ turn)):
+        place = task.preparation.placement(volume, matrix)
+        seen = place.forward(volume)
+        found.append(task.predict(network, seen, torch.device("cpu"), 2, place))
+    assert torch.equal(found[0].permute(0, *(1 + axis for axis in axes)).flip(2), found[1])
+
+
+def test_windows_over_a_volume_give_what_a_network_without_a_view_gives():
+    """Of a network that looks at single voxels, no seam can be seen, whatever the windows."""
+    network = torch.nn.Conv3d(1, 3, 1).eval()
+    image = torch.rand(1, 13, 17, 9)
+    expected = network(image[None])[0].argmax(dim=0, keepdim=True)
+    for plan in (
+        Plan(spatial_dims=3, patch_size=(8, 8, 8), overlap=0.25),
+        Plan(spatial_dims=3, patch_size=(32, 8, 4), overlap=0.5),
+        Plan(spatial_dims=3),
+    ):
+        assert torch.equal(
+            SegmentationTask(3, plan=plan).predict(network, image, torch.device("cpu"), 2), expected
+        )
+
+
+def test_patches_are_centred_on_the_foreground_as_often_as_asked():
+    label = torch.zeros(1, 1, 40, 30, 20, dtype=torch.uint8)
+    label[..., 5:7, 5:7, 5:7] = 1
+    label[..., 30:36, 20:26, 12:18] = 2  # 27 times as many voxels, and drawn as often
+    centres = patch_centres(label)
+    plan = Plan(spatial_dims=3, patch_size=(8, 8, 64), foreground=0.75)
+    random = np.random.RandomState(0)
+    hits = {0: 0, 1: 0, 2: 0}
+    for _ in range(2000):
+        window = patch_window(label.shape[2:], centres, plan, random)
+        assert [s.stop - s.start for s in window] == [8, 8, 20]
+        assert all(s.start >= 0 and s.stop <= n for s, n in zip(window, label.shape[2:], strict=True))
+        middle = (window[0].start + 4, window[1].start + 4)
+        hits[int(label[0, 0, middle[0], middle[1], :].max())] += 1
+    assert hits[1] / 2000 == pytest.approx(0.375, abs=0.04)
+    assert hits[2] / 2000 == pytest.approx(0.375, abs=0.04)
+    no_foreground = patch_window((40, 30, 20), centres[:0], plan, random)
+    assert all(s.start >= 0 for s in no_foreground)
+
+
+def test_patches_are_centred_in_a_class_of_more_voxels_than_float32_counts():
+    size = (256, 256, 258)  # a last place, 16908287, that float32 rounds to 16908288
+    centres = patch_centres(torch.ones(1, 1, *size, dtype=torch.uint8))
+    assert centres.shape == (1000, 5)
+    assert centres[0].tolist() == [0, 1, 0, 0, 0]
+    assert centres[-1].tolist() == [0, 1, *(n - 1 for n in size)]
+
+
+def test_what_does_not_fit_into_memory_is_kept_in_files(tmp_path):
+    tensors = {"image": torch.rand(2, 1, 5, 6), "label": torch.arange(4)}
+    size = sum(value.nbytes for value in tensors.values())
+    for folder in (None, tmp_path / "kept"):
+        cache = CaseCache(Storage(size, folder))
+        stored = [cache.get((i,), lambda: dict(tensors)) for i in range(3)]
+        assert [case.tensors is None for case in stored] == [False, True, True]
+        assert cache.num_bytes == size
+        for case in stored:
+            assert torch.equal(case.read("label"), tensors["label"])
+            assert torch.equal(case.read("image", 1), tensors["image"][1])
+            assert torch.equal(
+                case.read("image", 1, (slice(1, 3), slice(2, 6))), tensors["image"][1][:, 1:3, 2:6]
+            )
+            assert case.shape("image") == (2, 1, 5, 6)
+            assert ("image" in case, "affine" in case) == (True, False)
+    # Found again by a later process, and made anew after a kill in the middle of writing.
+    (tmp_path / "kept/.abc").mkdir()
+    later = CaseCache(Storage(0, tmp_path / "kept"))
+    for key in ((1,), (2,)):
+        later.get(key, lambda: pytest.fail("it is there"))
+    later.get((0,), lambda: dict(tensors))
+    assert later.made == 1
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        CaseCache(Storage(0, tmp_path / "file")).get((0,), lambda: dict(tensors))
+
+
+def train(config, data, **more):
+    return run_in_process(config, data, sorted(p.name for p in data.iterdir() if p.is_dir()), "cpu", **more)
+
+
+def volume_config(data, methods="fedavg", plan=VOLUMES, **changes):
+    from medfedaug.experiments.simulate import configure
+    from medfedaug.methods import parse_methods
+
+    values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 2, **changes}
+    return configure(find_sites(data), methods=tuple(parse_methods(methods)), plan=plan, **values)
+
+
+def test_memory_makes_no_difference(volumes_dir, tmp_path):
+    config = volume_config(volumes_dir, "fedrdn,fedfa_h", rounds=2)
+    states = [
+        train(config, volumes_dir, storage=storage).state
+        for storage in (Storage(), Storage(0, None, 0), Storage(30_000, tmp_path / "cache", 2))
+    ]
+    for state in states[1:]:
+        assert all(torch.equal(state[key], value) for key, value in states[0].items())
+    assert list((tmp_path / "cache").iterdir())
+
+
+ON_VOLUMES = ["fedrdn,fedfa+", "norm", "fedbn", "fedfd_a", "mixup", "scaffold"]
+
+
+def segmenting_methods() -> list[str]:
+    from medfedaug.methods import build_methods, parse_methods
+
+    names = [name for name in registry.method_names() if name not in ("pooled", *ON_VOLUMES)]
+    return [n for n in names if "segmentation" in build_methods(parse_methods(n, None))[0].tasks]
+
+
+@pytest.mark.parametrize("method", ON_VOLUMES)
+def test_methods_train_on_patches_of_volumes(method, volumes_dir):
+    server = train(volume_config(volumes_dir, method), volumes_dir)
+    assert server.record.test["site_A"]["dice"] is not None
+    assert all(torch.isfinite(value).all() for value in server.state.values() if value.is_floating_point())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", segmenting_methods())
+def test_every_method_trains_on_patches_of_volumes(method, volumes_dir):
+    refused = {
+        "fedfd_prompt": "ViT",
+        "fraug": "for segmentation the paper has no equation",
+        "fedharmo": "leave patch_size out",
+        "harmofl": "leave patch_size out",
+        "randaugment": "not defined for volumes",
+        "dp_fedavg": "does not cover running statistics",
+    }
+    if method in refused:
+        with pytest.raises(ConfigError, match=refused[method]):
+            train(volume_config(volumes_dir, method), volumes_dir)
+    else:
+        server = train(volume_config(volumes_dir, method), volumes_dir)
+        assert server.record.test["site_A"]["dice"] is not None
+
+
+def test_statistics_are_of_what_the_network_sees(volumes_dir):
+    """Of the resampled volume, whole or where it is brighter than the darkest voxel."""
+    plan = Plan(spatial_dims=3, spacing=(2.0, 2.0, 2.0), orientation="RAS", patch_size=(16, 16, 16))
+    trainer = SiteTrainer(volume_config(volumes_dir, plan=plan), volumes_dir / "site_B", "cpu")
+    trainer.initialize({"client_name": "site_B"})
+    images = []
+    for case in trainer.folder.cases["training"]:
+        whole = trainer.folder.load_image(case, "scale")[0]
+        small = torch.nn.functional.interpolate(whole.flip(0)[None, None], (10, 10, 12), mode="trilinear")
+        images.append(small[0, 0].double())
+    own = trainer.statistics()
+    assert float(own.mean) == pytest.approx(float(torch.stack([x.mean() for x in images]).mean()), rel=1e-5)
+    inside = trainer.statistics("foreground")
+    expected = torch.stack([x[x > x.min()].std(correction=0) for x in images]).mean()
+    assert float(inside.std) == pytest.approx(float(expected), rel=1e-5)
+    assert float(inside.mean) > float(own.mean)
+
+
+def test_scores_are_those_of_the_grid_of_the_file(volumes_dir, tmp_path, run):
+    """A run on a coarser grid; `evaluate` opens it again, and no file is left behind."""
+    plan = tmp_path / "plan.json"
+    save_plan(plan, Plan(spatial_dims=3, spacing=(1.5, 1.5, 1.5), orientation="RAS", patch_size=(16, 16, 16)))
+    code, _, err = run(
+        *("simulate", "--data", volumes_dir, "--out", tmp_path / "run", "--methods", "fedrdn,fedfa"),
+        *("--engine", "inprocess", "--rounds", 1, "--plan", plan, "--overlap", 0.25, "--no-pictures"),
+        *("--network-args", json.dumps(TINY_NETWORK), "--cache", tmp_path / "cache", "--memory", 0),
+    )
+    assert code == 0, err
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["config"]["plan"]["overlap"] == 0.25
+    assert results["config"]["batch_size"] == 2
+    again = evaluate_model(tmp_path / "run/global_model.pt", volumes_dir)
+    for site, entry in results["test"]["sites"].items():
+        assert again["sites"][site]["cases"] == pytest.approx(entry["cases"], abs=1e-3)
+
+
+# ---------------------------------------------------------------- plans that are made
+
+
+def test_a_plan_follows_from_the_fingerprints_by_its_rules():
+    mm1, mm3 = ((160, 160, 160), (1.0, 1.0, 1.0), 30), ((54, 54, 54), (3.0, 3.0, 3.0), 10)
+    made = make_plan(prints_of(A=mm1, B=mm3), asked())
+    plan = made.changes["plan"]
+    assert (plan.spatial_dims, plan.orientation, plan.spacing) == (3, "RAS", (1.0, 1.0, 1.0))
+    assert all(n % 16 == 0 for n in plan.patch_size)
+    assert make_plan(prints_of(B=mm3, A=mm1), asked()).changes == made.changes
+    # Less memory, smaller patches: what is counted is within it.
+    small = make_plan(prints_of(A=mm1, B=mm3), asked(memory=4.0)).changes["plan"]
+    assert np.prod(small.patch_size) < np.prod(plan.patch_size)
+    with pytest.raises(ConfigError, match="not even patches of 16 x 16 x 16"):
+        make_plan(prints_of(A=mm1), asked(memory=0.001))
+    # Thick slices keep their own coarse axis, and are pooled less along it.
+    thick = ((320, 320, 24), (0.5, 0.5, 5.0), 12)
+    made = make_plan(prints_of(A=thick), asked(network="dynunet"))
+    assert made.changes["plan"].spacing is None  # all alike
+    strides = np.array(made.changes["network_args"]["strides"])
+    assert strides[:, 2].prod() < strides[:, 0].prod()
+    # Few slices are planned as slices, with a larger batch.
+    flat = make_plan(prints_of(A=((256, 256, 5), (1.0, 1.0, 8.0), 12)), asked())
+    assert (flat.changes["plan"].spatial_dims, flat.changes["plan"].patch_size) == (2, (256, 256))
+    assert flat.changes["batch_size"] == 16
+    # A network that is made for images of one size is made for the patch.
+    sized = make_plan(prints_of(A=((40, 40, 40), (1.0, 1.0, 1.0), 12)), asked(network="unetr"))
+    assert sized.changes["plan"].patch_size == (48, 48, 48)
+    # Files that say nothing of millimetres.
+    unknown = make_plan(prints_of(A=((64, 64, 32), (0.0, 0.0, 0.0), 12)), asked()).changes["plan"]
+    assert (unknown.orientation, unknown.spacing, unknown.patch_size) == (None, None, (64, 64, 32))
+    # What is given stays.
+    kept = make_plan(
+        prints_of(A=mm1),
+        asked(given=["patch_size", "spacing"], plan=Plan(3, spacing=(2, 2, 2), patch_size=(32, 32, 32))),
+    )
+    assert (kept.changes["plan"].spacing, kept.changes["plan"].patch_size) == ((2, 2, 2), (32, 32, 32))
+
+
+def test_a_site_that_claims_millions_of_cases_decides_nothing():
+    honest = {name: ((64, 64, 64), (1.0 + i / 5,) * 3, 50) for i, name in enumerate("ABCD")}
+    finest = make_plan(prints_of(**honest, E=((64, 64, 64), (1e-3,) * 3, 2**31)), asked()).changes["plan"]
+    coarsest = make_plan(prints_of(**honest, E=((64, 64, 64), (900.0,) * 3, 2**31)), asked()).changes["plan"]
+    for made in (finest, coarsest):
+        assert all(1.0 <= edge <= 1.6 for edge in made.spacing)
+
+
+def test_the_bytes_of_a_step_are_counted():
+    with torch.device("meta"):
+        network = torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.ReLU())
+    weights = (4 * 27 + 4) * 4
+    # Kept for the backward pass: the input of the convolution, and the output of the ReLU, whose gradient
+    # comes on top.
+    assert training_bytes(network, (2, 1, 8, 8, 8)) == (2 * 512 + 2 * (2 * 4 * 512)) * 4 + 4 * weights
+
+
+def test_a_plan_is_made_by_the_federation_and_kept(volumes_dir, tmp_path, run):
+    """`plan` makes of the data what `simulate --plan auto` makes of what the sites send."""
+    options = ("--network-args", json.dumps(TINY_NETWORK), "--plan-memory", 0.02, "--crop", "foreground")
+    code, out, err = run("plan", "--data", volumes_dir, "--out", tmp_path / "plan.json", *options)
+    assert code == 0, err
+    assert "of 0.02 GiB" in " ".join(out.split())
+    assert "the median over the sites" in (tmp_path / "plan.html").read_text()
+    simulate = ("simulate", "--data", volumes_dir, "--methods", "fedrdn", "--plan", "auto", *options)
+    flags = ("--engine", "inprocess", "--rounds", 1, "--no-pictures", "--out", tmp_path / "run")
+    code, _, err = run(*simulate, *flags)
+    assert code == 0, err
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    plan = load_plan(tmp_path / "plan.json")
+    assert Plan.from_dict(results["config"]["plan"]) == plan
+    assert plan.crop == "foreground"
+    assert plan.spatial_dims == 3
+    assert set(results["planned"]["fingerprints"]) == {"site_A", "site_B"}
+    assert "plan: spacing" in err
+    code, _, err = run(*simulate, *flags, "--resume")  # the same question, answered before
+    assert code == 0, err
+    assert "The plan" in (tmp_path / "run/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("methods", "carrier"), [("fedavg", InProcessCarrier), ("pooled,norm", PooledCarrier)]
+)
+def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path, methods, carrier):
+    config = volume_config(volumes_dir, methods, plan=Plan(), planning={"memory": 0.02}, rounds=2)
+    whole = train(config, volumes_dir, carrier=carrier)
+    events = []
+
+    def stop(event):
+        events.append(event["event"])
+        if event["event"] == "round_started" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, volumes_dir, carrier=carrier, on_event=stop, state_dir=tmp_path / "state")
+    assert "planned" in events
+    events.clear()
+    again = train(
+        config,
+        volumes_dir,
+        carrier=carrier,
+        on_event=lambda e: events.append(e["event"]),
+        state_dir=tmp_path / "state",
+        resume=True,
+    )
+    assert "planned" not in events
+    assert again.config == whole.config
+    assert all(torch.equal(again.state[key], value) for key, value in whole.state.items())
+
+
+@pytest.mark.slow
+def test_the_engines_agree_on_volumes_with_a_plan_that_is_made(volumes_dir, tmp_path):
+    """Fingerprints through the job, patches in three dimensions: the same weights to the bit."""
+    from medfedaug.experiments.simulate import simulate
+
+    config = volume_config(volumes_dir, "fedrdn,fedfa+", plan=Plan(), planning={"memory": 0.02}, rounds=2)
+    for engine in ("nvflare", "inprocess"):
+        execution = Execution(threads=1)
+        simulate(volumes_dir, tmp_path / engine, config, engine=engine, device="cpu", execution=execution)
+    folders = [tmp_path / engine for engine in ("nvflare", "inprocess")]
+    found = [torch.load(folder / "final_model.pt") for folder in folders]
+    assert all(torch.equal(found[1][key], value) for key, value in found[0].items())
+    plans = [
+        json.loads((tmp_path / e / "results.json").read_text())["planned"] for e in ("nvflare", "inprocess")
+    ]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("min_sites", [0, 2])
+def test_a_site_that_sends_no_fingerprint_is_named_or_done_without(volumes_dir, tmp_path, min_sites):
+    class Silent(InProcessCarrier):
+        def ask(self, request, sites, needed, accept):
+            if request.task != FINGERPRINT:
+                return super().ask(request, sites, needed, accept)
+            super().ask(request, [site for site in sites if site != "site_C"], needed, accept)
+            return {"site_C": "site site_C did not answer within 1 s"}
+
+    data = tmp_path / "data"
+    make_phantom(data, sites=3, patients=5, shape=(20, 20, 12), seed=0)
+    config = volume_config(data, plan=Plan(), planning={"memory": 0.02})
+    more = {"carrier": Silent, "execution": Execution(min_sites=min_sites)}
+    if not min_sites:
+        with pytest.raises(RunFailed, match="no plan could be made: site site_C did not answer"):
+            train(config, data, **more)
+        return
+    server = train(config, data, **more)
+    assert set(server.planning.sites) == {"site_A", "site_B"}
+    assert set(server.sites) == {"site_A", "site_B", "site_C"}
+
+
+def test_a_site_whose_fingerprint_is_none_is_named():
+    good = prints_of(A=((64, 64, 64), (1.0, 1.0, 1.0), 12))["A"]
+    planning = Planning(asked(), "0" * 32)
+    assert planning.accept("A", Reply(FINGERPRINT, payload=good))
+    for key, value in (
+        ("size", -1.0),
+        ("spacing", 1e9),
+        ("foreground", 2.0),
+        ("cases", 0.0),
+        ("size", torch.nan),
+    ):
+        bad = {**good, key: torch.full_like(good[key], value)}
+        assert not planning.accept("B", Reply(FINGERPRINT, payload=bad))
+        assert "site B" in planning.refused["B"]
+        assert key in planning.refused["B"]
+    assert not planning.accept("B", Reply(FINGERPRINT, payload={**good, "more": torch.ones(1)}))
+    assert not planning.accept("B", Reply(FINGERPRINT, payload={**good, "size": torch.ones(3)}))
+    assert list(planning.sites) == ["A"]
+
+
+def test_a_site_sends_no_fingerprint_of_fewer_cases_than_its_policy_allows(volumes_dir):
+    config = volume_config(volumes_dir, plan=Plan(), planning={"memory": 0.1})
+    trainer = SiteTrainer(config, volumes_dir / "site_A", "cpu", policy=PrivacyPolicy(min_images=10))
+    trainer.initialize({"client_name": "site_A"})
+    with pytest.raises(PrivacyRefused, match="min_images"):
+        site_fingerprint(trainer)
+
+
+def test_a_fingerprint_is_in_one_order_of_axes(volumes_dir):
+    site = VolumeFolder.open(volumes_dir / "site_B")
+    found = fingerprint(site, site.classes)
+    assert found["size"][1].tolist() == [20, 20, 12]
+    assert found["spacing"][1].tolist() == pytest.approx([1, 1, 2])
+    assert found["cases"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--patch-size", "16,16"), "patch_size must be 3 numbers"),
+        (("--patch-size", "16,x,16"), "'x' is not a number"),
+        (("--spacing", "1,1"), "spacing must be three lengths"),
+        (("--spacing", "1,0,1"), "spacing must be three lengths"),
+        (("--orientation", "RAA"), "orientation must have a letter"),
+        (("--overlap", "1"), "overlap is a share"),
+        (("--foreground", "1.5"), "foreground is a share"),
+        (("--image-size", "32"), "image_size resizes slices"),
+        (("--plan-memory", "1"), "--plan-memory is for --plan auto"),
+        (("--plan", "nowhere.json"), "nowhere.json: not a plan"),
+    ],
+)
+def test_options_that_make_no_plan_are_one_line(options, told, run, volumes_dir, tmp_path):
+    base = (
+        "simulate",
+        "--data",
+        volumes_dir,
+        "--methods",
+        "fedavg",
+        "--out",
+        tmp_path / "out",
+        "--spatial-dims",
+        3,
+    )
+    code, _, err = run(*base, *options)
+    assert code == 2
+    assert told in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_needs_geometry_names_the_file_without(make_site, run, tmp_path):
+    import nibabel
+
+    folders = [make_site(name, cases=(2, 1, 1)) for name in "AB"]
+    file = folders[0] / "images/0.nii.gz"
+    bare = nibabel.Nifti1Image(np.asanyarray(nibabel.load(file).dataobj), None)
+    bare.header["sform_code"] = bare.header["qform_code"] = 0
+    bare.to_filename(file)
+    code, _, err = run(
+        *("simulate", "--data", folders[0].parent, "--methods", "fedavg", "--out", tmp_path / "out"),
+        *("--engine", "inprocess", "--spacing", "1,1,1", "--rounds", 1),
+    )
+    assert code == 2
+    assert "does not say how large its voxels are" in err
+    assert "0.nii.gz" in err
+
+
+def test_a_plan_with_tiny_voxels_is_refused_before_the_memory_is_full(make_site, run, tmp_path):
+    """The plan may be the server's."""
+    data = make_site("A", cases=(2, 1, 1)).parent
+    make_site("B", cases=(2, 1, 1))
+    code, _, err = run(
+        *("simulate", "--data", data, "--methods", "fedavg", "--out", tmp_path / "out"),
+        *("--engine", "inprocess", "--spacing", "0.005,0.005,0.005", "--rounds", 1),
+    )
+    assert code == 2
+    assert "resampled to 0.005 x 0.005 x 0.005 mm it would have" in err
+    assert "536,870,912 numbers are prepared of one case" in err
+
+
+def test_a_file_that_is_no_plan_is_one_line(tmp_path):
+    for text in ("[]", '{"patch_sise": [1, 1]}', '{"format": "medfedaug.plan", "version": 9}', "x"):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"plan\.json: not a plan"):
+            load_plan(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text('{"spatial_dims": 3}')
+    assert load_plan(tmp_path / "plan.json") == Plan(spatial_dims=3)

@@ -1,0 +1,109 @@
+"""Benchmarks of photographs in their published layouts, and the real ones where they are at hand."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from benchmark_files import (
+    DOMAINNET,
+    OFFICE,
+    PACS,
+    counts,
+    picture,
+    write_fedbn,
+    write_pacs,
+)
+from running import SHARED
+
+from medfedaug.data.datasets.registry import open_benchmark
+from medfedaug.data.sites import check_federation, open_site
+
+
+def test_office_caltech_10_as_fedbn_publishes_it(tmp_path):
+    root = tmp_path / "office_caltech_10"
+    write_fedbn(root, "office_caltech_10", OFFICE, train=11, test=3)
+    for folder in (root, tmp_path):
+        sites = open_benchmark("office_caltech_10", folder)
+        assert counts(sites) == dict.fromkeys(OFFICE, (6, 5, 3))
+        assert check_federation(sites) == ("classification", 3, ("bird", "tiger"))
+    listed = pickle.loads((root / "dslr_train.pkl").read_bytes())[0]
+    assert [f"office_caltech_10/{case.name}" for case in sites[2].cases["training"]] == listed[:6].tolist()
+    assert sites[2].load_image(sites[2].cases["test"][0]).shape == (3, 8, 8)
+
+
+def test_domainnet_10_has_the_papers_shares(tmp_path):
+    write_fedbn(tmp_path / "DomainNet", "DomainNet", DOMAINNET, train=50, test=4)
+    sites = open_benchmark("domainnet_10", tmp_path)
+    assert counts(sites) == dict.fromkeys(DOMAINNET, (16, 10, 4))
+    listed = pickle.loads((tmp_path / "DomainNet/real_train.pkl").read_bytes())[0].tolist()
+    real = sites[4]
+    assert [f"DomainNet/{case.name}" for case in real.cases["training"]] == listed[:16]
+    assert [f"DomainNet/{case.name}" for case in real.cases["validation"]] == listed[-10:]
+    assert counts(open_benchmark("domainnet_10", tmp_path, fraction=1.0))["real"] == (40, 10, 4)
+
+
+@pytest.mark.skipif(not (SHARED / "data/splits").is_dir(), reason="the published lists are not at hand")
+def test_domainnet_10_has_the_papers_counts(tmp_path):
+    (tmp_path / "splits").symlink_to(SHARED / "data/splits/domainnet_10")
+    assert counts(open_benchmark("domainnet_10", tmp_path)) == {
+        "clipart": (672, 420, 526),
+        "infograph": (840, 525, 657),
+        "painting": (791, 494, 619),
+        "quickdraw": (1280, 800, 1000),
+        "real": (1556, 972, 1217),
+        "sketch": (708, 442, 554),
+    }
+
+
+def test_pacs_split_by_seed_and_as_published(tmp_path):
+    write_pacs(tmp_path)
+    sites = open_benchmark("pacs", tmp_path)
+    assert counts(sites) == dict.fromkeys(PACS, (6, 2, 2))
+    assert sites[0].cases == open_site(tmp_path / "kfold/art_painting").cases
+    sites = open_benchmark("pacs", tmp_path, split="published")
+    assert counts(sites) == dict.fromkeys(PACS, (6, 2, 2))
+    assert [case.name for case in sites[3].cases["validation"]] == ["dog/pic_000.jpg", "house/pic_000.jpg"]
+    assert [case.label for case in sites[3].cases["test"]] == ["dog", "house"]
+    assert check_federation(sites) == ("classification", 3, ("dog", "house"))
+
+
+@pytest.mark.skipif(not (SHARED / "data/pacs_128").is_dir(), reason="PACS is not at hand")
+def test_pacs_has_all_images():
+    sites = open_benchmark("pacs", SHARED / "data/pacs_128")
+    assert {name: sum(parts) for name, parts in counts(sites).items()} == {
+        "art_painting": 2048,
+        "cartoon": 2344,
+        "photo": 1670,
+        "sketch": 3929,
+    }
+    assert check_federation(sites)[2] == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+def test_vlcs_in_both_layouts(tmp_path):
+    for site in ("CALTECH", "LABELME", "PASCAL", "SUN"):
+        for part, number in (("train", 3), ("crossval", 1), ("test", 2)):
+            for label in range(5):
+                for i in range(number):
+                    picture(tmp_path / f"VLCS/{site}/{part}/{label}/{i}.jpg", i)
+    sites = open_benchmark("vlcs", tmp_path)
+    assert counts(sites) == dict.fromkeys(("CALTECH", "LABELME", "PASCAL", "SUN"), (15, 5, 10))
+    assert check_federation(sites)[2] == ("bird", "car", "chair", "dog", "person")
+    assert sites[0].cases["test"][-1].label == "person"
+    other = tmp_path / "domainbed/VLCS"
+    for site in ("Caltech101", "VOC2007"):
+        for label in ("bird", "car"):
+            for i in range(5):
+                picture(other / site / label / f"{i}.jpg", i)
+    assert counts(open_benchmark("vlcs", other)) == {"Caltech101": (6, 2, 2), "VOC2007": (6, 2, 2)}
+
+
+def test_officehome_has_a_site_with_a_space_in_its_folder(tmp_path):
+    root = tmp_path / "OfficeHomeDataset_10072016"
+    for folder in ("Art", "Clipart", "Product", "Real World"):
+        for label in ("Alarm_Clock", "Backpack"):
+            for i in range(1, 6):
+                picture(root / folder / label / f"{i:05d}.jpg", i)
+    sites = open_benchmark("officehome", tmp_path)
+    assert counts(sites) == dict.fromkeys(("Art", "Clipart", "Product", "Real_World"), (6, 2, 2))
+    check_federation(sites)

@@ -1,0 +1,156 @@
+"""`medfedaug predict` on DICOM series: DICOM SEG, which lies on the series."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pydicom
+import pytest
+from finished_runs import FEW, balanced, rehashed, simulated
+from written_series import series
+from written_series import voxels as voxels
+from written_volumes import AFFINE, itk_image, turn, write, write_dicom
+
+from medfedaug.data.io import dicom_segmentation
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.readers import load_volume, read_header
+
+hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
+
+SHAPE = (40, 36, 7)
+OBLIQUE = np.eye(4)
+OBLIQUE[:3, :3] = turn(0.5, -0.3, 1.2) @ np.diag([0.8, 0.8, 3.0])
+OBLIQUE[:3, 3] = (10, -20, 30)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, phantom_dir):
+    out = tmp_path_factory.mktemp("dicom") / "run"
+    run = simulated(phantom_dir, out, "fedavg", *FEW)
+    return balanced(run, phantom_dir, "site_C")
+
+
+def on_the_series(file, folder) -> np.ndarray:
+    """Each segment on the grid of the series, (K, X, Y, Z): a frame belongs where its position is."""
+    files = open_series(folder).files
+    affine, shape = read_header(folder).affine, read_header(folder).shape
+    found = hd.seg.segread(file)
+    assert {item.PatientID for item in [found]} == {"P7"}
+    sources = [pydicom.dcmread(f, stop_before_pixels=True) for f in files]
+    assert (found.StudyInstanceUID, found.FrameOfReferenceUID) == (sources[0].StudyInstanceUID, "1.2.7")
+    assert found.SeriesInstanceUID != sources[0].SeriesInstanceUID
+    shared = found.SharedFunctionalGroupsSequence[0]
+    orientation = [float(v) for v in shared.PlaneOrientationSequence[0].ImageOrientationPatient]
+    np.testing.assert_allclose(orientation, [float(v) for v in sources[0].ImageOrientationPatient])
+    measures = shared.PixelMeasuresSequence[0]
+    np.testing.assert_allclose([float(v) for v in measures.PixelSpacing], sources[0].PixelSpacing)
+    frames = found.pixel_array if found.NumberOfFrames > 1 else found.pixel_array[None]
+    placed = np.zeros((len(found.SegmentSequence), *shape), frames.dtype)
+    for frame, group in zip(frames, found.PerFrameFunctionalGroupsSequence, strict=True):
+        position = np.array([float(v) for v in group.PlanePositionSequence[0].ImagePositionPatient])
+        place = np.linalg.solve(affine, [*(position * (-1, -1, 1)), 1])[:3]
+        np.testing.assert_allclose(place, np.rint(place), atol=1e-4)
+        x, y, z = np.rint(place).astype(int)
+        assert (x, y) == (0, 0)
+        (source,) = group.DerivationImageSequence[0].SourceImageSequence
+        assert source.ReferencedSOPInstanceUID == sources[z].SOPInstanceUID
+        one = shared if "SegmentIdentificationSequence" in shared else group
+        number = one.SegmentIdentificationSequence[0].ReferencedSegmentNumber
+        placed[number - 1, :, :, z] = frame.T
+    return placed
+
+
+@pytest.mark.parametrize("affine", [AFFINE, OBLIQUE], ids=["scanner", "oblique"])
+def test_a_series_has_a_segmentation_that_lies_on_it(run, model, voxels, tmp_path, affine):
+    """The same voxels in NIfTI have the same label map."""
+    folder = series(tmp_path / "images/knee", voxels, affine, "1.2.3")
+    write(tmp_path / "plain/knee.nii", load_volume(folder).numpy()[0], read_header(folder).affine)
+    out = tmp_path / "out"
+    for images in (tmp_path / "images", folder):  # a folder of series, and the series' own
+        code, _, err = run(
+            *(
+                "predict",
+                "--model",
+                model,
+                "--images",
+                images,
+                "--out",
+                out,
+                "--probabilities",
+                "--overwrite",
+            ),
+            *(() if images == folder else ("--no-previews",)),
+        )
+        assert code == 0, err
+    plain = tmp_path / "plain.out"
+    options = ("--no-previews", "--probabilities")
+    assert run("predict", "--model", model, "--images", tmp_path / "plain", "--out", plain, *options)[0] == 0
+    expected = load_volume(plain / "knee.nii").numpy()[0]
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(on_the_series(out / "knee.dcm", folder)[0], expected)
+    shares = load_volume(plain / "probabilities/knee.nii").numpy()[1]
+    found = on_the_series(out / "probabilities/knee.dcm", folder)[0]
+    np.testing.assert_allclose(found / 255, shares, atol=1 / 255)
+
+    segment = hd.seg.segread(out / "knee.dcm").SegmentSequence[0]
+    assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("lesion", "AUTOMATIC")
+    told = json.loads((out / "predictions.json").read_text())
+    assert told["cases"]["knee"]["label_map"] == "knee.dcm"
+    edges = np.linalg.norm(affine[:3, :3], axis=0)
+    assert told["cases"]["knee"]["volume_ml"]["lesion"] == pytest.approx(
+        expected.sum() * edges.prod() / 1000, rel=1e-4
+    )
+    assert (out / "previews/knee.png").exists()
+
+
+def test_a_series_without_anything_found_has_a_segmentation_too(run, phantom_dir, model, voxels, tmp_path):
+    import torch
+
+    empty = tmp_path / "run"
+    empty.mkdir()
+    for name in ("results.json", "global_model.pt"):
+        (empty / name).write_bytes((model / name).read_bytes())
+    weights = torch.load(empty / "global_model.pt", weights_only=True)
+    weights["final_conv.bias"][0] += 1000
+    torch.save(weights, empty / "global_model.pt")
+    rehashed(empty)
+    folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
+    code, _, err = run("predict", "--model", empty, "--images", folder, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert not on_the_series(tmp_path / "out/knee.dcm", folder).any()
+
+
+def test_a_series_that_lacks_something_is_named_and_the_others_go_on(run, model, voxels, tmp_path):
+    images, out = tmp_path / "images", tmp_path / "out"
+    series(images / "whole", voxels, AFFINE, "1.2.3")
+    write_dicom(images / "bare", itk_image(voxels, AFFINE), series="1.2.4")
+    for file in (images / "bare").iterdir():
+        slice_ = pydicom.dcmread(file)
+        del slice_.PatientID
+        slice_.save_as(file)
+    for number in ("1.2.5", "1.2.6"):
+        write_dicom(images / "two", itk_image(voxels, AFFINE), series=number)
+    (images / "frames").mkdir()
+    frames = pydicom.dcmread(next((images / "whole").iterdir()))
+    frames.NumberOfFrames, frames.PixelData = 3, 3 * frames.PixelData
+    frames.save_as(images / "frames/all.dcm")
+    arguments = ("predict", "--model", model, "--images", images, "--out", out, "--no-previews")
+    code, _, err = run(*arguments)
+    assert code == 1
+    failed = {line.split(": ")[1]: line for line in err.splitlines() if line.startswith("failed: ")}
+    assert set(failed) == {"bare", "two", "frames"}
+    assert "all its slices are in one file" in failed["frames"]
+    assert "its files have no PatientID" in failed["bare"]
+    assert "holds 2 DICOM series" in failed["two"]
+    assert sorted(path.name for path in out.iterdir()) == ["predictions.json", "whole.dcm"]
+
+
+def test_without_highdicom_one_line_says_how_to_install_it(run, model, voxels, tmp_path, monkeypatch):
+    folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
+    monkeypatch.setattr(dicom_segmentation, "find_spec", lambda name: None)
+    code, _, err = run("predict", "--model", model, "--images", folder, "--out", tmp_path / "out")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "pip install 'medfedaug[dicom]'" in err
+    assert not (tmp_path / "out").exists()

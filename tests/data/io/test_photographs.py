@@ -1,0 +1,310 @@
+"""Photographs with label images as cases of a segmentation: their kinds, and whole runs over them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from monai.fl.utils.constants import ExtraItems
+from PIL import Image, PngImagePlugin
+from running import SHARED
+
+from medfedaug.analysis.case_views import case_picture, extreme_cases
+from medfedaug.analysis.intensities import intensity_histograms
+from medfedaug.data.io.photographs import load_label_photograph, load_photograph, photograph_header
+from medfedaug.data.sites import find_sites, site_statistics
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError
+from medfedaug.experiments.simulate import configure, simulate
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.statistics import ChannelStatistics
+
+GREY = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)  # 5 rows, 7 columns
+COLOUR = np.random.default_rng(1).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+OPAQUE = np.full((5, 7, 1), 255, np.uint8)
+CLASSES = np.random.default_rng(2).integers(0, 3, (5, 7), dtype=np.uint8)
+TURNED = 274  # the EXIF tag Orientation
+
+
+def turned(path, image, orientation=6):
+    exif = Image.Exif()
+    exif[TURNED] = orientation
+    image.save(path, exif=exif)
+
+
+def palette(indices, colours):
+    image = Image.fromarray(indices, "P")
+    image.putpalette(np.asarray(colours, np.uint8).flatten().tolist())
+    return image
+
+
+def xy(pixels):
+    """(Y, X) or (Y, X, C) as (C, X, Y, 1)."""
+    planes = np.asarray(pixels, np.float32).reshape(*pixels.shape[:2], -1)
+    return np.stack([planes[..., c].T for c in range(planes.shape[-1])])[..., None]
+
+
+COLOURS = [[200, 10, 10], [0, 250, 3], [9, 9, 90]]
+IMAGES = {
+    "grey": (Image.fromarray(GREY), xy(GREY), 255),
+    "colour": (Image.fromarray(COLOUR), xy(COLOUR), 255),
+    "16 bits": (Image.fromarray(GREY.astype(np.uint16) * 200), xy(GREY.astype(np.uint16) * 200), 65535),
+    "black and white": (Image.fromarray(CLASSES > 0), xy((CLASSES > 0) * 255), 255),
+    "palette": (palette(CLASSES, COLOURS), xy(np.asarray(COLOURS)[CLASSES]), 255),
+    "opaque alpha": (Image.fromarray(np.concatenate([COLOUR, OPAQUE], axis=-1)), xy(COLOUR), 255),
+    "grey with opaque alpha": (
+        Image.merge("LA", [Image.fromarray(GREY), Image.new("L", (7, 5), 255)]),
+        xy(GREY),
+        255,
+    ),
+}
+
+
+NOT_IN_BMP = ("16 bits", "opaque alpha", "grey with opaque alpha")
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [(k, s) for k in IMAGES for s in ("png", "tif", "bmp") if s != "bmp" or k not in NOT_IN_BMP],
+)
+def test_kinds_of_images(tmp_path, kind, suffix):
+    image, expected, white = IMAGES[kind]
+    path = tmp_path / f"image.{suffix}"
+    image.save(path)
+    header = photograph_header(path)
+    assert (header.width, header.height, header.channels, header.white) == (7, 5, len(expected), white)
+    np.testing.assert_array_equal(load_photograph(path).numpy(), expected)
+
+
+def test_a_jpeg_is_what_pillow_decodes(tmp_path):
+    Image.fromarray(COLOUR).save(tmp_path / "image.JPEG", quality=95)
+    expected = xy(np.asarray(Image.open(tmp_path / "image.JPEG")))
+    np.testing.assert_array_equal(load_photograph(tmp_path / "image.JPEG").numpy(), expected)
+
+
+LABELS = {
+    "grey": (Image.fromarray(CLASSES), CLASSES),
+    "16 bits": (Image.fromarray(CLASSES.astype(np.uint16)), CLASSES),
+    "black and white": (Image.fromarray(CLASSES > 0), CLASSES > 0),
+    "colours that agree": (Image.fromarray(np.stack([CLASSES] * 3, axis=-1)), CLASSES),
+    "colours that agree, opaque": (
+        Image.fromarray(np.concatenate([*[CLASSES[..., None]] * 3, OPAQUE], axis=-1)),
+        CLASSES,
+    ),
+    "palette of colours": (palette(CLASSES, COLOURS), CLASSES),
+    "palette of colours, of which greys are used": (
+        palette(CLASSES, [[255] * 3, [7] * 3, [90] * 3, [200, 9, 9]]),
+        CLASSES,
+    ),
+    "palette of greys in another order": (palette(CLASSES, [[2] * 3, [0] * 3, [1] * 3]), (CLASSES + 2) % 3),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_kinds_of_label_images(tmp_path, kind):
+    image, expected = LABELS[kind]
+    image.save(tmp_path / "label.png")
+    np.testing.assert_array_equal(load_label_photograph(tmp_path / "label.png").numpy(), xy(expected))
+
+
+def test_a_mask_without_a_lesion_has_the_classes_of_the_others(make_pictures):
+    """In white and red: white alone does not become that of a mask of black and white."""
+    site = VolumeFolder.open(make_pictures("A"))
+    for case, lesion in zip(site.cases["training"], (0, 1), strict=False):
+        pixels = np.asarray(Image.open(case.label)) * np.uint8(lesion)
+        palette(pixels, [[255] * 3, [255, 0, 0]]).save(case.label)
+        np.testing.assert_array_equal(site.load_case(case)[1].numpy(), xy(pixels))
+
+
+def test_black_and_white_are_two_classes_and_no_other_numbers_are(make_pictures):
+    folder = make_pictures("A")
+    site = VolumeFolder.open(folder)
+    case = site.cases["training"][0]
+    expected = site.load_case(case)[1]
+    assert set(expected.unique().tolist()) == {0, 1}
+    pixels = np.asarray(Image.open(case.label))
+    Image.fromarray(pixels * 255).save(case.label)
+    assert torch.equal(site.load_case(case)[1], expected)
+    changed = pixels * 255
+    changed[0, 0] = 1
+    Image.fromarray(changed).save(case.label)
+    with pytest.raises(DataError, match=r"site A, .*labels/0\.png: holds the label values 255, "):
+        site.load_case(case)
+
+
+def test_photographs_have_one_scale_and_lie_as_columns_and_rows(make_pictures):
+    site = VolumeFolder.open(make_pictures("A", size=(24, 20)))
+    case = site.cases["training"][0]
+    image, label = site.load_case(case)
+    pixels = np.asarray(Image.open(case.image))
+    assert image.shape == (3, 24, 20, 1)
+    assert label.shape == (1, 24, 20, 1)
+    assert image[:, 7, 3, 0].tolist() == pixels[3, 7].tolist()
+    torch.testing.assert_close(site.load_image(case, "scale"), image / 255)
+    assert site.affine(case) is None
+    deep = VolumeFolder.open(make_pictures("B", channels=1, bits=16))
+    case = deep.cases["training"][0]
+    torch.testing.assert_close(deep.load_image(case, "scale"), deep.load_image(case) / 65535)
+    assert site.scaling == deep.scaling == "fixed"
+
+
+TINY = '{"features":[4,8,8,8,8,4]}'
+
+
+def run_options(data, out, *extra):
+    return (
+        *("simulate", "--data", data, "--out", out, "--rounds", 1, "--threads", 1, "--device", "cpu"),
+        *("--network-args", TINY, "--batch-size", 2, *extra),
+    )
+
+
+def test_a_channel_that_one_camera_lacks_does_not_stop_a_federation(run, make_pictures, tmp_path):
+    """Both sites train, the record names the channel, and the camera's own pixels of it become 0."""
+    make_pictures("A")
+    make_pictures("B", constant=2)
+    data, out = tmp_path / "pictures", tmp_path / "out"
+    code, _, err = run(
+        *run_options(data, out, "--methods", "fedrdn", "--engine", "inprocess", "--no-pictures")
+    )
+    assert code == 0, err
+    assert "B: channel 2 is constant in every image; normalised it is 0" in err
+    results = json.loads((out / "results.json").read_text())
+    assert results["input"] == {
+        "scaling": "fixed",
+        "normalised_by": "fedrdn",
+        "constant_channels": {"B": "2"},
+    }
+    assert set(results["test"]["sites"]) == {"A", "B"}
+    saved = json.loads((out / "statistics.json").read_text())["sites"]
+    assert saved["B"]["mean"][2] == saved["B"]["std"][2] == 0
+    # The file is that of the run, and can be read again.
+    code, out_text, _ = run(
+        "statistics", "--data", data, "--intensity", "scale", "--out", out / "statistics.json"
+    )
+    assert code == 0
+    assert "constant" in out_text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--spatial-dims", 3, "--patch-size", "16,16,16"), ("--spacing", "1,1,1"), ("--orientation", "RAS")],
+)
+def test_a_plan_for_volumes_is_refused(run, make_pictures, tmp_path, options):
+    make_pictures("A")
+    make_pictures("B")
+    out = tmp_path / "out"
+    code, _, err = run(
+        *("simulate", "--data", tmp_path / "pictures", "--out", out, "--methods", "fedavg", "--rounds", 1),
+        *("--engine", "inprocess", "--device", "cpu", *options),
+    )
+    said = " ".join(err.split())
+    assert code == 2
+    assert said.startswith(
+        f"medfedaug: site A, {tmp_path / 'pictures/A'}: its photographs have neither depth"
+    )
+    assert said.count("Leave out spatial_dims 3, spacing and orientation.") == 1
+    assert not out.exists()
+
+
+def test_histograms_show_what_training_and_test_make_of_a_constant_channel():
+    rng = np.random.default_rng(0)
+    samples = {"lamp": rng.normal(5, 1, (900, 2)), "laser": rng.normal(3, 1, (900, 2)) * [1, 0]}
+    pairs = {"lamp": ChannelStatistics([5, 5], [1, 1], 9), "laser": ChannelStatistics([3, 0], [1, 0], 9)}
+    figure = intensity_histograms(samples, pairs)
+    assert len(figure.axes) == 6
+    # Of the laser nothing but zeros: the lamp's own spread is what the axis shows.
+    assert figure.axes[4].get_xlim()[0] > -6
+
+
+def test_a_case_is_drawn_upright_and_in_colour(make_pictures, tiny_config):
+    folder = make_pictures("A", size=(24, 20))
+    config = tiny_config(in_channels=3, classes=("background", "lesion"))
+    trainer = SiteTrainer(config, folder, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    (view,) = extreme_cases(trainer, {"3": 0.5})
+    pixels = np.asarray(Image.open(folder / "images/3.png")) / 255
+    np.testing.assert_allclose(view.image, pixels.swapaxes(0, 1), atol=1e-6)
+    (plain, _) = case_picture([view]).axes
+    np.testing.assert_allclose(plain.images[0].get_array(), pixels, atol=1e-6)
+    low, high = plain.get_ylim()
+    assert low > high
+
+
+@pytest.mark.slow
+def test_the_engines_agree_on_photographs_with_a_constant_channel(make_pictures, tiny_config, tmp_path):
+    make_pictures("A")
+    make_pictures("B", constant=2)
+    data = tmp_path / "pictures"
+    config = tiny_config("fedrdn,fedfa+", in_channels=3)
+    for engine in ("inprocess", "nvflare"):
+        simulate(data, tmp_path / engine, config, engine=engine, device="cpu")
+    one, other = (
+        torch.load(tmp_path / engine / "final_model.pt", weights_only=True)
+        for engine in ("inprocess", "nvflare")
+    )
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+    records = [
+        json.loads((tmp_path / e / "results.json").read_text())["input"] for e in ("inprocess", "nvflare")
+    ]
+    assert records[0] == records[1]
+    assert records[0]["constant_channels"] == {"B": "2"}
+
+
+@pytest.mark.skipif(not (SHARED / "data/retina_vessels").is_dir(), reason="no shared data")
+def test_photographs_of_five_retina_cameras(run, tmp_path):
+    """Real ones: AVWIDE records no blue."""
+    options = (
+        "--methods",
+        "fedrdn",
+        "--engine",
+        "inprocess",
+        "--limit",
+        1,
+        "--image-size",
+        32,
+        "--no-pictures",
+    )
+    code, _, err = run(*run_options(SHARED / "data/retina_vessels", tmp_path / "out", *options))
+    assert code == 0, err
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["input"]["constant_channels"] == {"AVWIDE": "2"}
+    assert set(results["test"]["sites"]) == {"AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO"}
+
+
+def test_a_site_whose_every_channel_is_constant_has_no_statistics(make_pictures):
+    """Each image has one grey of its own, so that none is constant over its channels."""
+    folder = make_pictures("A", cases=(2, 1, 1))
+    for index in range(2):
+        Image.fromarray(np.full((20, 24, 3), (index, 50, 100), np.uint8)).save(folder / f"images/{index}.png")
+    with pytest.raises(DataError, match=r"site A, .*: standard deviation of channel 0 is 0\.0"):
+        site_statistics(VolumeFolder.open(folder))
+
+
+def test_sites_of_photographs_and_of_volumes_do_not_mix(make_pictures, make_site, tmp_path):
+    make_pictures("A", channels=1)
+    make_site("B", root=tmp_path / "pictures")
+    with pytest.raises(DataError, match=r"site B, .*: its images are volumes, A's are photographs"):
+        configure(find_sites(tmp_path / "pictures"))
+
+
+def exif_behind_the_pixels(path):
+    """A PNG file whose chunk eXIf follows the pixels: its header does not tell."""
+    exif = Image.Exif()
+    exif[TURNED] = 3
+    Image.fromarray(COLOUR).save(path)
+    content = path.read_bytes()
+    end = content.index(b"IEND") - 4
+    buffer = path.with_name("buffer")
+    with buffer.open("wb") as file:
+        PngImagePlugin.putchunk(file, b"eXIf", exif.tobytes()[6:])
+    path.write_bytes(content[:end] + buffer.read_bytes() + content[end:])
+
+
+def test_orientation_is_found_wherever_it_stands(tmp_path):
+    exif_behind_the_pixels(tmp_path / "late.png")
+    with pytest.raises(ValueError, match="EXIF orientation 3: write it upright"):
+        load_photograph(tmp_path / "late.png")
+    turned(tmp_path / "upright.jpg", Image.fromarray(COLOUR), orientation=1)
+    assert load_photograph(tmp_path / "upright.jpg").shape == (3, 7, 5, 1)

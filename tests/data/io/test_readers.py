@@ -1,0 +1,215 @@
+"""One volume, written in every format, is the same volume when it is read."""
+
+from __future__ import annotations
+
+import json
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk
+from monai.transforms import LoadImage
+from written_volumes import AFFINE, SHAPE, itk_image, write, write_dicom
+from written_volumes import voxels as voxels
+
+from medfedaug.data.io import readers
+from medfedaug.data.io.readers import SimpleITKReader, load_volume, read_header
+from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
+from medfedaug.errors import DataError
+
+# The element "rescale slope" as it is in a file: tag, length, value.
+SLOPE_OF_ONE = b"\x28\x00\x53\x10\x02\x00\x00\x001 "
+
+FORMATS = {
+    "nifti": "image.nii.gz",
+    "plain nifti": "image.nii",
+    "mha": "image.mha",
+    "compressed mha": "image_small.mha",
+    "mhd": "image.mhd",
+    "nrrd": "image.nrrd",
+    "compressed nrrd": "image_small.nrrd",
+    "dicom": "image",
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_voxels_affine_and_header_are_the_same(tmp_path, voxels, kind):
+    path = write(tmp_path / FORMATS[kind], voxels)
+    image = load_volume(path)
+    np.testing.assert_array_equal(image.numpy()[0], voxels)
+    # NIfTI keeps its affine in single precision, DICOM its numbers in 16 characters.
+    np.testing.assert_allclose(image.affine.numpy(), AFFINE, atol=1e-5)
+    header = read_header(path)
+    assert (header.shape, header.channels, header.axes) == (SHAPE, 1, "LPS")
+    np.testing.assert_allclose(header.affine, AFFINE, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_headers_are_read_without_decoding(tmp_path, voxels, monkeypatch, kind):
+    path = write(tmp_path / FORMATS[kind], voxels)
+
+    def decode(*_, **__):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(readers.sitk, "ReadImage", decode)
+    monkeypatch.setattr(nibabel.arrayproxy.ArrayProxy, "__array__", decode)
+    assert read_header(path).shape == SHAPE
+
+
+@pytest.mark.parametrize("kind", ["nifti", "mha", "nrrd"])
+def test_channels_come_first(tmp_path, kind):
+    voxels = np.random.default_rng(1).normal(size=(*SHAPE, 2)).astype(np.float32)
+    path = write(tmp_path / FORMATS[kind], voxels)
+    header = read_header(path)
+    assert (header.shape, header.channels, header.axes) == (SHAPE, 2, "LPS")
+    np.testing.assert_array_equal(load_volume(path).numpy(), np.moveaxis(voxels, -1, 0))
+
+
+def test_monai_takes_the_reader(tmp_path, voxels):
+    for kind in ("mha", "nrrd", "dicom"):
+        path = write(tmp_path / FORMATS[kind], voxels)
+        for reader in (SimpleITKReader, SimpleITKReader()):
+            image = LoadImage(reader=reader, ensure_channel_first=True)(path)
+            np.testing.assert_array_equal(image.numpy()[0], voxels)
+            np.testing.assert_allclose(image.affine.numpy(), AFFINE, atol=1e-5)
+    assert not SimpleITKReader().verify_suffix("image.nii.gz")
+
+
+def test_a_picture_of_two_dimensions_has_an_affine_of_two(tmp_path):
+    image = sitk.GetImageFromArray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    image.SetSpacing((2.0, 5.0))
+    sitk.WriteImage(image, str(tmp_path / "flat.mha"))
+    flat = LoadImage(reader=SimpleITKReader())(tmp_path / "flat.mha")
+    assert flat.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert flat.meta["affine"].tolist() == [[-2, 0, 0], [0, -5, 0], [0, 0, 1]]
+    with pytest.raises(ValueError, match="2-dimensional, a volume was expected"):
+        load_volume(tmp_path / "flat.mha")
+
+
+def test_dicom_is_rescaled_slice_by_slice(tmp_path):
+    """As in PET: stored integers, and a slope of each slice's own."""
+    stored = np.arange(18, dtype=np.int16).reshape(2, 3, 3)
+    folder = write_dicom(tmp_path / "pet", itk_image(stored, np.eye(4)))
+    slopes = (1.0, 0.5, 0.25)  # the first alone could do with whole numbers
+    for path, slope in zip(sorted(folder.iterdir(), reverse=True), slopes, strict=True):
+        raw, value = path.read_bytes(), f"{slope:<4}".encode()
+        assert raw.count(SLOPE_OF_ONE) == 1
+        path.write_bytes(raw.replace(SLOPE_OF_ONE, SLOPE_OF_ONE[:4] + bytes([len(value), 0, 0, 0]) + value))
+    np.testing.assert_array_equal(load_volume(folder).numpy()[0], stored * np.array(slopes))
+
+
+def test_sites_of_every_format_have_the_same_statistics(tmp_path, voxels):
+    label = (voxels > 400).astype(np.uint8)
+    for site, image in (("A", "image.nii.gz"), ("B", "image.mha"), ("C", "image.nrrd"), ("D", "image")):
+        content = {"labels": {"0": "background", "1": "lesion"}}
+        for index, split in enumerate(("training", "validation", "test")):
+            write(tmp_path / site / str(index) / image, voxels + np.int16(index))
+            target = "label.nrrd" if image == "image" else image.replace("image", "label")
+            write(tmp_path / site / str(index) / target, label)
+            content[split] = [{"image": f"{index}/{image}", "label": f"{index}/{target}"}]
+        (tmp_path / site / "dataset.json").write_text(json.dumps(content))
+    sites = find_sites(tmp_path)
+    assert check_federation(sites)[:2] == ("segmentation", 1)
+    assert len(sites) == 4
+    for site in sites:
+        assert site_statistics(site) == site_statistics(sites[0])
+        image, truth = site.load_case(site.cases["test"][0])
+        np.testing.assert_array_equal(image[0], voxels + 2)
+        np.testing.assert_array_equal(truth[0], label)
+        # Every case's file has the same name, so the folder tells the cases apart.
+        assert [case.name for case in site.cases["validation"]] == ["1/image"]
+
+
+def damage_none(folder, image):
+    (folder / "notes.txt").write_text("no DICOM here")
+
+
+SERIES = {
+    "no series": (damage_none, "holds no DICOM series"),
+    "two series": (lambda f, i: [write_dicom(f, i, s) for s in ("1.2.3", "1.2.4")], "holds 2 DICOM series"),
+    "missing slice": (lambda f, i: write_dicom(f, i, leave_out=2), "4 slices, 3 to 6 mm apart"),
+}
+
+
+@pytest.mark.parametrize("fault", SERIES)
+def test_a_series_that_is_not_whole_is_refused(make_site, voxels, fault):
+    folder = make_site("Basel")
+    (folder / "images/0.nii.gz").unlink()
+    (folder / "images/0").mkdir()
+    SERIES[fault][0](folder / "images/0", itk_image(voxels))
+    listing = folder / "dataset.json"
+    listing.write_text(listing.read_text().replace("images/0.nii.gz", "images/0"))
+    for check in (VolumeFolder.check_files, lambda s: s.load_image(s.cases["training"][0])):
+        with pytest.raises(DataError) as caught:
+            check(VolumeFolder.open(folder))
+        assert "site Basel, " in str(caught.value)
+        assert "images/0: " in str(caught.value)
+        assert SERIES[fault][1] in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".mha", ".nrrd"])
+@pytest.mark.parametrize("content", [b"", b"no image at all", None])
+def test_a_damaged_file_is_one_line(make_site, voxels, suffix, content):
+    folder = make_site("Basel")
+    path = write(folder / f"images/0{suffix}", voxels)
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    listing = folder / "dataset.json"
+    listing.write_text(listing.read_text().replace("images/0.nii.gz", f"images/0{suffix}"))
+    site = VolumeFolder.open(folder)
+    with pytest.raises(DataError) as caught:
+        site.load_image(site.cases["training"][0])
+    message = str(caught.value)
+    assert f"site Basel, {path}: cannot be read as an image" in message
+    assert "\n" not in message
+    assert "0x" not in message
+    assert ".cxx" not in message
+
+
+@pytest.mark.parametrize("name", ["image.nii", "image.nii.gz"])
+def test_a_truncated_nifti_is_seen_before_training(tmp_path, name):
+    noise = np.random.default_rng(0).integers(0, 255, (30, 30, 30), dtype=np.uint8)
+    path = write(tmp_path / name, noise)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(Exception):  # noqa: B017
+        read_header(path)
+
+
+def test_bytes_after_the_voxels_are_no_fault(tmp_path, voxels):
+    path = write(tmp_path / "image.nii", voxels)
+    path.write_bytes(path.read_bytes() + b"padding")
+    assert read_header(path).shape == SHAPE
+
+
+def test_a_series_is_opened_once_until_a_slice_is_replaced(tmp_path, voxels, monkeypatch):
+    series = write_dicom(tmp_path / "series", itk_image(voxels))
+    opened, read = [], pydicom.dcmread
+    monkeypatch.setattr(pydicom, "dcmread", lambda path, **how: opened.append(path) or read(path, **how))
+    first = read_header(series)
+    assert sorted(opened) == sorted(series.iterdir())
+    assert read_header(series) is first
+    load_volume(series)
+    assert len(opened) == len(set(opened))
+    other = write_dicom(tmp_path / "other", itk_image(voxels[:, :-1]))
+    slice_ = min(series.iterdir())
+    slice_.write_bytes((other / slice_.name).read_bytes())
+    with pytest.raises(ValueError, match="its slices differ in size"):
+        read_header(series)
+    assert opened.count(slice_) == 2
+    assert len(opened) == len(set(opened)) + 1
+
+
+def test_a_label_map_that_lies_the_other_way_is_refused(make_site):
+    folder = make_site("Basel")
+    image = nibabel.load(folder / "labels/0.nii.gz")
+    flipped = nibabel.Nifti1Image(np.asarray(image.dataobj), np.diag([-1, -1, 1, 1]))
+    nibabel.save(flipped, folder / "labels/0.nii.gz")
+    with pytest.raises(
+        DataError, match=r"site Basel, .*labels/0.nii.gz: .* point to LPS, its image's to RAS"
+    ):
+        VolumeFolder.open(folder).check_files()
+    # A header that says nothing of orientation is believed to fit.
+    flipped.set_sform(None, 0)
+    flipped.set_qform(None, 0)
+    nibabel.save(flipped, folder / "labels/0.nii.gz")
+    assert VolumeFolder.open(folder).check_files() == 1

@@ -1,0 +1,426 @@
+"""A look at the data before training: the shift against a calculation by hand, and the command on data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from benchmark_files import write_volume
+from browser import CHROMIUM, probe
+from results import Page
+
+from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
+from medfedaug.analysis.phantom_gains import FARTHEST, expectation, gains_at, measured_gains
+from medfedaug.analysis.shift import site_shift
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.quality.inspection import QUANTILES, inspect_sites
+from medfedaug.data.sites import find_sites
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import MedFedAugWarning
+from medfedaug.experiments.simulate import configure
+from medfedaug.federation import run_in_process
+from medfedaug.methods import parse_methods
+from medfedaug.statistics import ChannelStatistics, channel_statistics
+
+
+def test_the_shift_is_that_of_the_formula_written_out():
+    rng = np.random.default_rng(0)
+    sizes = {"A": 4, "B": 6, "C": 1}
+    pairs = {site: rng.normal(k, 1 + k, (n, 2, 2)) for k, (site, n) in enumerate(sizes.items())}
+    pairs["A"][:, 1, 1] = pairs["B"][:, 1, 1] = 3.0  # varies within no site, and is left out
+    quantiles = {
+        site: np.sort(rng.normal(k, 2, (n, 2, 8)), axis=2) for k, (site, n) in enumerate(sizes.items())
+    }
+    found = site_shift(pairs, quantiles)
+    components = [(c, m) for c in range(2) for m in range(2) if (c, m) != (1, 1)]
+    expected = {}
+    for one, other in itertools.combinations("ABC", 2):
+        total = 0.0
+        for c, m in components:
+            squares = sum(((v[:, c, m] - v[:, c, m].mean()) ** 2).sum() for v in pairs.values())
+            within = squares / (3 + 5 + 0)
+            total += (pairs[one][:, c, m].mean() - pairs[other][:, c, m].mean()) ** 2 / within
+        expected[one, other] = math.sqrt(total / len(components))
+    assert {pair.sites: pair.statistics for pair in found.pairs} == pytest.approx(expected)
+    assert found.shift == pytest.approx(np.mean(list(expected.values())))
+    assert [pair.chance**2 for pair in found.pairs] == pytest.approx([1 / 4 + 1 / 6, 1 / 4 + 1, 1 / 6 + 1])
+    grid = (np.arange(8) + 0.5) / 8
+    whole = {
+        site: [np.quantile(values[:, c].ravel(), grid) for c in range(2)]
+        for site, values in quantiles.items()
+    }
+    histograms = []
+    for one, other in itertools.combinations("ABC", 2):
+        by_channel = []
+        for c in range(2):
+            own = [
+                np.mean([np.abs(image[c] - whole[site][c]).mean() for image in values])
+                for site, values in quantiles.items()
+            ]
+            by_channel.append(np.abs(whole[one][c] - whole[other][c]).mean() / np.mean(own))
+        histograms.append(np.mean(by_channel))
+    assert [pair.histogram for pair in found.pairs] == pytest.approx(histograms)
+
+
+def test_sites_that_do_not_differ_are_apart_by_chance_alone():
+    rng = np.random.default_rng(1)
+    squares, chance = [], 0.0
+    for _ in range(200):
+        pairs = {site: rng.normal(5, 2, (8, 1, 2)) for site in "AB"}
+        (pair,) = site_shift(pairs, {site: rng.normal(0, 1, (8, 1, 4)) for site in "AB"}).pairs
+        squares.append(pair.statistics**2)
+        chance = pair.chance
+    # With 14 degrees of freedom the mean of F is 14/12 of 1.
+    assert np.mean(squares) == pytest.approx(chance**2 * 14 / 12, rel=0.15)
+    assert "chance alone could" in site_shift(pairs, {site: np.zeros((8, 1, 4)) for site in "AB"}).sentence
+
+
+def test_what_cannot_be_compared_has_no_shift():
+    one = np.ones((3, 1, 2))
+    flat = {site: np.ones((3, 1, 4)) for site in "AB"}
+    assert site_shift({"A": one}, flat) is None
+    assert site_shift({"A": one, "B": one}, flat) is None
+    assert site_shift({"A": one, "B": np.ones((3, 2, 2))}, flat) is None
+
+
+@pytest.fixture
+def odd_data(make_site, tmp_path):
+    """A site in order and one on which nearly everything is odd; each case of it for one reason."""
+    make_site("A", cases=(3, 1, 1))
+    folder = make_site("B", cases=(7, 1, 2))
+    for index in range(9):
+        assert (folder / f"images/{index}.nii.gz").exists()
+
+    def volume(name, array, affine=None):
+        nib.save(nib.Nifti1Image(array, np.diag([1, 1, 3, 1.0]) if affine is None else affine), folder / name)
+
+    rng = np.random.default_rng(7)
+    label = np.zeros((16, 16, 4), np.uint8)
+    label[4:9, 4:9, 1:3] = 1
+    (folder / "images/1.nii.gz").write_bytes(b"no volume")
+    volume("labels/2.nii.gz", label[:, :, :3])
+    volume("images/3.nii.gz", rng.normal(100, 20, label.shape).astype(np.float32))
+    volume("labels/3.nii.gz", np.zeros_like(label))
+    wide = np.diag([120.0, 120.0, 3.0, 1.0])
+    volume("images/4.nii.gz", rng.normal(100, 20, label.shape).astype(np.float32), wide)
+    volume("labels/4.nii.gz", label, wide)
+    moved = np.diag([1.0, 1.0, 3.0, 1.0])
+    moved[:3, 3] = 40
+    volume("images/5.nii.gz", rng.normal(100, 20, label.shape).astype(np.float32))
+    volume("labels/5.nii.gz", label, moved)
+    (folder / "labels/6.nii.gz").unlink()
+    dark = rng.normal(100, 20, label.shape).astype(np.float32)
+    dark[label > 0] = 0
+    volume("images/7.nii.gz", dark)
+    volume("labels/7.nii.gz", label)
+    shutil.copy(folder / "images/0.nii.gz", folder / "images/8.nii.gz")
+    shutil.copy(tmp_path / "data/A/images/0.nii.gz", folder / "images/9.nii.gz")
+    return tmp_path / "data"
+
+
+def test_no_odd_file_ends_the_look_and_each_is_named_with_its_reason(run, odd_data, tmp_path):
+    page = tmp_path / "look" / "inspect.html"
+    code, out, err = run("inspect", "--data", odd_data, "--out", page)
+    assert code == 0, err
+    found = {site.name: site for site in inspect_sites(odd_data)}
+    assert found["A"].odd == []
+    odd = {entry.case: (entry.kind, entry.reason) for entry in found["B"].odd if entry.case}
+    for case, kind, words in (
+        ("1", "file", "cannot be read as an image"),
+        ("2", "file", "the label map is 16 x 16 x 3, its image 16 x 16 x 4"),
+        ("3", "label", "the label map is empty"),
+        ("4", "spacing", "the edge of a voxel is 120 mm"),
+        ("5", "file", "the label map lies up to"),
+        ("6", "file", "labels/6.nii.gz"),
+        ("7", "label", "100% of the labelled voxels have no signal"),
+        ("8", "split", "that of the training case 0"),
+        ("9", "split", "of site A"),
+    ):
+        assert odd[case][0] == kind
+        assert words in odd[case][1]
+        assert f"odd: B, {case}: {odd[case][1]}" in out
+    assert "0" not in odd
+    assert any("the label of a training case is missing" in entry.reason for entry in found["B"].odd)
+    text = Page(page.read_text()).text
+    assert all(reason in text for _, reason in odd.values())
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert record["sites"]["B"]["odd"]["label"] == 2
+    # What the JSON holds may be shown to others.
+    assert str(odd_data) not in json.dumps(record)
+    assert ".nii" not in json.dumps(record)
+    assert record["sites"]["B"]["cases"] == {"training": 7, "validation": 1, "test": 2}
+
+
+def test_the_numbers_are_those_of_the_files(run, phantom_dir, tmp_path):
+    code, out, err = run("inspect", "--data", phantom_dir, "--out", tmp_path / "p.html", "--intensity", "raw")
+    assert code == 0, err
+    expected = expectation(gains_at(federation_shift(inspect_sites(phantom_dir, None, "raw")).shift))
+    assert expected in " ".join(out.split())
+    assert expected in Page((tmp_path / "p.html").read_text()).text
+    record = json.loads((tmp_path / "p.json").read_text())
+    for name, site in record["sites"].items():
+        folder = VolumeFolder.open(phantom_dir / name)
+        split = "training" if folder.trains else "test"
+        expected = channel_statistics(folder.load_image(case) for case in folder.cases[split])
+        assert site["mean"] == pytest.approx(expected.mean.tolist(), rel=1e-6)
+        assert site["std"] == pytest.approx(expected.std.tolist(), rel=1e-6)
+        images = torch.cat([folder.load_image(case).flatten() for case in folder.cases[split]]).numpy()
+        (stored,) = site["percentiles_as_stored"]
+        low, high = np.percentile(images, (1, 99))
+        for percent, value in stored.items():
+            assert value == pytest.approx(np.percentile(images, float(percent)), abs=0.02 * (high - low))
+        every = [case for cases in folder.cases.values() for case in cases]
+        labels = [folder.load_case(case)[1] for case in every]
+        assert site["class_shares"]["lesion"] == pytest.approx(
+            np.mean([float((label > 0).float().mean()) for label in labels])
+        )
+        assert site["cases_with_class"]["lesion"] == sum(bool(label.any()) for label in labels)
+        header = nib.load(every[0].image)
+        assert site["shapes"] == {"32 x 32 x 6": len(every)}
+        (edges,) = site["voxel_edges_mm"]
+        assert [float(edge) for edge in edges.split(" x ")] == pytest.approx(
+            header.header.get_zooms(), abs=1e-3
+        )
+        assert site["axes"] == {"RAS": len(every)}
+        assert site["patients"] == len(every)
+    assert f"shift {record['shift']:.2f}" in out
+    assert record["shift"] > 2 * record["shift_by_chance"]  # every scanner of the phantom is another
+
+
+@pytest.mark.parametrize("intensity", ["raw", "scale"])
+def test_the_shift_is_of_what_a_run_would_see(phantom_dir, intensity):
+    for site in inspect_sites(phantom_dir, intensity=intensity):
+        folder = VolumeFolder.open(phantom_dir / site.name)
+        split = "training" if folder.trains else "test"
+        images = [folder.load_image(case, intensity)[0].double() for case in folder.cases[split]]
+        for pair, seen, image in zip(site.pairs[:, 0], site.seen[:, 0], images, strict=True):
+            assert pair == pytest.approx([float(image.mean()), float(image.std(correction=0))], rel=1e-5)
+            assert seen == pytest.approx(np.quantile(image.numpy(), QUANTILES), rel=1e-5, abs=1e-6)
+
+
+def test_photographs_and_one_site_alone(run, make_photos, tmp_path):
+    for name in "AB":
+        make_photos(name, per_class=5)
+    (tmp_path / "photos/A/cat/0.png").write_bytes(b"no picture")
+    code, out, err = run("inspect", "--data", tmp_path / "photos", "--out", tmp_path / "p.html")
+    assert code == 0, err
+    assert "odd: A, cat/0.png:" in out
+    record = json.loads((tmp_path / "p.json").read_text())
+    assert record["sites"]["B"]["class_shares"] == {"cat": 0.5, "dog": 0.5}
+    assert len(record["sites"]["B"]["mean"]) == 3
+    assert record["pairs"][0]["sites"] == ["A", "B"]
+    code, out, err = run(
+        "inspect", "--data", tmp_path / "photos/B", "--out", tmp_path / "p.html", "--limit", 2
+    )
+    assert code == 0, err
+    record = json.loads((tmp_path / "p.json").read_text())
+    assert record["shift"] is None
+    assert record["sites"]["B"]["cases"] == {"training": 2, "validation": 2, "test": 2}
+    assert "Nothing to compare" in (tmp_path / "p.html").read_text()
+
+
+def test_a_site_that_cannot_be_opened_is_listed(run, make_site, tmp_path):
+    make_site("A")
+    (make_site("B") / "dataset.json").write_text("{")
+    code, out, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "p.html")
+    assert code == 0, err
+    assert "odd: B: site B" in out
+    assert "not readable as JSON" in out
+
+
+def test_a_constant_channel_is_told(make_site, tmp_path):
+    folder = make_site("A", channels=2)
+    for path in (folder / "images").iterdir():
+        voxels = np.asarray(nib.load(path).dataobj).copy()
+        voxels[..., 1] = 4
+        write_volume(path, voxels)
+    (site,) = inspect_sites(folder)
+    assert [(odd.kind, odd.case) for odd in site.odd] == [("channels", "")]
+    assert "channel 1 is 4 in every image" in site.odd[0].reason
+
+
+def test_nothing_else_is_replaced(run, make_site, tmp_path):
+    make_site("A")
+    for name, words in (("page.html", "no page of medfedaug"), ("page.json", "is of no inspection")):
+        (tmp_path / name).write_text("{}")
+        code, _, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "page.html")
+        assert code == 2
+        assert words in err
+        assert (tmp_path / name).read_text() == "{}"
+        (tmp_path / name).unlink()
+    code, _, err = run("inspect", "--data", tmp_path / "nowhere", "--out", tmp_path / "page.html")
+    assert code == 2
+    assert "no such folder" in err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_images_are_not_all_in_memory(make_site, monkeypatch):
+    folder = make_site("A", cases=(6, 2, 2))
+    alive: list[weakref.ref] = []
+    most = 0
+    load = VolumeFolder.load_image
+
+    def counted(self, case, intensity="raw"):
+        nonlocal most
+        image = load(self, case, intensity)
+        alive.append(weakref.ref(image))
+        most = max(most, sum(one() is not None for one in alive))
+        return image
+
+    monkeypatch.setattr(VolumeFolder, "load_image", counted)
+    inspect_sites(folder)
+    assert len(alive) >= 10
+    assert most <= 2  # as stored, and scaled
+
+
+def test_the_record_names_no_case(phantom_dir):
+    found = inspect_sites(phantom_dir)
+    text = json.dumps(inspection_record(found, None, "scale"))
+    names = {path.name.split(".")[0] for path in Path(phantom_dir).rglob("*.nii.gz")}
+    assert names
+    assert not any(name in text for name in names)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+def test_the_page_fits_a_phone_and_fetches_nothing(run, odd_data, tmp_path):
+    page = tmp_path / "inspect.html"
+    assert run("inspect", "--data", odd_data, "--out", page)[0] == 0
+    found = probe(page, tmp_path, 390)
+    assert found["scroll"] <= 390
+    assert found["beyond"] == []
+    assert found["loaded"] == []
+    assert all(shown for shown, _ in found["images"])
+    assert found["last"] == "Odd cases"
+
+
+def test_channels_are_compared_by_name_and_files_scaled_each_by_itself(make_site, tmp_path):
+    """FLAIR and T2 at one site, T2 and FLAIR as files of their own at the next, T2 alone at the last."""
+    channels = {"A": ["FLAIR", "T2"], "B": ["t2", "flair"], "C": ["T2"]}
+    for name, names in channels.items():
+        folder = make_site(name, channels=1, cases=(4, 1, 1))
+        listing = json.loads((folder / "dataset.json").read_text())
+        listing["channel_names"] = {str(k): channel for k, channel in enumerate(names)}
+        rng = np.random.default_rng(len(names))
+        for index in range(6):
+            for k, channel in enumerate(names):
+                level = {"flair": 100, "t2": 3000}[channel.lower()] * (1 + (name == "C"))
+                voxels = rng.normal(level, 0.2 * level, (16, 16, 4)).astype(np.float32)
+                write_volume(folder / f"images/{index}_{k}.nii.gz", voxels)
+        for split in ("training", "validation", "test"):
+            for row in listing[split]:
+                stem = row["image"].split(".")[0]
+                row["image"] = [f"{stem}_{k}.nii.gz" for k in range(len(names))]
+        (folder / "dataset.json").write_text(json.dumps(listing))
+    found = inspect_sites(tmp_path / "data", intensity="raw")
+    assert [site.odd for site in found] == [[], [], []]
+    shift = {pair.sites: pair.statistics for pair in federation_shift(found).pairs}
+    assert shift["A", "B"] < 3  # the same channels in another order
+    assert shift["A", "C"] > 30  # by T2 alone, which is twice as bright
+    for site in inspect_sites(tmp_path / "data"):
+        assert site.seen.min() == pytest.approx(0, abs=0.1)
+        for channel in range(len(site.channel_names)):
+            assert site.seen[:, channel].max() == pytest.approx(1, abs=0.1)
+    alone = np.full((4, 1, 2), np.nan)
+    none = np.full((4, 1, 4), np.nan)
+    assert site_shift({"A": alone, "B": np.ones((4, 1, 2))}, {"A": none, "B": none}) is None
+
+
+def test_what_to_expect_follows_from_federations_that_were_as_far_apart():
+    gains = measured_gains()
+    assert {gain.methods for gain in gains} >= {"norm", "fedrdn", "fedfa"}
+    for gain in gains:
+        assert gain.low <= gain.mean <= gain.high
+        assert gain.nearest < gain.farthest
+        assert gain.federations >= 3
+    assert {gain.farthest for gain in gains_at(0.1)} == {min(gain.farthest for gain in gains)}
+    for gain in gains:
+        shown = gain.low > 0 and gain.mean >= 0.02 and gain.federations >= 10
+        told = expectation([gain])
+        place, where = {
+            "mean": ("in the mean of the sites", "on"),
+            "farthest": ("there", "at the farthest site of"),
+        }[gain.at]
+        verdict = f"Expect a gain {place} with {gain.methods}" if shown else f"No gain is shown {place}"
+        assert told.startswith(f"{verdict}: {where} {gain.federations} phantom federations")
+        assert f"was {gain.methods} {gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})" in told
+    assert "No phantom federation" in expectation(gains_at(1000))
+
+
+def test_one_odd_site_among_others_that_are_alike_is_named():
+    rng = np.random.default_rng(2)
+
+    def shift(**means):
+        pairs = {site: rng.normal(mean, 1, (50, 1, 2)) for site, mean in means.items()}
+        return site_shift(pairs, {site: rng.normal(0, 1, (50, 1, 4)) for site in means})
+
+    odd = shift(A=0, B=0, C=4, D=0)
+    assert odd.farthest == "C"
+    distances = [pair.statistics for pair in odd.pairs if "C" in pair.sites]
+    assert odd.by_site["C"] == pytest.approx(sum(distances) / 3)
+    there = expectation(gains_at(odd.by_site["C"], FARTHEST))
+    assert f"Farthest from the others is C, {odd.by_site['C']:.2f} away in the mean. {there}" in odd.sentence
+    assert there.startswith(("Expect a gain there with ", "No gain is shown there: "))
+    assert "Farthest" not in shift(A=0, C=4).sentence  # each of two is as far from the other
+    assert "Farthest" not in shift(A=0, B=0, C=0).sentence
+
+
+def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numbers(run, tmp_path):
+    """By inspect and by each such site as a run with FedRDN starts, from the pairs that sites exchange."""
+    make_phantom(tmp_path / "data", 4, 5, (48, 48, 4), seed=2, inverted=(False, False, False, True))
+    code, _, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
+    told = " ".join(err.split())
+    assert code == 0, err
+    record = json.loads((tmp_path / "i.json").read_text())
+    pairs = {name: ChannelStatistics(s["mean"], s["std"], 4) for name, s in record["sites"].items()}
+    odd = pairs["site_D"]
+    for name in ("site_A", "site_B", "site_C"):
+        one = pairs[name]
+        there = float((one.mean - odd.mean) / odd.std), float((odd.mean - one.mean) / one.std)
+        assert f"{name} {there[0]:+.1f} under site_D's and site_D {there[1]:+.1f} under {name}'s" in told
+    assert {tuple(p["sites"]) for p in record["foreign_pairs"]} == {
+        (f"site_{name}", "site_D") for name in "ABC"
+    }
+    assert "Images lie far from 0" in Page((tmp_path / "i.html").read_text()).text
+
+    folders = find_sites(tmp_path / "data")
+    config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, network_args={"features": [4] * 6})
+    with pytest.warns(MedFedAugWarning, match="far from 0 under other sites' pairs") as found:
+        run_in_process(replace(config, local_steps=1), tmp_path / "data", folders, "cpu")
+    warned = {str(one.message) for one in found if "far from 0" in str(one.message)}
+    assert [text.split(":")[0] for text in sorted(warned)] == [f"site site_{name}" for name in "ABCD"]
+    assert all("compare single and norm with it first" in text for text in warned)
+
+
+def test_sites_that_are_merely_apart_are_not_foreign_to_each_other(tmp_path):
+    make_phantom(tmp_path / "data", 4, 4, (48, 48, 4), seed=0, shift=3)
+    assert foreign_sites(inspect_sites(tmp_path / "data")) == []
+
+
+def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(run, make_site, tmp_path):
+    """What a run would refuse or warn of, inspect says before."""
+    for name in "AB":
+        folder = make_site(name, cases=(3, 1, 1))
+    listing = json.loads((folder / "dataset.json").read_text())
+    listing["modality"] = {"0": "T1", "1": "T2"}
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    loud = sorted((tmp_path / "data/A/images").glob("*"))[0]
+    image = nib.load(loud)
+    nib.save(nib.Nifti1Image(np.asarray(image.dataobj) * 50, image.affine), loud)
+    code, out, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
+    assert code == 0, err
+    told = " ".join(out.split())
+    assert "odd: B: dataset.json names 2 channels (T1, T2), and images are 5 with 1" in told
+    assert "odd: A: its volumes lie on wildly different scales of intensity (" in told
+    assert "use --intensity scale" in told
+    record = json.loads((tmp_path / "i.json").read_text())["sites"]
+    assert record["A"]["odd"] == {"intensity": 1}
+    assert record["B"]["odd"]["channels"] == 1

@@ -1,0 +1,310 @@
+"""Every fault of a site's folder is one line that names the site and the file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from benchmark_files import write_volume
+from monai.fl.utils.constants import ExtraItems
+from monai.fl.utils.exchange_object import ExchangeObject
+from running import SHARED
+
+from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, open_site, site_statistics
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation import SiteTrainer, resolve_data_folder, run_in_process
+
+
+def edit(folder, change):
+    listing = folder / "dataset.json"
+    content = json.loads(listing.read_text())
+    change(content)
+    listing.write_text(json.dumps(content))
+
+
+def test_reads_cases_as_channel_first_volumes(make_site):
+    site = VolumeFolder.open(make_site("A", channels=2))
+    image, label = site.load_case(site.cases["training"][0])
+    assert site.check_files() == 2
+    assert image.shape == (2, 16, 16, 4)
+    assert image.dtype == torch.float32
+    assert label.shape == (1, 16, 16, 4)
+    assert label.dtype == torch.uint8
+
+
+def test_scaled_intensities_are_per_volume(make_site):
+    site = VolumeFolder.open(make_site("A"))
+    image = site.load_image(site.cases["test"][0], "scale")
+    assert float(image.min()) == 0.0
+    assert float(image.max()) == 1.0
+
+
+def test_limit_is_per_split(make_site):
+    site = VolumeFolder.open(make_site("A", cases=(4, 3, 1)), limit=2)
+    assert {split: len(cases) for split, cases in site.cases.items()} == {
+        "training": 2,
+        "validation": 2,
+        "test": 1,
+    }
+
+
+def test_statistics_equal_numpy(make_site):
+    site = VolumeFolder.open(make_site("A", channels=2, cases=(3, 1, 1)))
+    volumes = [site.load_image(case).double().numpy() for case in site.cases["training"]]
+    found = site_statistics(site)
+    np.testing.assert_allclose(
+        found.mean, np.mean([v.reshape(2, -1).mean(1) for v in volumes], axis=0), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        found.std, np.mean([v.reshape(2, -1).std(1) for v in volumes], axis=0), rtol=1e-9
+    )
+    assert found.count == 3
+
+
+def test_an_unseen_site_has_statistics_of_its_test_images(make_site):
+    site = VolumeFolder.open(make_site("A", cases=(0, 0, 2)))
+    assert not site.trains
+    assert site_statistics(site).count == 2
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def same_name(folder):
+    write_volume(folder / "images/0.nii", np.zeros((16, 16, 4), np.float32))
+    edit(folder, lambda c: c["test"].append({"image": "images/0.nii", "label": c["training"][0]["label"]}))
+
+
+FAULTS = {
+    "missing label": lambda f: (f / "labels/0.nii.gz").unlink(),
+    "missing image": lambda f: (f / "images/1.nii.gz").unlink(),
+    "not an image": lambda f: (f / "images/0.nii.gz").write_bytes(b"no image at all"),
+    "empty file": lambda f: (f / "images/0.nii.gz").write_bytes(b""),
+    "other shape": lambda f: write_volume(f / "labels/0.nii.gz", np.zeros((16, 16, 5), np.uint8)),
+    "other channels": lambda f: write_volume(f / "images/0.nii.gz", np.zeros((16, 16, 4, 2), np.float32)),
+    "empty split": lambda f: edit(f, lambda c: c.update(validation=[])),
+    "no case": lambda f: edit(f, lambda c: c.update(training=[], validation=[], test=[])),
+    "duplicate": lambda f: edit(f, lambda c: c["test"].append(c["training"][0])),
+    "no list": lambda f: edit(f, lambda c: c.update(training="images")),
+    "no label key": lambda f: edit(f, lambda c: c["training"][0].pop("label")),
+    "odd classes": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "5": "b"})),
+    "not JSON": lambda f: (f / "dataset.json").write_text("{"),
+    "key twice": lambda f: (f / "dataset.json").write_text('{"test": [], "test": []}'),
+    "class twice": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "1": "a"})),
+    "duplicate by another path": lambda f: edit(
+        f, lambda c: c["test"].append({"image": "images/../images/0.nii.gz", "label": "labels/0.nii.gz"})
+    ),
+    "duplicate name": same_name,
+    "no dataset.json": lambda f: (f / "dataset.json").unlink(),
+    "label of two channels": lambda f: write_volume(
+        f / "labels/0.nii.gz", np.zeros((16, 16, 4, 2), np.uint8)
+    ),
+    "flat": lambda f: write_volume(f / "images/0.nii.gz", np.zeros((16, 16), np.float32)),
+    "truncated": lambda f: truncate(f / "images/0.nii.gz"),
+    "truncated label": lambda f: truncate(f / "labels/0.nii.gz"),
+}
+WORDS = {
+    "missing label": ("labels/0.nii.gz", "missing"),
+    "missing image": ("images/1.nii.gz", "missing"),
+    "not an image": ("images/0.nii.gz", "cannot be read"),
+    "empty file": ("images/0.nii.gz", "cannot be read"),
+    "other shape": ("labels/0.nii.gz", "16 x 16 x 5", "16 x 16 x 4"),
+    "other channels": ("channels", "images/"),
+    "empty split": ("dataset.json", "'validation' is empty"),
+    "no case": ("dataset.json", "no case"),
+    "duplicate": ("images/0.nii.gz", "more than once"),
+    "no list": ("dataset.json", "'training'"),
+    "no label key": ("dataset.json", "'training'"),
+    "odd classes": ("dataset.json", "'labels'"),
+    "not JSON": ("dataset.json", "not readable as JSON"),
+    "key twice": ("dataset.json", "'test' occurs twice"),
+    "class twice": ("dataset.json", "two classes of one name"),
+    "duplicate by another path": ("images/0.nii.gz", "more than once"),
+    "duplicate name": ("images/0.nii", "images/0.nii.gz, has the same name 'images/0'"),
+    "no dataset.json": ("Basel", "no dataset.json"),
+    "label of two channels": ("labels/0.nii.gz", "2 channels, expected one"),
+    "flat": ("images/0.nii.gz", "2-dimensional"),
+    "truncated": ("images/0.nii.gz", "cannot be read"),
+    "truncated label": ("labels/0.nii.gz", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_name_site_and_file(make_site, fault):
+    folder = make_site("Basel")
+    FAULTS[fault](folder)
+    with pytest.raises(DataError) as caught:
+        VolumeFolder.open(folder).check_files()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "site Basel" in message
+    for word in WORDS[fault]:
+        assert word in message
+
+
+def with_value(value):
+    voxels = np.random.default_rng(0).normal(size=(16, 16, 4)).astype(np.float32)
+    voxels[3:5, 7, 2] = value
+    return lambda folder: write_volume(folder / "images/0.nii.gz", voxels)
+
+
+def both_infinities(folder):
+    voxels = np.zeros((16, 16, 4), np.float32)
+    voxels[0, 0, 0], voxels[0, 0, 1] = np.inf, -np.inf
+    write_volume(folder / "images/0.nii.gz", voxels)
+
+
+def labels_with(value, dtype=np.uint8):
+    return lambda folder: write_volume(folder / "labels/0.nii.gz", np.full((16, 16, 4), value, dtype))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: truncate(f / "images/0.nii.gz"), ("images/0.nii.gz", "cannot be read")),
+        (with_value(np.nan), ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (with_value(np.inf), ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (with_value(-np.inf), ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (both_infinities, ("images/0.nii.gz", "has NaN or infinite voxels")),
+        (
+            lambda f: write_volume(f / "images/0.nii.gz", np.full((16, 16, 4), 3, np.float32)),
+            ("images/0.nii.gz", "is constant: every voxel is 3"),
+        ),
+        (labels_with(7), ("labels/0.nii.gz", "label values 7,", "[0, 1]")),
+        (labels_with(0.5, np.float32), ("labels/0.nii.gz", "label values 0.5,")),
+        (labels_with(-1, np.int16), ("labels/0.nii.gz", "label values -1,")),
+        (labels_with(np.nan, np.float32), ("labels/0.nii.gz", "label values nan,")),
+    ],
+)
+def test_faults_inside_a_volume_name_site_and_file(make_site, change, words):
+    folder = make_site("Basel")
+    change(folder)
+    site = VolumeFolder.open(folder)
+    with pytest.raises(DataError) as caught:
+        site.load_case(site.cases["training"][0])
+    for word in ("site Basel", *words):
+        assert word in str(caught.value)
+
+
+def test_a_channel_that_is_constant_in_every_image_is_told_apart(make_site):
+    """Beside one that varies; images that are constant in all channels have no statistics."""
+    folder = make_site("Basel", channels=2, cases=(1, 1, 1))
+    voxels = np.random.default_rng(0).normal(size=(16, 16, 4, 2)).astype(np.float32)
+    voxels[..., 1] = 3
+    write_volume(folder / "images/0.nii.gz", voxels)
+    found = site_statistics(VolumeFolder.open(folder))
+    assert found.constant == (1,)
+    assert found.std[1] == 0
+    voxels[..., 0] = 5
+    write_volume(folder / "images/0.nii.gz", voxels)
+    with pytest.raises(DataError, match=r"site Basel, .*Basel: .* of channel 0 is 0\.0.*constant"):
+        site_statistics(VolumeFolder.open(folder))
+
+
+def test_cases_of_one_file_name_are_told_apart_by_their_folders(make_site):
+    folder = make_site("A", cases=(1, 1, 1))
+    listed = {}
+    for index, split in enumerate(("training", "validation", "test")):
+        (folder / str(index)).mkdir()
+        (folder / f"images/{index}.nii.gz").rename(folder / f"{index}/flair.nii.gz")
+        listed[split] = [{"image": f"{index}/flair.nii.gz", "label": f"labels/{index}.nii.gz"}]
+    edit(folder, lambda c: c.update(listed))
+    site = VolumeFolder.open(folder)
+    assert [case.name for split in site.cases.values() for case in split] == ["0/flair", "1/flair", "2/flair"]
+
+
+def test_an_empty_site_is_none(make_site, tmp_path, monkeypatch):
+    make_site("A")
+    (tmp_path / "data/Basel").mkdir()
+    assert [site.name for site in find_sites(tmp_path / "data")] == ["A"]
+    with pytest.raises(DataError, match=r"site Basel, .*Basel: holds neither a dataset\.json nor images"):
+        open_site(tmp_path / "data/Basel")
+    with pytest.raises(DataError, match=r"site Basel, .*Basel: no data of a site"):
+        resolve_data_folder("Basel", tmp_path / "data/Basel")
+
+
+def test_two_sites_of_one_name(make_site, tmp_path):
+    sites = [open_site(make_site("A", root=tmp_path / folder)) for folder in ("north", "south")]
+    with pytest.raises(DataError, match=r"site A, .*north/A: two sites have this name"):
+        check_federation(sites)
+
+
+def test_a_single_image_trains_or_says_why_not(make_site, tmp_path, tiny_config):
+    """One slice of 32 x 32 leaves batch norm four values a channel, one of 16 x 16 leaves it one."""
+    for name in "AB":
+        make_site(name, shape=(32, 32, 3), cases=(1, 1, 1))
+    config = tiny_config("fedrdn,fedfa", rounds=1)
+    assert run_in_process(config, tmp_path / "data", ["A", "B"], "cpu").results()["selected_round"] == 1
+    for name in "AB":
+        make_site(name, shape=(16, 16, 2), cases=(1, 1, 1))
+    with pytest.raises(DataError, match=r"site A, .*data/A: .* single image .*--network-args"):
+        train_once(tiny_config(rounds=1), tmp_path / "data")
+
+
+def train_once(config, data):
+    trainer = SiteTrainer(config, data, "cpu")
+    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.train(ExchangeObject(), {"round": 1})
+    return trainer
+
+
+def test_one_image_left_over_makes_no_batch_of_its_own(make_site, tmp_path, tiny_config):
+    for name in "AB":
+        make_site(name, shape=(16, 16, 4), cases=(5, 1, 1))  # two slices with foreground each
+    trainer = train_once(tiny_config(rounds=1, batch_size=3), tmp_path / "data")
+    assert [len(batch["image"]) for batch in trainer.samples.loader(trainer.own_dataset(0), 0)] == [3, 3, 3]
+    trainer = train_once(tiny_config(rounds=1, batch_size=4), tmp_path / "data")
+    assert [len(batch["image"]) for batch in trainer.samples.loader(trainer.own_dataset(0), 0)] == [4, 4, 2]
+
+
+def test_no_site_and_no_folder(tmp_path):
+    with pytest.raises(DataError, match="no site found"):
+        find_sites(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        find_sites(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["St. Anna", "A,B", "-c"])
+def test_names_that_cannot_travel(make_site, tmp_path, name):
+    make_site("A")
+    make_site(name)
+    with pytest.raises(DataError, match="not a name for a site"):
+        check_federation(find_sites(tmp_path / "data"))
+
+
+def test_sites_must_fit_each_other(make_site, tmp_path):
+    make_site("A")
+    with pytest.raises(DataError, match=r"two sites with training cases, found 1 \(A\)"):
+        check_federation(find_sites(tmp_path / "data"))
+    folder = make_site("B", channels=2)
+    with pytest.raises(DataError, match=r"site B.*2 channels, A's have 1"):
+        check_federation(find_sites(tmp_path / "data"))
+    folder = make_site("B")
+    edit(folder, lambda c: c["labels"].update({"2": "edema"}))
+    with pytest.raises(DataError, match=r"site B.*3 classes, site A has 2"):
+        check_federation(find_sites(tmp_path / "data"))
+    edit(folder, lambda c: c["labels"].pop("2"))
+    assert check_federation(find_sites(tmp_path / "data")) == ("segmentation", 1, ("background", "lesion"))
+    with pytest.raises(ConfigError, match="'C'; the sites are A, B"):
+        check_federation(find_sites(tmp_path / "data"), holdout=["C"])
+    with pytest.raises(DataError, match="found 1"):
+        check_federation(find_sites(tmp_path / "data"), holdout=["B"])
+
+
+@pytest.mark.skipif(
+    not (SHARED / "data/lgg_multisite").is_dir(), reason="the LGG volumes are not beside the project"
+)
+def test_lgg_is_five_sites_one_of_them_unseen():
+    sites = {site.name: site for site in find_sites(SHARED / "data/lgg_multisite")}
+    assert {name: sum(map(len, site.cases.values())) for name, site in sites.items()} == {
+        "CS": 16,
+        "DU": 45,
+        "EZ": 1,
+        "FG": 14,
+        "HT": 34,
+    }
+    assert [name for name, site in sites.items() if not site.trains] == ["EZ"]
+    assert check_federation(list(sites.values())) == ("segmentation", 1, ("background", "FLAIR abnormality"))

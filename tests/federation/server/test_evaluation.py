@@ -1,0 +1,422 @@
+"""Sites score models that others trained: in process, and as a job in NVFlare's simulator."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from results import Page
+from running import command
+
+from medfedaug.analysis.local_vs_global import worth_table
+from medfedaug.config.run import RunConfig
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
+from medfedaug.federation.in_process import SitesInProcess
+from medfedaug.federation.messages import Reply
+from medfedaug.federation.protocol import evaluate
+from medfedaug.federation.secure.identity import Identity
+from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
+from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.metrics.significance import compare_patients
+from medfedaug.nvflare_jobs import simulator
+from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
+from medfedaug.privacy.score_release import step_of
+
+SITES = ("site_A", "site_B")
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory) -> Path:
+    """Two sites with six test cases each, and runs of them: Ditto's, FedBN's, and every site for itself."""
+    root = tmp_path_factory.mktemp("hospitals")
+    for folder in make_phantom(root / "data", sites=2, patients=9, shape=(24, 24, 3), seed=0):
+        listing = folder / "dataset.json"
+        content = json.loads(listing.read_text())
+        cases = [case for split in ("test", "validation", "training") for case in content[split]]
+        content |= {"test": cases[:6], "validation": cases[6:7], "training": cases[7:]}
+        listing.write_text(json.dumps(content))
+    network = {"features": [4] * 6, "norm": ["instance", {"affine": True}]}
+    for methods, rounds, steps in (("ditto", 2, 12), ("single", 2, 12), ("fedbn", 1, 2)):
+        code, _, err = command(
+            *("simulate", "--data", root / "data", "--methods", methods, "--out", root / "runs" / methods),
+            *("--engine", "inprocess", "--rounds", rounds, "--local-steps", steps, "--batch-size", 4),
+            *("--lr", 0.02, "--network-args", json.dumps(network), "--threads", 1, "--device", "cpu"),
+            "--no-pictures",
+        )
+        assert code == 0, err
+    return root
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def dice(evaluation: dict, model: str) -> dict[str, float]:
+    return {site: found[model]["dice"] for site, found in evaluation["sites"].items() if model in found}
+
+
+def scores_of(folder: Path) -> dict[str, float]:
+    return {site: found["dice"] for site, found in results(folder)["test"]["sites"].items()}
+
+
+def page_commands() -> list[list[str]]:
+    page = (Path(__file__).resolve().parents[3] / "docs/evaluation.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def compared(hospitals):
+    """Ditto's run against the local models, by the first command of the page; and what it prints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(hospitals)
+        code, printed, err = command(*page_commands()[0])
+    assert code == 0, err
+    shutil.copyfile(hospitals / "worth.json", hospitals / "runs/ditto/evaluation.json")
+    return json.loads((hospitals / "worth.json").read_text()), printed
+
+
+def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hospitals, compared):
+    found, printed = compared
+    assert dice(found, "personal") == pytest.approx(scores_of(hospitals / "runs/ditto"))
+    assert dice(found, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
+    # Ditto's global model is that of the run without Ditto, and is scored without the personal one.
+    assert dice(found, "global") != pytest.approx(dice(found, "personal"))
+    for site, models in found["sites"].items():
+        for other in ("local", "global"):
+            ours, theirs = models["personal"]["cases"], models[other]["cases"]
+            test = compare_patients([ours[c] for c in sorted(ours)], [theirs[c] for c in sorted(ours)])
+            told = models["personal"]["against"][other]
+            assert told["difference"] == pytest.approx(test.difference)
+            assert (told["low"], told["high"]) == pytest.approx((test.low, test.high))
+            assert (told["cases"], told["p"]) == (6, pytest.approx(test.p))
+        for model in ("global", "personal"):
+            told = models[model]["against"]["local"]["difference"]
+            assert f"{site}, {model} model: {told:+.3f} Dice against its own local model" in printed
+    assert "Too few cases for a verdict: 6 of 20." in printed
+    assert found["models"]["personal"]["scored"] == "personal (own weights)"
+
+
+def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, compared):
+    found, _ = compared
+    for kind, run in (("local", "single"), ("personal", "ditto")):
+        rows = found["cross_site"][kind]
+        assert set(rows) == set(SITES)
+        for site in SITES:
+            assert rows[site][site]["dice"] == pytest.approx(scores_of(hospitals / "runs" / run)[site])
+    # By hand: the local model of A with the images of B.
+    run = evaluated_runs(hospitals / "runs/ditto", [f"site_A={hospitals / 'runs/single'}"])[0]["local site_A"]
+    trainer = SiteTrainer(run.config, hospitals / "data", "cpu")
+    trainer.name = "site_B"
+    trainer.initialize()
+    trainer.network.load_state_dict(run.weights, strict=False)
+    cases = trainer.task.evaluation_cases(trainer.folder, "test")
+    by_hand = trainer.score(cases)["dice"]
+    assert found["cross_site"]["local"]["site_A"]["site_B"]["dice"] == pytest.approx(by_hand)
+    personal = found["cross_site"]["personal"]["site_A"]["site_B"]["dice"]
+    assert personal not in (dice(found, "global")["site_B"], dice(found, "personal")["site_B"])
+
+
+def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, compared, tmp_path):
+    found, _ = compared
+    page, tables = tmp_path / "page.html", tmp_path / "tables"
+    code, _, err = run("report", hospitals / "runs/ditto/evaluation.json", "--out", page, "--tables", tables)
+    assert code == 0, err
+    text = Page(page.read_text()).text
+    assert "Is the federation worth it for a site?" in text
+    for row in worth_table(found).rows:
+        assert row.sentence("dice") in text
+    assert "personal (own weights)" in text
+    rows = list(csv.DictReader((tables / "worth.csv").open()))
+    assert [(row["site"], row["model"]) for row in rows] == [
+        (site, model) for site in SITES for model in ("global", "personal (own weights)")
+    ]
+    assert float(rows[0]["local"]) == pytest.approx(dice(found, "local")["site_A"])
+    rows = list(csv.DictReader((tables / "local_at_sites.csv").open()))
+    assert {row["model_of"] for row in rows} == set(SITES)
+    # A run's folder with an evaluation in it shows both.
+    code, _, err = run("report", hospitals / "runs/ditto", "--out", page)
+    assert code == 0, err
+    text = Page(page.read_text()).text
+    assert "Is the federation worth it for a site?" in text
+    assert "Dice on the test cases" in text
+
+
+def test_a_site_that_trained_and_is_not_there_is_named(hospitals, tmp_path):
+    shutil.copytree(hospitals / "data/site_A", tmp_path / "site_A")
+    found = evaluate_sites(hospitals / "runs/ditto", tmp_path, device="cpu")
+    assert set(found["sites"]) == {"site_A"}
+    assert found["missing"] == {"site_B": {"global": "site site_B is not connected"}}
+    assert "site_B, not scored (global): site site_B is not connected." in worth_table(found).notes
+
+
+def test_a_global_model_that_is_not_whole_has_no_score_and_local_runs_are_given_by_site(hospitals):
+    local = [f"{site}={hospitals / 'runs/single'}" for site in SITES]
+    found = evaluate_sites(hospitals / "runs/fedbn", hospitals / "data", local=local, device="cpu")
+    assert dice(found, "global") == dict.fromkeys(SITES)
+    assert dice(found, "personal") == pytest.approx(scores_of(hospitals / "runs/fedbn"))
+    assert dice(found, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
+    assert "cross_site" not in found
+
+
+def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_path):
+    def refused(*arguments) -> str:
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert not (tmp_path / "job").exists()
+        return " ".join(err.split())
+
+    evaluation = ("evaluate", "--data", hospitals / "data", "--model")
+    assert "share some of the network" in refused(
+        *evaluation, hospitals / "runs/ditto", "--local", hospitals / "runs/fedbn"
+    )
+    assert "share no model" in refused(*evaluation, hospitals / "runs/single", "--cross-site")
+    assert "is not whole" in refused(
+        *evaluation, hospitals / "runs/ditto", "--local", f"site_C={hospitals / 'runs/single'}"
+    )
+    assert "already" in refused(
+        *evaluation, hospitals / "runs/ditto", *["--local", hospitals / "runs/single"] * 2
+    )
+    job = ("export", "--out", tmp_path / "job")
+    assert "(--methods) or an evaluation" in refused(*job)
+    assert "--rounds is for a run" in refused(*job, "--evaluate", hospitals / "runs/ditto", "--rounds", 3)
+
+
+# ---------------------------------------------------------------- what leaves a site
+
+
+def evaluation_of(
+    hospitals: Path, policies: dict[str, PrivacyPolicy]
+) -> tuple[dict, list[tuple[str, Reply]]]:
+    """The evaluation of Ditto's run with sites of these policies, and what they sent."""
+    runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
+    sites = {
+        name: EvaluationSite(
+            name,
+            {
+                key: SiteTrainer(run.config, hospitals / "data", "cpu", states[key] / name, policies[name])
+                for key, run in runs.items()
+            },
+        )
+        for name in SITES
+    }
+    sent: list[tuple[str, Reply]] = []
+
+    class Watched(SitesInProcess):
+        def ask(self, request, sites, needed, accept):
+            def seen(site, reply):
+                sent.append((site, reply))
+                return accept(site, reply)
+
+            return super().ask(request, sites, needed, seen)
+
+    evaluation = Evaluation(runs, cross_site=True)
+    evaluate(evaluation, Watched(sites))
+    return evaluation.results(), sent
+
+
+def test_a_site_sends_summaries_and_keeps_its_models_as_its_settings_say(hospitals, compared):
+    full, _ = compared
+    policies = {
+        "site_A": PrivacyPolicy(min_images=6, scores="summary"),
+        "site_B": PrivacyPolicy(min_images=7, scores="summary", lend_models=True),
+    }
+    before = {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
+    found, sent = evaluation_of(hospitals, policies)
+    names = {case for models in full["sites"].values() for case in models["global"]["cases"]}
+    assert not any(case in json.dumps(reply.metrics) for _, reply in sent for case in names)
+    ours = found["sites"]["site_A"]["global"]
+    whole = full["sites"]["site_A"]["global"]
+    step = step_of(6)
+    assert abs(ours["dice"] - whole["dice"]) <= 1.5 * step
+    assert ours["dice"] == pytest.approx(step * round(ours["dice"] / step))
+    assert ours["cases"] == {}
+    difference = ours["against"]["local"]
+    assert abs(difference["difference"] - whole["against"]["local"]["difference"]) <= 1.5 * step
+    assert difference["low"] <= difference["difference"] <= difference["high"]
+    assert (difference["cases"], difference["p"]) == (6, None)
+    # Six cases are too few for B, which sends no number about them, nor their number.
+    theirs = found["sites"]["site_B"]["global"]
+    assert theirs["dice"] is None
+    assert "scored_cases" not in theirs
+    assert "against" not in theirs or not theirs["against"]
+    assert "from 7 on" in theirs["note"]
+    # B lends its models, A keeps them.
+    assert "its own models stay here" in found["kept"]["local"]["site_A"]
+    assert not any(reply.weights for site, reply in sent if site == "site_A")
+    assert set(found["cross_site"]["local"]["site_B"]) == set(SITES)
+    assert set(found["cross_site"]["local"]["site_A"]) == {"site_A"}
+    # Nothing that the runs left was changed.
+    assert before == {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
+    table = worth_table(found)
+    assert [row.cases for row in table.rows] == [6, 6, None]  # B has no personal score to show
+    assert "nothing to compare" in table.rows[-1].sentence("dice")
+    assert any("from 7 on" in note for note in table.notes)
+
+
+def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, tmp_path):
+    """Runs that saw other numbers of cases are asked in turn, and each stays with its own."""
+    runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
+    limits = {key: None if key == FEDERATION else 4 for key in runs}
+    runs = {key: replace(run, config=replace(run.config, limit=limits[key])) for key, run in runs.items()}
+    policy = PrivacyPolicy(min_images=2, lend_models=True, allow_differences=True, max_unknown_models=2)
+    rules, names = JobRules(min_cases=1, allow_limit=True), Pseudonyms(b"key")
+    book = JobBook(tmp_path / "jobs")
+    door = GuardedDoor("site_A", rules, names, book, "job", "approve", Identity)
+    trainers = {
+        key: SiteTrainer(
+            *(run.config, hospitals / "data", "cpu", states[key] / "site_A", policy),
+            ledger=tmp_path / LEDGER_FILE,
+        )
+        for key, run in runs.items()
+    }
+    evaluation = Evaluation(runs, cross_site=True)
+    evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, door)}))
+    assert set(evaluation.results()["sites"]["site_A"]) == {"local", "global", "personal"}
+    entries = PrivacyLedger(tmp_path / LEDGER_FILE).entries()
+    scores = [entry for entry in entries if entry.release.kind == "scores"]
+    assert [entry.release.count for entry in scores] == [4, 6, 6]
+    assert len({entry.cases for entry in scores}) == 2
+
+
+def test_the_server_refuses_a_spoilt_model_and_impossible_differences(hospitals):
+    runs, _ = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
+    evaluation = Evaluation(runs, cross_site=True)
+    for request, _ in evaluation.loans(SITES):
+        weights = {key: value * float("nan") for key, value in runs[FEDERATION].weights.items()}
+        assert not evaluation.accept_loan("site_A", Reply(request.task, weights=weights))
+        assert not evaluation.accept_loan("site_B", Reply(request.task, weights={}))
+    assert "NaN" in evaluation.kept["personal"]["site_A"]
+    for request, _ in evaluation.scores(["site_A"]):
+        against = {
+            "local": {"difference": 7.0, "low": "x", "p": 3, "cases": -1},
+            "other": {"difference": 0.1},
+        }
+        reply = Reply(request.task, metrics={"dice": 3.0, "cases": {"a": 0.5}, "against": against})
+        assert evaluation.accept_scores("site_A", reply)
+    found = evaluation.results()["sites"]["site_A"]["global"]
+    assert found["dice"] is None
+    assert found["against"] == {"local": dict.fromkeys(("difference", "low", "high", "p", "cases"))}
+    broken = Evaluation(runs)
+    for _ in broken.scores(["site_A"]):
+        assert not broken.accept_scores("site_A", Reply("score", error="site A: no disk"))
+    with pytest.raises(RunFailed, match="no disk"):
+        broken.finish()
+
+
+# ---------------------------------------------------------------- the job
+
+
+def test_the_job_carries_numbers_and_no_code(run, hospitals, tmp_path):
+    job = tmp_path / "job"
+    code, printed, err = run(
+        *(
+            "export",
+            "--evaluate",
+            hospitals / "runs/ditto",
+            "--local",
+            hospitals / "runs/single",
+            "--cross-site",
+        ),
+        *("--min-sites", 2, "--round-timeout", 60, "--out", job),
+    )
+    assert code == 0, err
+    assert "nvflare job submit" in printed
+    files = [path.relative_to(job) for path in job.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    text = "".join((job / path).read_text() for path in files if path.suffix == ".json")
+    assert not re.search(r"\"/(?!/)[a-z]+/", text)
+    paths = set(re.findall(r"\"path\": \"(medfedaug[^\"]+)\"", text))
+    module = "medfedaug.nvflare_jobs.evaluation."
+    assert paths == {f"{module}EvaluationController", f"{module}EvaluationExecutor"}
+
+
+@pytest.mark.slow  # NVFlare's processes
+def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(run, hospitals, compared, tmp_path):
+    out = tmp_path / "evaluation.json"
+    code, printed, err = run(
+        *("evaluate", "--model", hospitals / "runs/ditto", "--data", hospitals / "data", "--device", "cpu"),
+        *("--local", hospitals / "runs/single", "--cross-site", "--engine", "nvflare", "--out", out),
+    )
+    assert code == 0, err
+    found, expected = json.loads(out.read_text()), compared[0]
+    assert found == expected
+    assert fmean(dice(found, "local").values()) == pytest.approx(found["mean"]["local"]["dice"])
+    assert "site_A, personal model: " in printed
+
+
+@pytest.mark.slow  # the same in process is fast
+def test_a_site_of_the_job_that_allows_summaries_alone_sends_no_case(run, hospitals, compared, tmp_path):
+    write = simulator._write_site_settings
+
+    def limited(workspace):
+        write(workspace)
+        settings = workspace / "local/medfedaug.json"
+        content = json.loads(settings.read_text())
+        content["privacy"] |= {"min_images": 6, "scores": "summary", "lend_models": False}
+        settings.write_text(json.dumps(content))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "_write_site_settings", limited)
+        found = evaluate_sites(
+            hospitals / "runs/ditto",
+            hospitals / "data",
+            local=[str(hospitals / "runs/single")],
+            cross_site=True,
+            engine="nvflare",
+            device="cpu",
+        )
+    names = {case for models in compared[0]["sites"].values() for case in models["global"]["cases"]}
+    assert not any(case in json.dumps(found) for case in names)
+    sent, exact = found["sites"]["site_A"]["global"]["dice"], dice(compared[0], "global")["site_A"]
+    assert abs(sent - exact) <= 1.5 * step_of(6)
+    assert set(found["kept"]["local"]) == set(SITES)
+
+
+def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
+    runs, _ = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
+    run, path = runs[FEDERATION], tmp_path / "model.safetensors"
+    run.save(path)
+    again = type(run).load(path, run.config)
+    assert again.told() == run.told()
+    assert all(bool((again.weights[key] == value).all()) for key, value in run.weights.items())
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ConfigError, match=r"model\.safetensors: cannot be read as a model"):
+        type(run).load(path, run.config)
+    small = RunConfig.from_dict({**run.config.to_dict(), "network_args": {"features": [1] * 6}})
+    path.write_bytes(bytes(2**24))
+    with pytest.raises(ConfigError, match="larger than a model"):
+        type(run).load(path, small)
+
+
+def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    links = {name: hospitals / name for name in ("data", "runs", "worth.json")}
+    for name, path in {**links, "hospital-a": kits / "hospital-a"}.items():
+        (tmp_path / name).symlink_to(path)
+    first, *others = page_commands()
+    assert [words[0] for words in (first, *others)] == [
+        *("evaluate", "report", "export", "site-config", "site-config", "site-config")
+    ]
+    for words in others:
+        code, _, err = run(*words)
+        assert code == 0, err
+    assert (tmp_path / "tables/worth.md").exists()
+    settings = json.loads((tmp_path / "hospital-a/local/medfedaug.json").read_text())
+    said = {"min_images": 10, "scores": "summary", "lend_models": True, "max_unknown_models": 8}
+    assert settings["privacy"] == said
+    _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A", "--offline")
+    told = " ".join(printed.replace("│", " ").split())
+    assert "no score of a case leaves" in told
+    assert "may be sent to be scored" in told

@@ -1,0 +1,259 @@
+"""Every benchmark script runs, at sizes that measure nothing; those that train are among the slow tests."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from benchmark_files import write_lgg
+
+from medfedaug.privacy import epsilon_spent
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+RUNS = {
+    "ffa_layer.py": (["--tiny", "--repeats", "2"], "FFA / batch norm"),
+    "unet_step.py": (
+        ["--network", "default", "--batch", "2", "--size", "32", "--repeats", "1"],
+        "FFA + alignment / plain",
+    ),
+    "fedrdn_transform.py": (["--tiny", "--repeats", "2"], "FedRDNd / NormalizeIntensityd"),
+    "statistics_pass.py": (
+        ["--shape", "16", "16", "2", "--patients", "3", "--repeats", "1"],
+        "statistics / reading",
+    ),
+    "fedfd_step.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
+    "aggregation.py": (["--sites", "3"], "3 sites"),
+    "augmentation.py": (["--tiny", "--repeats", "2"], "image by image / batch at once"),
+    "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
+    "plan_memory.py": (["--tiny"], "| basicunet | 1 x 1 x 32 x 32 |"),
+    "precision.py": (["--tiny", "--repeats", "2"], "float32 / bfloat16"),
+    "pretended_gpu.py": (["--methods", "fedfd_a"], "| none in a step |"),
+    "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
+    "score_selection.py": (
+        ["--federations", "1", "--rounds", "2", "--sites", "2", "--patients", "15", "--repeats", "2"],
+        "| 10 | 0.1 |",
+    ),
+    "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
+    "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
+}
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Run a script as the main program, in this process: what it prints."""
+
+    def run(name: str, *arguments: object) -> str:
+        monkeypatch.syspath_prepend(str(FOLDER))
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        capsys.readouterr()
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run
+    sys.modules.pop("measure", None)
+
+
+# Their smallest sizes take seconds.
+SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RUNS]
+)
+def test_the_script_runs(script, name):
+    arguments, expected = RUNS[name]
+    printed = script(name, *arguments)
+    assert expected in printed
+    assert "1 thread(s)" in printed.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_gain_against_shift_runs_and_continues(script, phantom_dir, tmp_path):
+    small = [
+        "--patients",
+        5,
+        "--shape",
+        16,
+        16,
+        2,
+        "--rounds",
+        1,
+        "--local-epochs",
+        1,
+        "--features",
+        *[4] * 6,
+    ]
+    cells = [
+        "--seeds",
+        0,
+        1,
+        "--shifts",
+        1,
+        3,
+        "--methods",
+        "fedavg",
+        "fedrdn",
+        "--real",
+        f"own={phantom_dir}",
+    ]
+    where = ["--work", tmp_path / "work", "--out", tmp_path / "out"]
+    printed = script("shift_gain.py", *where, *small, *cells)
+    assert printed.count(" s\n") == 8
+    assert "| distance | federations |" in printed
+    record = json.loads((tmp_path / "out/numbers.json").read_text())
+    assert record["real"]["own"] > 0
+    assert {(run["seed"], run["shift"]) for run in record["runs"]} == {(0, 1), (0, 3), (1, 1), (1, 3)}
+    assert (tmp_path / "out/gain.png").exists()
+    assert " s\n" not in script("shift_gain.py", *where, *small, *cells)
+    assert json.loads((tmp_path / "out/numbers.json").read_text())["runs"] == record["runs"]
+
+
+@pytest.mark.slow
+def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
+    small = ["--patients", 5, "--shape", 32, 32, 4, "--features", *[4] * 6, "--rounds", 3, "--steps", 3]
+    chosen = ["--batches", 4, "--weights", 0, 0.1, "--samples", "pixels"]
+    where = ["--work", tmp_path / "work", "--out", tmp_path / "out"]
+    printed = script("alignment.py", "phantom", *where, *small, *chosen)
+    assert "| phantom | pixels | 4 | 0.1 | 0.01 | -1 | stored | 1 |" in printed
+    plain, aligned = json.loads((tmp_path / "out/numbers.json").read_text())["runs"]
+    assert "ratio" not in plain
+    assert aligned["ratio_90"] >= aligned["ratio"] > 0
+    assert 0 <= aligned["outside"] <= 1
+    assert aligned["moved"] > 0
+    assert aligned["term"] > 0
+
+
+# What the script uses of the released code, with the network that both share.
+RELEASED = {
+    "pyfed/network/alexnet.py": """
+from medfedaug.models.classifiers import alexnet
+AlexNet = AlexNetFedFa = lambda num_classes: alexnet(out_channels=num_classes)
+""",
+    "pyfed/client/base.py": """
+import copy, torch, wandb
+from pyfed.manager.helper.build_dataset import build_dataset
+class BaseClient:
+    def __init__(self, config, site, server):
+        self.model = copy.deepcopy(server)
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=config.TRAIN_LR)
+        self.train_loader, self.validation_loader, _ = build_dataset(config, site)
+    def train(self, server_model):
+        self.model.train()
+        for images, labels in self.train_loader:
+            self.optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(images), labels).backward()
+            self.optimiser.step()
+    def val(self, model):
+        assert len(self.validation_loader)
+    def client_to_server(self):
+        return {"model": self.model}
+    def server_to_client(self, server):
+        self.model.load_state_dict(server.state_dict())
+""",
+    "pyfed/manager/comm.py": """
+def Comm(server, kind):
+    def mean(models, weights, server):
+        states = [model.state_dict() for model in models]
+        server.load_state_dict({k: sum(s[k] for s in states) / len(states) for k in states[0]})
+        return server
+    return mean
+""",
+}
+
+
+@pytest.mark.slow
+def test_released_code_runs_beside_ours_on_the_same_images(script, office, tmp_path):
+    for name, text in RELEASED.items():
+        path = tmp_path / "code" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    where = ["--code", tmp_path / "code", "--data", office, "--out", tmp_path / "out"]
+    small = ["--image-size", 64, "--rounds", 2, "--batch-size", 4, "--methods", "fedavg"]
+    printed = script("released_fedfa.py", *where, *small)
+    assert printed.count(" s a round") == 2
+    for run in json.loads((tmp_path / "out/numbers.json").read_text())["runs"]:
+        assert list(run["sites"]) == ["amazon", "caltech", "dslr", "webcam"]
+        assert run["seconds"] > 0
+    assert " s a round" not in script("released_fedfa.py", *where, *small)
+
+
+@pytest.mark.slow
+def test_accuracy_against_epsilon_runs(script, phantom_dir, tmp_path):
+    options = ["--rounds", 1, "--features", *[4] * 6, "--seeds", 0, "--epsilon", 8, "--draws", 2]
+    printed = script("privacy_epsilon.py", "--data", phantom_dir, "--out", tmp_path, "--halve", *options)
+    assert "| fedfa | clipped | 0.00 |" in printed
+    assert (tmp_path / "epsilon.png").exists()
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert [r["level"] for r in numbers["runs"]] == ["none", "none", "none", "clipped", "clipped", "8", "8"]
+    assert all(7.9 < e <= 8 for r in numbers["runs"][-2:] for e in r["epsilon"].values())
+
+
+@pytest.mark.slow
+def test_accuracy_against_the_noise_of_weights_runs_and_continues(script, phantom_dir, tmp_path):
+    options = ["--rounds", 1, "--steps", 2, "--channels", 4, 8, "--batch-size", 2, "--seeds", 0]
+    where = ["--data", phantom_dir, "--out", tmp_path, "--site", "1", "--server", "2"]
+    printed = script("privacy_weights.py", *where, *options)
+    plain, site, server = json.loads((tmp_path / "numbers.json").read_text())["runs"]
+    assert plain["epsilon"] == plain["server"] == site["server"] == server["epsilon"] == {}
+    assert all(epsilon > 0 for epsilon in site["epsilon"].values())
+    assert server["server"]["privacy/epsilon"] == epsilon_spent([(2.0, 1)], 1e-5)
+    assert f"| server | 2 | {server['dice']:.3f} |" in printed
+    assert " s\n" not in script("privacy_weights.py", *where, *options)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_protocol_is_measured(script, tmp_path):
+    write_lgg(tmp_path / "lgg_multisite")
+    small = ["--set", 'network_args={"features": [4, 4, 4, 4, 4, 4]}', "--precision", "bfloat16"]
+    printed = script("protocol.py", "lgg_multisite", "--data", tmp_path, *small, "--rounds", 3)
+    assert "a round" in printed
+    assert "the protocol's 100 rounds" in printed
+
+
+@pytest.mark.slow
+def test_hostile_sites_are_compared_with_honest_ones(script, tmp_path):
+    small = ["--patients", 3, "--shape", 16, 16, 4, "--rounds", 1, "--local-epochs", 1, "--channels", 4, 8]
+    chosen = ["--methods", "fedavg", "median", "--attacks", "label flip", "hijack"]
+    options = ["--out", tmp_path / "out", "--work", tmp_path, *small, *chosen]
+    printed = script("robustness.py", *options)
+    assert "median: 2 x label flip from site 0, seed 0" in printed
+    runs = json.loads((tmp_path / "out/numbers.json").read_text())["runs"]
+    assert [len(run["dice"]) for run in runs] == [5, 5, 4, 4, 4, 4, 3, 3, 3, 3]
+    assert "seed 0:" not in script("robustness.py", *options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [20, 1000])
+def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
+    """The script checks every round by itself."""
+    script("soak.py", "--work", tmp_path, "--rounds", rounds, "--seed", 3, "--out", tmp_path / "summary.json")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rounds"] == rounds
+    assert summary["updates refused or missing"] > 0
+    assert summary["updates used"] > 2 * rounds
+    first, last = summary["memory MiB"].values()
+    assert last["resident"] < first["resident"] + 50 + 0.25 * rounds
+    if rounds == 1000:  # all sites are there at the beginning of what is compared, but for one
+        assert last["allocated"] < first["allocated"] + 20
+        assert last["Python's blocks"] < first["Python's blocks"] + 100 * rounds
+
+
+def test_none_is_left_out():
+    apart = {
+        "alignment.py",
+        "measure.py",
+        "nvflare_round.py",
+        "privacy_epsilon.py",
+        "privacy_weights.py",
+        "protocol.py",
+        "released_fedfa.py",
+        "robustness.py",
+        "shift_gain.py",
+        "soak.py",
+        "verdict_rule.py",
+    }
+    assert set(RUNS) | apart == {p.name for p in FOLDER.glob("*.py")}

@@ -1,0 +1,95 @@
+"""The two deployments of `docs/deploy.md`, step by step as a person would go, on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import pytest
+from rehearsal_processes import left_running
+
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.nvflare_jobs.provisioning.rehearsal import rehearse_poc, rehearse_provisioned
+from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, Rehearsal
+
+
+def check_job(report) -> None:
+    """All hospitals took part in all rounds, and the model scores at a site what the test said."""
+    results = report["results"]
+    assert [method["name"] for method in results["config"]["methods"]] == ["fedrdn", "fedfa", "fedfa_h"]
+    assert len(results["rounds"]) == 3
+    for entry in results["rounds"]:
+        assert set(entry["sites"]) == set(HOSPITALS)
+        assert {"model", "fedfa", "fedfa_h"} <= set(entry["bytes"])
+    assert results["bytes_up_before_training"]["fedrdn"] > 0
+    assert results["test"]["mean"]["dice"] > 0.1
+    assert report["scores"]["cases"] == pytest.approx(results["test"]["sites"][HOSPITALS[0]]["cases"])
+
+
+def check_masked(masked, hospitals) -> None:
+    """The job waited for approval, and the server has learnt sums, means of scores and no name."""
+    assert "under secure aggregation" in masked["page"]
+    results = masked["results"]
+    assert [method["name"] for method in results["config"]["methods"]] == ["fedfa", "fedfa_h"]
+    for entry in results["rounds"]:
+        assert set(entry["methods"]["masks"]["summed"]) == hospitals
+        assert {"model", "masks"} <= set(entry["bytes"])
+        assert not {"fedfa", "fedfa_h"} & {name for name, n in entry["bytes"].items() if n["up"]}
+    ledger = [line for line in masked["ledger"].splitlines() if masked["job"] in line]
+    assert any("model masked weights and statistics" in line for line in ledger)
+    assert not any("model weights" in line or "fedfa statistics" in line for line in ledger)
+
+
+@pytest.mark.slow
+def test_poc_from_empty_folders_to_an_evaluated_model_a_killed_site_and_a_killed_server(tmp_path):
+    report = rehearse_poc(tmp_path / "work")
+    print(json.dumps(report["phases"], indent=1))
+    check_job(report)
+    for entry in report["killed"]["rounds"]:
+        assert set(entry["sites"]) == set(HOSPITALS), "the killed site is missing"
+    assert [entry["round"] for entry in report["resumed"]["rounds"]] == [1, 2, 3]
+    # To the bit, as if nothing had happened.
+    assert report["same"] == [True, True]
+    assert left_running(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_provisioned_hospitals_run_the_job_over_mutual_tls_and_refuse_code(tmp_path):
+    report = rehearse_provisioned(tmp_path / "work")
+    print(json.dumps(report["phases"], indent=1))
+    check_job(report)
+    assert report["doctor"].endswith("ready\n")
+    assert "BYOC not permitted" in report["refusal"]
+    assert report["named"] == []
+    check_masked(report["masked"], set(HOSPITALS))
+    assert report["kept"] == {"with": True, "without": False}
+    assert left_running(tmp_path) == []
+
+
+def test_a_rehearsal_that_fails_leaves_no_process(tmp_path):
+    def fail() -> None:
+        with Rehearsal(tmp_path / "work") as system:
+            # As a kit's start script does: a process of its own session, which nobody waits for.
+            subprocess.Popen(["sleep", "600"], env=system.environment, start_new_session=True)
+            deadline = time.monotonic() + 60  # it has the environment once it is another program
+            while len(system.processes()) < 1 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert len(system.processes()) == 1
+            system.run("sh", "-c", "exit 3")
+
+    with pytest.raises(RunFailed, match="exit code 3"):
+        fail()
+    assert left_running(tmp_path) == []
+
+
+def test_a_rehearsal_needs_a_folder_of_its_own(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not empty"):
+        Rehearsal(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_step_that_hangs_is_ended(tmp_path):
+    with Rehearsal(tmp_path / "work") as system, pytest.raises(RunFailed, match="not done within"):
+        system.run("sleep", "600", timeout=0.2)

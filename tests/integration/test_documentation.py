@@ -1,0 +1,152 @@
+"""The pages of the documentation: what `make docs` checks, and what can be checked without building them."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from medfedaug.analysis.recorded_gains import recorded_gains
+from medfedaug.methods import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+CHECK = runpy.run_path(str(DOCS / "check_pages.py"))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(DOCS.rglob("*.md")),
+    ROOT / "examples/README.md",
+]
+
+
+def text(path: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def write(folder: Path, **pages: str) -> Path:
+    for name, body in pages.items():
+        (folder / f"{name}.html").write_text(f"<html><body>{body}</body></html>", encoding="utf-8")
+    return folder
+
+
+def test_a_link_to_nowhere_is_found(tmp_path):
+    """Pages, anchors and pictures; what another site has is left alone."""
+    root = write(
+        tmp_path,
+        index='<a href="other.html#here">x</a> <a href="#own">x</a><p id="own"></p> <a href="https://x.org">x</a>',
+        other='<h2 id="here">x</h2> <a href="index.html">x</a> <a href="mailto:a@b">x</a>',
+    )
+    assert CHECK["broken_links"](root) == []
+    write(
+        root,
+        third='<a href="lost.html">x</a> <a href="other.html#gone">x</a> <img src="no.png"><a href="#n"></a>',
+    )
+    assert CHECK["broken_links"](root) == [
+        f"third.html: {target}" for target in ("lost.html", "other.html#gone", "no.png", "#n")
+    ]
+
+
+def test_the_reference_has_every_public_name():
+    """Without Sphinx: each module with public names is described as a whole, or name by name."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in [DOCS / "api.md", *DOCS.glob("api/*.md")])
+    described = dict(re.findall(r"automodule:: (\S+)\n   :members:(.*)", pages))
+    public = CHECK["public_names"]()
+    assert {"medfedaug.transforms.FedRDNd", "medfedaug.statistics.ChannelStatistics"} <= public
+    missing = set()
+    for name in public:
+        module, _, own = name.rpartition(".")
+        told = described.get(module)
+        if told is None or (told.strip() and own not in re.split(r",\s*", told.strip())):
+            missing.add(name)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_page_links_to_are_there(page):
+    made = {"tutorials", "gallery"}  # by `make docs`, of the scripts in `examples`
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        file, _, _ = target.partition("#")
+        if not file or re.match(r"[a-z]+:", file) or set(Path(file).parts) & made & {Path(file).parent.name}:
+            continue
+        assert (page.parent / file).exists(), f"{page.name}: {target}"
+
+
+def test_pages_of_tutorials_have_their_scripts():
+    linked = set()
+    for page in PAGES:
+        linked |= set(re.findall(r"\]\((?:\.\./)?tutorials/(\w+)\.rst\)", text(page)))
+    scripts = {path.stem for path in (ROOT / "examples/tutorials").glob("0*.py")}
+    assert linked == scripts
+
+
+def test_the_table_of_methods_has_all():
+    rows = re.findall(r"^\| (`[^|]*) \|", (DOCS / "catalogue.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert named == set(registry.method_names())
+
+
+@pytest.mark.parametrize("term", ["γ", "Own pair", "Unseen site", "Dice"])
+def test_the_glossary_explains(term):
+    glossary = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    assert re.search(rf"^{term}\n  \S", glossary, re.MULTILINE)
+
+
+def test_numbers_of_the_readme_are_those_of_the_results():
+    """Each line of what is gained links to the page that has its numbers."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    gains = readme.partition("## What you gain")[2].partition("\n## ")[0]
+    lines = [line for line in gains.splitlines() if line.startswith("- ")]
+    assert len(lines) == 5
+    for line in lines:
+        (page,) = re.findall(r"\((docs/results/[^)#]*)", line)
+        numbers = re.findall(r"\d\.\d{3}", line)
+        content = (ROOT / page).read_text(encoding="utf-8")
+        assert numbers
+        assert [number for number in numbers if number not in content] == []
+
+
+def test_what_the_command_says_was_measured_is_the_two_tables_of_the_results():
+    """One table has all verdicts and no open row, the other one all open rows and no verdict."""
+    lines = text(DOCS / "results/index.md").splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    rows = [[cell.strip().replace("\u2212", "-") for cell in row] for row in rows]
+    (first, second) = (index for index, row in enumerate(rows) if row[0] == "method")
+    verdicts, ((_, *names), (_, *over), *gains) = rows[first + 1 : second], rows[second:]
+    judged = [one for one in recorded_gains() if one.verdict != "open"]
+    assert sorted([row[0].strip("`"), row[2], row[3], row[5]] for row in verdicts) == sorted(
+        [one.methods, one.over, one.text, one.verdict] for one in judged
+    )
+    opened = {(one.experiment, one.methods): one for one in recorded_gains() if one.verdict == "open"}
+    shown = {
+        (name.partition("](")[0][1:], row[0].strip("`")): (row[number + 1], over[number])
+        for row in gains
+        for number, name in enumerate(names)
+        if row[number + 1]
+    }
+    assert shown == {key: (one.text, one.over) for key, one in opened.items()}
+    named = {name for row in [*gains, *verdicts] for name in row[0].strip("`").split(",")}
+    assert named <= {*registry.method_names()}
+
+
+def test_a_verdict_needs_five_trainings_and_both_intervals():
+    verdicts = {one.verdict for one in recorded_gains()}
+    assert verdicts == {"open", "better", "worse", "no difference shown"}
+    for one in recorded_gains():
+        if one.verdict != "open":
+            assert one.num_trainings >= 5
+            assert one.num_cases >= 20
+            assert (one.verdict == "better") == (one.interval[0] > 0 and one.trainings[0] > 0)
+            assert (one.verdict == "worse") == (one.interval[1] < 0 and one.trainings[1] < 0)
+
+
+def test_the_picture_of_the_results_shows_the_numbers_of_the_table():
+    drawn = runpy.run_path(str(DOCS / "pictures/gains.py"))
+    with Image.open(DOCS / "pictures/gains.png") as picture:
+        assert picture.text[drawn["NUMBERS"]] == drawn["numbers"]()
+    columns = tuple(name for names in drawn["COLUMNS"] for name in names)
+    assert all(name.startswith(columns) for name in drawn["experiments"](opened=True))

@@ -1,0 +1,539 @@
+"""What a federation survives: sites that raise, hang, die or send rubbish, and a server that is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from medfedaug.config.run import Execution
+from medfedaug.errors import ConfigError, RunFailed, StorageError
+from medfedaug.experiments.simulate import simulate
+from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, in_process, run_in_process
+from medfedaug.federation.messages import TEST
+from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
+from medfedaug.federation.site.local_training import LocalTraining
+from medfedaug.nvflare_jobs.simulator import run_in_simulator
+
+FAULTS = Path(__file__).parents[1] / "support/faults"
+EVERYTHING = "fedrdn,fedfa+,fedbn"
+KEEP_ON = {"fedfa": {"running": "continue"}}
+
+
+@pytest.fixture
+def four_sites(make_site, tmp_path):
+    for name in "ABCD":
+        make_site(name, shape=(32, 32, 4))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def three_sites(four_sites):
+    shutil.rmtree(four_sites / "D")
+    return four_sites
+
+
+def troubles(entry: dict) -> dict[str, str]:
+    return {t["site"]: t["reason"] for t in (*entry["refused"], *entry["missing"])}
+
+
+def same(found: dict, expected: dict) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+
+
+# ---------------------------------------------------------------- sites
+
+
+def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
+    three_sites, tmp_path, tiny_config, faults
+):
+    faults(
+        ["B", "train", 2, "raise", 0],
+        ["C", "train", 2, "hang", 5],
+        ["A", "train", 3, "nan", 0],
+        ["B", "train", 3, "shape", 0],
+        ["B", "train", 4, "float8", 0],
+        ["C", "train", 4, "metrics", 0],
+        ["A", "train", 4, "die", 0],
+        ["B", "train", 5, "variance", 0],
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    execution = Execution(threads=1, min_sites=1, grace=3, round_timeout=300)
+    config = tiny_config("fedrdn,fedfa", rounds=6)
+    output = run_in_simulator(config, three_sites, list("ABC"), work, "cpu", execution=execution)
+    results = json.loads((output / "results.json").read_text())
+    first, second, third, fourth, fifth, sixth = map(troubles, results["rounds"])
+    assert first == {}
+    assert second == {
+        "B": "site B: RuntimeError('out of memory, say')",
+        "C": "site C did not answer while the others were waited for",
+    }
+    assert third.keys() == {"A", "B"}
+    assert "expected finite values, got" in third["A"]
+    assert "conv_0.conv_0.conv.weight: expected shape (4, 1, 3, 3), got (1,)" in third["B"]
+    assert fourth.keys() == {"A", "B"}
+    assert "float8" in fourth["B"]
+    assert results["rounds"][3]["sites"]["C"]["nested"] == {}
+    assert fifth.keys() == {"A", "B"}
+    assert "expected a variance, 0 or above" in fifth["B"]
+    assert sixth.keys() == {"A"}
+    # All but the dead one came back.
+    last = results["rounds"][-1]["sites"]
+    assert {site for site, entry in last.items() if "samples" in entry} == set("BC")
+    assert set(results["test"]["sites"]) == set("BC")
+    assert set(results["test"]["missing"]) == {"A"}
+    for model in ("global_model.pt", "final_model.pt"):
+        state = torch.load(output / model, weights_only=True)
+        assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
+
+
+REASONS = {
+    "raise": "RuntimeError",
+    "nan": "NaN or infinite",
+    "huge": "expected a step of norm up to",
+    "shape": "expected shape",
+    "unknown": "'no.such.entry': expected no such entry",
+    "nothing": "got none",
+    "float8": "torch.float8_e4m3fn",
+    "variance": "expected a variance",
+}
+
+
+@pytest.fixture
+def fault_at_b(monkeypatch):
+    """Let site B have a fault in given rounds, without an engine: `fault_at_b({2: "nan"})`."""
+    cause = runpy.run_path(str(FAULTS / "sitecustomize.py"))["_cause"]
+    do = Site._do
+
+    def plan(faults: dict[int, str]) -> None:
+        def faulty(self, request, should_stop):
+            if self.name != "B" or request.task != "train" or request.round not in faults:
+                return do(self, request, should_stop)
+            return cause(faults[request.round], 0, do(self, request, should_stop))
+
+        monkeypatch.setattr(Site, "_do", faulty)
+
+    return plan
+
+
+def test_bad_updates_are_left_out_with_the_reason_where_there_are_enough_good_ones(
+    four_sites, tiny_config, fault_at_b
+):
+    faults = dict(enumerate(REASONS, start=2))
+    fault_at_b(faults)
+    rounds, three = max(faults) + 1, Execution(min_sites=3)
+    config = tiny_config("fedrdn,fedfa", rounds=rounds)
+    server = run_in_process(config, four_sites, list("ABCD"), "cpu", execution=three)
+    for entry in server.rounds:
+        fault = faults.get(entry["round"])
+        assert set(troubles(entry)) == ({"B"} if fault else set())
+        if fault:
+            assert REASONS[fault] in troubles(entry)["B"]
+    assert set(server.rounds[-1]["sites"]) == set("ABCD")
+
+
+@pytest.mark.parametrize("fault", ["raise", "nothing", "nan"])
+def test_too_few_good_updates_end_the_run_with_the_reason(four_sites, tiny_config, fault_at_b, fault):
+    fault_at_b({2: fault})
+    reason = rf"round 2: 3 of 4 needed updates could be used \(.*site B.*{REASONS[fault]}"
+    with pytest.raises(RunFailed, match=reason):
+        run_in_process(tiny_config("fedrdn,fedfa", rounds=3), four_sites, list("ABCD"), "cpu")
+
+
+def test_a_site_that_broke_off_goes_on_from_what_it_kept(four_sites, tiny_config, monkeypatch):
+    """A round that failed at a site must leave nothing behind, local norm layers least of all."""
+    from medfedaug.federation.server.server import FederationServer
+
+    config = tiny_config("fedbn", rounds=3)
+    server = FederationServer(config)
+    site = Site("A", SiteTrainer(config, four_sites, "cpu"))
+    server.accept_preparation("A", site.answer(server.prepare()))
+    request = server.start_round(["A"])
+    site.answer(request)
+    kept = {key: site.trainer.network.state_dict()[key].clone() for key in site.trainer.kept_keys}
+    steps = LocalTraining.run
+
+    def break_off(self, *args):
+        steps(self, *args)
+        raise RuntimeError("no memory left")
+
+    request.round = 2
+    monkeypatch.setattr(LocalTraining, "run", break_off)
+    assert "no memory left" in site.answer(request).error
+    monkeypatch.setattr(LocalTraining, "run", lambda *args: [])
+    request.round = 3
+    assert not site.answer(request).error
+    assert same({k: site.trainer.network.state_dict()[k] for k in kept}, kept)
+
+
+def test_a_site_without_data_is_left_out_where_enough_others_are_there(four_sites, tiny_config):
+    (four_sites / "B/images/0.nii.gz").unlink()
+    with pytest.raises(RunFailed, match=r"min_sites is 0: site B, .*images/0\.nii\.gz"):
+        run_in_process(tiny_config(), four_sites, list("ABCD"), "cpu")
+    config = tiny_config()
+    server = run_in_process(config, four_sites, list("ABCD"), "cpu", execution=Execution(min_sites=3))
+    assert set(server.sites) == set("ACD")
+    assert "images/0.nii.gz" in server.results()["left_out"]["B"]
+    with pytest.raises(RunFailed, match="3 of the sites can train; the federation needs 4"):
+        run_in_process(config, four_sites, list("ABCD"), "cpu", execution=Execution(min_sites=4))
+
+
+# ---------------------------------------------------------------- server and restarts
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(round_: int):
+    """Something kills the process when the next round begins, before its first reply."""
+
+    def on_event(event):
+        if event["event"] == "round_started" and event["round"] == round_ + 1:
+            raise Stopped
+
+    return on_event
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        EVERYTHING,
+        "fedrdn,fedprox,fedavgm",
+        "scaffold,fedbn,feddyn",
+        "fednova",
+        "ditto,fedper,moon",
+        "feddg_ga,fixbn",
+    ],
+)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
+    config = tiny_config(methods, rounds=4, settings=KEEP_ON if "fedfa" in methods else None)
+    check_resumed(config, phantom_dir, ["site_A", "site_B", "site_C"], tmp_path)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_resumed_classification_is_the_uninterrupted_one_to_the_bit(photo_config, tmp_path, share):
+    config = photo_config("fedsr,fpl,fedrobust", {"fedsr": {"share_references": share}}, rounds=4)
+    check_resumed(config, tmp_path / "photos", ["A", "B", "C"], tmp_path / "state")
+
+
+def check_resumed(config, data, sites, state_dir):
+    whole = run_in_process(config, data, sites, "cpu")
+    with pytest.raises(Stopped):
+        run_in_process(config, data, sites, "cpu", stop_after(2), state_dir)
+    server = run_in_process(config, data, sites, "cpu", state_dir=state_dir, resume=True)
+    assert same(server.state, whole.state)
+    assert same(server.selection.state, whole.selection.state)
+    found, expected = server.results(), whole.results()
+    assert found.pop("run") != expected.pop("run")
+    for entry in (*found["rounds"], *expected["rounds"]):
+        entry.pop("seconds")
+        for site in entry["sites"].values():
+            site.pop("seconds")
+    # Sites are sent again what they had been sent once.
+    for entry in (found["rounds"][2], expected["rounds"][2]):
+        entry.pop("bytes_down"), entry.pop("bytes")
+    assert found == expected
+
+
+def prepare(server, sites) -> None:
+    """What comes before the first round, with each site's answer."""
+    for name, site in sites.items():
+        server.accept_preparation(name, site.answer(server.prepare()))
+    server.finish_preparation()
+
+
+def make_round(server, sites) -> None:
+    """One round, in which every site's update is taken."""
+    request = server.start_round()
+    for name, site in sites.items():
+        reply = site.answer(request)
+        assert server.accept(name, reply), reply.error
+    server.finish_round()
+
+
+def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_path, tiny_config):
+    config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
+
+    def federate(restart: bool, folder: Path) -> FederationServer:
+        server = FederationServer(config)
+
+        def start(name):
+            return Site(name, SiteTrainer(config, phantom_dir, "cpu", folder / name))
+
+        members = {name: start(name) for name in ("site_A", "site_B")}
+        prepare(server, members)
+        for _ in range(3):
+            if restart and server.round:
+                members["site_A"] = start("site_A")
+            make_round(server, members)
+        return server
+
+    expected, found = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
+    assert same(found.state, expected.state)
+    assert all(torch.equal(found.payload[key], expected.payload[key]) for key in expected.payload)
+
+
+def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_path, tiny_config):
+    """The server died before the round was over; the site had finished it and kept its own layers."""
+    config = tiny_config(EVERYTHING, rounds=3, settings=KEEP_ON)
+    server = FederationServer(config)
+    sites = {n: Site(n, SiteTrainer(config, phantom_dir, "cpu", tmp_path)) for n in ("site_A", "site_B")}
+    prepare(server, sites)
+    make_round(server, sites)
+    request = server.start_round()
+    first, second = sites["site_A"].answer(request), sites["site_A"].answer(request)
+    assert same(second.weights, first.weights)
+    assert same(second.payload, first.payload)
+
+
+@pytest.mark.parametrize("methods", [EVERYTHING, "ditto"])
+def test_what_a_site_kept_of_later_rounds_has_no_part_in_an_earlier_one(
+    phantom_dir, tmp_path, tiny_config, methods
+):
+    """The server repeats the first round of a site, or tests the model of a round from before it joined."""
+    config = tiny_config(methods, rounds=3)
+    server = FederationServer(config, execution=Execution(min_sites=1))
+
+    def start():
+        return Site("site_B", SiteTrainer(config, phantom_dir, "cpu", tmp_path / "site_B"))
+
+    def kept():
+        (file,) = (tmp_path / "site_B").glob("*.pt")
+        after = load_checkpoint(file)["rounds"][2]
+        return {"network": after["network"], **after["methods"]}
+
+    early, late = {"site_A": Site("site_A", SiteTrainer(config, phantom_dir, "cpu"))}, {"site_B": start()}
+    prepare(server, {**early, **late})
+    make_round(server, early)
+    request = server.start_round()
+    first, own = late["site_B"].answer(request), kept()
+    test = replace(request, task=TEST, round=1)
+    scored, restarted = late["site_B"].answer(test), start().answer(test)
+    assert not scored.error
+    assert scored.metrics == restarted.metrics
+    for site in (late["site_B"], start()):
+        again = site.answer(request)
+        assert same(again.weights, first.weights)
+        assert same(again.payload, first.payload)
+        assert all(same(entries, own[name]) for name, entries in kept().items())
+
+
+def test_a_site_that_cannot_read_what_it_kept_never_goes_on_without_it(phantom_dir, tmp_path, tiny_config):
+    config = tiny_config("fedbn", rounds=3)
+    server = FederationServer(config)
+
+    def start(name):
+        return Site(name, SiteTrainer(config, phantom_dir, "cpu", tmp_path / name))
+
+    sites = {name: start(name) for name in ("site_A", "site_B")}
+    prepare(server, sites)
+    make_round(server, sites)
+    request = server.start_round()
+    expected = sites["site_A"].answer(request)
+    (file,) = (tmp_path / "site_A").glob("*.pt")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    again = start("site_A")
+    for _ in range(2):
+        assert "not a checkpoint" in again.answer(request).error
+    file.write_bytes(whole)
+    assert same(again.answer(request).weights, expected.weights)
+
+
+@pytest.mark.parametrize("between_files", [False, True])
+def test_a_run_that_saves_seldom_is_resumed_to_the_bit(
+    phantom_dir, tmp_path, tiny_config, monkeypatch, between_files
+):
+    """From a checkpoint some rounds old; also when the sites' files are newer than the server's."""
+    config, sites = tiny_config("fedbn,fedfa", rounds=5), ["site_A", "site_B"]
+    whole = run_in_process(config, phantom_dir, sites, "cpu")
+    if between_files:
+        save = FederationServer.save
+
+        def save_once(server, path):
+            if server.round == 4:
+                raise Stopped
+            save(server, path)
+
+        monkeypatch.setattr(FederationServer, "save", save_once)
+    else:  # nothing but the first save is worth its time
+        monkeypatch.setattr(in_process, "_BRIEF", 0.0)
+        monkeypatch.setattr(in_process, "_SHARE_FOR_CHECKPOINTS", 0.0)
+    with pytest.raises(Stopped):
+        run_in_process(config, phantom_dir, sites, "cpu", stop_after(4), tmp_path)
+    monkeypatch.undo()
+    assert load_checkpoint(server_checkpoint(tmp_path))["round"] == (3 if between_files else 1)
+    server = run_in_process(config, phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    assert same(server.state, whole.state)
+    assert same(server.selection.state, whole.selection.state)
+    assert server.results()["test"] == whole.results()["test"]
+
+
+def test_resuming_asks_for_the_same_run(phantom_dir, tmp_path, tiny_config):
+    sites = ["site_A", "site_B"]
+    run_in_process(tiny_config(), phantom_dir, sites, "cpu", state_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"medfedaug\.pt is of a run with another seed: 0, asked for 1"):
+        run_in_process(tiny_config(seed=1), phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    longer = run_in_process(tiny_config(rounds=3), phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    assert same(longer.state, run_in_process(tiny_config(rounds=3), phantom_dir, sites, "cpu").state)
+
+
+def test_an_untrusted_name_of_a_run_is_no_path(phantom_dir, tmp_path, tiny_config):
+    site = Site("site_A", SiteTrainer(tiny_config(), phantom_dir, "cpu", tmp_path))
+    assert "not the identity of a run" in site.answer(Request("prepare", run="../../etc")).error
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a checkpoint", None])
+def test_a_damaged_checkpoint_is_named(tmp_path, damage):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        load_checkpoint(path)
+    if damage is None:
+        torch.save({"format": "medfedaug.checkpoint", "version": 99}, path)
+    else:
+        path.write_bytes(damage)
+    reason = r"checkpoint\.pt: (not a checkpoint|version is 99, this release reads 1)"
+    with pytest.raises(ConfigError, match=reason):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "harm"),))
+
+    torch.save({"format": "medfedaug.checkpoint", "version": 1, "rounds": Harm()}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ConfigError, match="not a checkpoint"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_full_disk_leaves_the_checkpoint_of_before(tmp_path):
+    """A file that must not grow any further stands for a disk that is full."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"round": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"checkpoint\.pt: cannot be written: File too large"):
+            save_checkpoint(path, {"round": 2, "model": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert load_checkpoint(path)["round"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.slow  # two simulations; test_a_resumed_run is in process
+def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_config, run):
+    """`medfedaug simulate` is killed with all its processes after two rounds, and called again."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    for site in ("site_A", "site_B"):
+        shutil.copytree(phantom_dir / site, data / site)
+    config = tiny_config(EVERYTHING, rounds=4)
+    arguments = [
+        *("simulate", "--data", str(data), "--out", str(out)),
+        *("--methods", EVERYTHING, "--rounds", "4", "--batch-size", "4", "--threads", "1"),
+        *("--network-args", json.dumps(config.network_args), "--device", "cpu", "--no-pictures"),
+    ]
+    command = [sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        checkpoint = server_checkpoint(out / "state")
+        deadline = time.monotonic() + 300
+        while not (checkpoint.exists() and load_checkpoint(checkpoint)["round"] >= 2):
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "--resume continues it" in " ".join(err.split())
+    code, _, err = run(*arguments, "--resume")
+    assert code == 0, err
+    assert "resumed after round" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
+    assert sorted(p.name for p in (out / "state").iterdir()) == ["site_A", "site_B"]
+    expected = run_in_process(config, data, ["site_A", "site_B"], "cpu")
+    assert same(torch.load(out / "final_model.pt", weights_only=True), expected.state)
+    assert same(torch.load(out / "global_model.pt", weights_only=True), expected.selection.state)
+    # A finished run is not run again.
+    before = (out / "results.json").read_bytes()
+    code, printed, _ = run(*arguments, "--resume")
+    assert code == 0
+    assert "site_A" in printed
+    assert (out / "results.json").read_bytes() == before
+
+
+def test_one_process_alone_makes_a_run(phantom_dir, tmp_path, tiny_config):
+    out, refused = tmp_path / "out", []
+    options = {"engine": "inprocess", "device": "cpu"}
+
+    def start_another(event):
+        for how in ({"overwrite": True}, {"resume": True}):
+            with pytest.raises(ConfigError, match="out: another process is making this run") as error:
+                simulate(phantom_dir, out, tiny_config(), **options, **how)
+            refused.append(error)
+
+    results = simulate(phantom_dir, out, tiny_config(), **options, on_event=start_another)
+    assert len(refused) > 4
+    assert results["rounds"][-1]["round"] == 2
+    assert not list(out.glob(".*"))
+    assert simulate(phantom_dir, out, tiny_config(), **options, resume=True) == json.loads(
+        json.dumps(results)
+    )
+
+
+def test_a_checkpoint_from_before_a_setting_existed_is_continued(tmp_path, tiny_config):
+    server, path = FederationServer(tiny_config()), tmp_path / "checkpoint.pt"
+    server.save(path)
+    saved = load_checkpoint(path)
+    del saved["config"]["precision"]
+    save_checkpoint(path, saved)
+    FederationServer(tiny_config()).restore(path)
+    with pytest.raises(ConfigError, match="another precision: float32, asked for bfloat16"):
+        FederationServer(tiny_config(precision="bfloat16")).restore(path)
+
+
+@pytest.mark.slow  # test_too_few_good_updates_end_the_run is in process
+def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_config, faults):
+    faults(["B", "train", 3, "raise", 0])
+    out, config, sites = tmp_path / "out", tiny_config("fedrdn", rounds=4), ["A", "B"]
+    for name in "CD":
+        shutil.rmtree(four_sites / name)
+    with pytest.raises(
+        RunFailed, match=r"round 3: 1 of 2 .*the last good model: .*final_model\.pt; --resume"
+    ):
+        simulate(four_sites, out, config, device="cpu")
+    expected = run_in_process(tiny_config("fedrdn", rounds=2), four_sites, sites, "cpu")
+    assert same(torch.load(out / "final_model.pt", weights_only=True), expected.state)
+    assert not (out / "results.json").exists()
+    simulate(four_sites, out, config, device="cpu", engine="inprocess", resume=True)
+    whole = run_in_process(config, four_sites, sites, "cpu")
+    assert same(torch.load(out / "final_model.pt", weights_only=True), whole.state)
+
+
+def test_a_training_that_is_stopped_is_neither_sent_nor_kept(phantom_dir, tiny_config):
+    server = FederationServer(tiny_config("fedbn"))
+    site = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu"))
+    server.accept_preparation("site_A", site.answer(server.prepare()))
+    request = server.start_round(["site_A"])
+    asked = iter([False, True])
+    stopped = site.answer(request, should_stop=lambda: next(asked))
+    assert stopped.error == "site site_A: the training was stopped"
+    assert not stopped.weights
+    whole = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu")).answer(request)
+    assert same(site.answer(request).weights, whole.weights)

@@ -1,0 +1,406 @@
+"""The job in NVFlare's simulator: the same arithmetic as without it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.fl_context import FLContext
+from reference import same
+from running import TINY_NETWORK, assert_complete, command
+from tracked import from_tensorboard, told
+
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.federation import run_in_process
+from medfedaug.federation.messages import Reply, Request
+from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, simulator
+from medfedaug.nvflare_jobs.messages import (
+    reply_from_model,
+    reply_to_model,
+    request_from_model,
+    request_to_model,
+)
+from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.privacy.site_settings import SiteSettings
+
+SITES = ["site_A", "site_B", "site_C"]
+
+
+@pytest.fixture(scope="module")
+def simulated(phantom_dir, tmp_path_factory):
+    """One run of everything, by the command: its folder, output and messages, events, and models written.
+
+    Statistics are exchanged, there are FFA layers, and norm layers of the sites' own, whose average an unseen
+    site has; where TensorBoard is installed, the metrics are tracked.
+    """
+    out = tmp_path_factory.mktemp("run") / "out"
+    events, written, kept = [], [], {}
+
+    def watched(work_dir, on_event, **run):
+        def listen(event):
+            events.append(event)
+            on_event(event)
+
+        output = run_in_simulator(work_dir=work_dir, on_event=listen, **run)
+        for path in work_dir.glob("workspace/*/*/medfedaug/events.jsonl"):
+            kept[path.parts[-4]] = path.read_text()
+        written.extend(path.relative_to(output).as_posix() for path in work_dir.rglob("workspace/**/*.pt"))
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "run_in_simulator", lambda work_dir, **run: watched(Path(work_dir), **run))
+        code, printed, err = command(
+            *("simulate", "--data", phantom_dir, "--out", out, "--device", "cpu", "--no-pictures"),
+            *("--methods", "fedrdn,fedfa,fedbn", "--set", "fedbn.unseen=average", "--rounds", 3),
+            *("--network-args", json.dumps(TINY_NETWORK), "--threads", 1, "--batch-size", 4),
+            *(("--tracking", "tensorboard") if find_spec("tensorboard") else ()),
+        )
+    assert code == 0, err
+    return SimpleNamespace(out=out, printed=printed, err=err, events=events, written=written, kept=kept)
+
+
+def test_the_command_writes_the_promised_files_and_evaluate_reads_them(simulated, phantom_dir, tmp_path):
+    assert "site_C (unseen)" in simulated.printed
+    assert "round 3/3  loss" in simulated.err
+    assert not [path for path in simulated.out.parent.iterdir() if path.name.startswith(".")]
+    assert_complete(simulated.out, phantom_dir, tmp_path / "scores.json")
+
+
+def test_server_and_sites_say_in_their_logs_what_they_do_and_send(simulated):
+    log = (simulated.out / LOG_FILE).read_text()
+    lines = [line.split(" - ")[-1] for line in log.splitlines()]
+    server = [line for line in lines if line.startswith("server: ")]
+    (second,) = (line for line in server if "round 2/3  loss" in line)
+    results = json.loads((simulated.out / "results.json").read_text())
+    entry = results["rounds"][1]
+    samples = sum(site["samples"] for site in entry["sites"].values())
+    loss = f"{entry['sites']['site_A']['train_loss']:.4f}"
+    for text in (f"{samples} samples", f"site_A {loss}", "fedfa ", "model "):
+        assert text in second
+    assert any("round 1/3  validation dice" in line for line in server)
+    assert not any(word in line for line in server for word in (".nii", "image", "/" + "tmp"))
+    site = [line for line in lines if line.startswith("site site_A: ")]
+    (trained,) = (line for line in site if "round 2/3: train: " in line)
+    assert f"train_loss {loss}" in trained
+    assert re.search(r"sent the model \(\S+ kB\), fedbn's statistics .*fedfa's .* of \d+ cases", trained)
+    assert any("before training: prepare: " in line and "fedrdn's statistics" in line for line in site)
+    tested = f"round {results['selected_round']}/3: test: dice "
+    assert any(tested in line and "sent scores alone" in line for line in site), site[-2:]
+
+
+def test_what_a_site_warns_of_is_told_once_to_the_user_and_is_in_its_own_log(simulated):
+    """The last features of this network have four positions, which the layers there warn of at each site."""
+    (line,) = (line for line in simulated.err.splitlines() if "FFA layer enc5" in line)
+    assert line.startswith("medfedaug: warning: ")
+    told = [json.loads(text) for text in simulated.kept["site_A"].splitlines()]
+    warnings = [event for event in told if event["event"] == "warning"]
+    (event,) = (event for event in warnings if "enc5" in event["text"])
+    assert line.endswith(event["text"])
+    log = (simulated.out / LOG_FILE).read_text()
+    assert re.search(r"WARNING - site site_A: warning: FFA layer enc5", log)
+    assert event["text"] not in simulated.kept["server"]
+
+
+def test_watch_shows_a_job_from_the_kits_own_files_and_writes_a_page(simulated, tmp_path):
+    assert set(simulated.kept) == {"server", *SITES}
+    results = json.loads((simulated.out / "results.json").read_text())
+    for name in ("server", "site_B"):
+        job = tmp_path / name / "job-1/medfedaug"
+        job.mkdir(parents=True)
+        (job / "events.jsonl").write_text(simulated.kept[name])
+        page = tmp_path / f"{name}.html"
+        code, out, err = command("watch", tmp_path / name, "--once", "--page", page)
+        assert code == 0, err
+        last = results["rounds"][2]["sites"]["site_B"]["train_loss"]
+        loss = f"{'site_B' if name == 'server' else 'this site'}: training loss"
+        assert f"{loss} │ {last:.4f} │ " in re.sub(" +", " ", out)
+        assert "round 3 of 3, finished" in out
+        assert "What was said" in page.read_text()
+    events = tmp_path / "site_B/job-1/medfedaug/events.jsonl"
+    told = events.read_text().splitlines(keepends=True)
+    assert json.loads(told[-1]) == {"event": "ended"}
+    # A job that ended without a test of this site, as an evaluation does or one that was aborted.
+    events.write_text("".join(line for line in told if '"task": "test"' not in line))
+    out = command("watch", tmp_path / "site_B")[1]  # it ends, and so does this
+    assert out.endswith("the job has ended\n")
+    events.write_text("".join([told[-1], *told[:-2]]))  # the site came back
+    assert "round 3 of 3, running" in command("watch", tmp_path / "site_B", "--once")[1]
+    out = command("watch", tmp_path / "server")[1]  # a job that has ended: all lines at once
+    assert "round 3/3  loss" in out
+    assert "site_A: tested: dice " in out
+    (tmp_path / "empty").mkdir()
+    assert "no job of ours has run here" in command("watch", tmp_path / "empty", "--once")[2]
+    assert "no such folder" in command("watch", tmp_path / "nowhere")[2]
+
+
+def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simulated, phantom_dir):
+    output = simulated.out
+    results = json.loads((output / "results.json").read_text())
+    server = run_in_process(RunConfig.from_dict(results["config"]), phantom_dir, SITES, "cpu")
+    for file, expected in (("global_model.pt", server.selection.state), ("final_model.pt", server.state)):
+        found = torch.load(output / file, weights_only=True)
+        assert found.keys() == expected.keys()
+        different = [key for key in found if not torch.equal(found[key], expected[key])]
+        assert not different
+    other = server.results()
+    assert results["test"] == json.loads(json.dumps(other["test"]))
+    assert 0 <= results["test"]["unseen"]["site_C"]["dice"] <= 1
+    assert results["selected_round"] == other["selected_round"]
+    for a, b in zip(results["rounds"], other["rounds"], strict=True):
+        assert a["bytes"] == b["bytes"]
+        assert a["methods"] == json.loads(json.dumps(b["methods"]))
+        for site in ("site_A", "site_B"):
+            assert a["sites"][site]["train_loss"] == b["sites"][site]["train_loss"]
+            assert a["sites"][site]["val_dice"] == b["sites"][site]["val_dice"]
+
+
+def test_statistics_were_exchanged(simulated, phantom_dir):
+    from medfedaug.data.sites import open_site, site_statistics
+    from medfedaug.statistics import load_statistics
+
+    exchanged = load_statistics(simulated.out / "statistics.json")
+    assert exchanged == {name: site_statistics(open_site(phantom_dir / name), "scale") for name in SITES[:2]}
+
+
+def test_each_model_is_written_once(simulated):
+    written = ["final_exchange.pt", "final_model.pt", "global_exchange.pt", "global_model.pt"]
+    assert sorted(simulated.written) == written
+
+
+def test_progress_is_told_as_it_happens(simulated):
+    kinds = [event["event"] for event in simulated.events]
+    assert kinds.count("trained") == 2 * 3
+    assert kinds.count("round_finished") == 3
+    assert kinds[-1] == "finished"
+    assert (simulated.out / LOG_FILE).stat().st_size > 0
+
+
+def test_what_tensorboard_has_by_site_and_round_are_the_results(simulated):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    numbers = told(json.loads((simulated.out / "results.json").read_text()))
+    assert {site for site, _, _ in numbers} == set(SITES)
+    assert {name for _, name, _ in numbers} >= {"train_loss", "val_dice", "seconds", "test_dice"}
+    assert {name for _, name, _ in numbers} >= {"test_nsd", "test_nsd/lesion", "test_missed"}
+    assert from_tensorboard(simulated.out / "tracking") == pytest.approx(numbers, rel=1e-6)
+
+
+def test_a_job_carries_no_code_and_no_path(tmp_path, tiny_config):
+    recipe = MedFedAugRecipe(config=tiny_config("fedrdn,fedfa"), name="job")
+    recipe.export(job_dir=str(tmp_path))
+    files = [path.relative_to(tmp_path / "job") for path in (tmp_path / "job").rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix in (".py", ".pyc", ".pt") or "custom" in path.parts]
+    text = "".join((tmp_path / "job" / path).read_text() for path in files)
+    assert not re.search(r"\"/(?!/)[a-z]+/", text)
+    paths = re.findall(r"\"path\": \"([^\"]+)\"", text)
+    assert {"medfedaug.nvflare_jobs.controller.FederationController"} <= set(paths)
+    assert all(path.startswith(("medfedaug.", "nvflare.")) for path in paths)
+
+
+def test_a_recipe_is_validated_before_it_becomes_a_job():
+    with pytest.raises(ConfigError, match="rounds"):
+        MedFedAugRecipe(config={"rounds": 0})
+    with pytest.raises(ConfigError, match="fedwrong"):
+        MedFedAugRecipe(config={"methods": [{"name": "fedwrong"}]})
+
+
+@pytest.mark.slow
+def test_a_sites_trouble_ends_the_run_with_its_reason(make_site, tmp_path, tiny_config):
+    for name in "AB":
+        make_site(name)
+    image = tmp_path / "data/B/images/0.nii.gz"
+    image.write_bytes(image.read_bytes()[:3000])
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(RunFailed, match=r"site B, .*images/0\.nii\.gz: cannot be read"):
+        run_in_simulator(tiny_config(), tmp_path / "data", ["A", "B"], work, "cpu")
+
+
+def test_messages_survive_the_way():
+    weights, payload = {"w": torch.rand(2)}, {"fedfa/enc1/mean": torch.rand(3)}
+    for request in (
+        Request("prepare"),
+        Request(
+            "train", 2, weights, once={"fedrdn/mean/A": torch.rand(1)}, payload=payload, selected_round=1
+        ),
+    ):
+        assert request_from_model(request_to_model(request)) == request
+    for reply in (
+        Reply("prepare", payload=payload, num_samples=4, metrics={"cases": {"test": 1}}),
+        Reply("train", 2, weights, payload, 5, {"train_loss": 0.5}),
+        Reply("train", 2, {}, {}, 5, {"train_loss": 0.5}),  # nothing is shared
+        Reply("train", 2, error="site A: trouble"),
+    ):
+        assert reply_from_model(reply_to_model(reply)) == reply
+
+
+def test_views_with_gaps_are_sent_without_them():
+    """NVFlare writes tensors as safetensors, which refuses such views and so ends the whole job."""
+    values = {"w": torch.arange(12.0).reshape(3, 4).T}
+    for message in (
+        request_to_model(Request("train", weights=values, once=values, payload=values)),
+        reply_to_model(Reply("train", weights=values, payload=values)),
+        reply_to_model(Reply("fingerprint", payload=values)),
+    ):
+        meta = message.meta["medfedaug"]
+        for sent in (message.params, message.metrics, meta.get("payload"), meta.get("once")):
+            for value in (sent or {}).values():
+                assert not torch.is_tensor(value) or value.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"medfedaug": "text"}, {"medfedaug": {"round": "x", "payload": 3, "metrics": []}}]
+)
+def test_a_reply_of_any_form_is_read_without_harm(meta):
+    from nvflare.app_common.abstract.fl_model import FLModel
+
+    reply = reply_from_model(FLModel(params={"w": "text"}, meta=meta))
+    assert reply.round == 0
+    assert reply.payload == {}
+    assert reply.metrics == {}
+
+
+def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, monkeypatch, tmp_path):
+    """The protocol on NVFlare's carrier, with clients that are not there."""
+    from medfedaug.federation import FederationServer, protocol
+    from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
+    from medfedaug.nvflare_jobs.presence import Presence
+
+    pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
+    server = FederationServer(tiny_config("fedrdn", rounds=4))
+    connected, asked, beside, known = ["A", "B"], [], [], []
+    clients = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in connected])
+    controller = SimpleNamespace(
+        get_client_disconnect_time=lambda name: None, fire_event=lambda *args: None, log_warning=print
+    )
+    context = SimpleNamespace(get_engine=lambda: clients, set_prop=lambda *args, **more: None)
+    signal = SimpleNamespace(triggered=False)
+    carrier = NVFlareCarrier(
+        controller, Execution(), tmp_path / "server.pt", context, signal, 0.01, Presence(), print
+    )
+
+    def good(site, request):
+        reply = Reply(request.task, request.round, num_samples=1)
+        if request.task == "prepare":
+            reply.payload = dict(pair)
+        elif request.task == "train":
+            reply.weights = {key: value.clone() for key, value in request.weights.items()}
+        return reply
+
+    def send(request, sites, accept, done=None):
+        asked.append((request.task, request.round, list(sites)))
+        if done is not None:
+            beside.append((accept, done))
+            return None
+        for site in sites:
+            accept(site, good(site, request))
+        if request.task == "train":
+            known.append(sorted(key for key in request.once if key.startswith("fedrdn/mean/")))
+            if request.round == 1:
+                connected.extend(["C", "D"])
+            if request.round == 2:  # they were asked before this round, and answer while it goes on
+                (take, over) = beside[0]
+                assert take("C", Reply("prepare", num_samples=2, payload=dict(pair)))
+                assert not take("D", Reply("prepare", error="site D, /data: no such folder"))
+                over(None, None)
+        return SimpleNamespace(completion_status="ok")
+
+    monkeypatch.setattr(carrier, "_send", send)
+    protocol.run(server, carrier)
+    assert asked == [
+        ("prepare", 0, ["A", "B"]),
+        ("train", 1, ["A", "B"]),
+        ("prepare", 0, ["C", "D"]),
+        ("train", 2, ["A", "B"]),
+        ("prepare", 0, ["D"]),  # whoever could not be prepared is asked again
+        ("train", 3, ["A", "B", "C"]),
+        ("train", 4, ["A", "B", "C"]),  # D has not answered yet, and is not asked twice
+        ("validate", 4, ["A", "B", "C"]),
+        ("test", 4, ["A", "B", "C"]),
+    ]
+    assert [len(keys) for keys in known] == [2, 0, 3, 0]  # C is new to all in round 3
+    assert server.left_out == {"D": "site D, /data: no such folder"}
+
+
+@pytest.mark.parametrize("fault", ["code", "nothing", "text"])
+def test_whatever_nvflare_delivers_becomes_a_reply(fault):
+    from nvflare.apis.shareable import Shareable, make_reply
+
+    from medfedaug.nvflare_jobs.carrier import _reply
+
+    result = {"code": make_reply("TASK_ABORTED"), "nothing": None, "text": Shareable({"DXO": "text"})}[fault]
+    reply = _reply("A", Request("train", 3), result)
+    assert (reply.task, reply.round) == ("train", 3)
+    assert reply.error.startswith("site A: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "methods",
+    [
+        "scaffold,fedmix,fedavgm",
+        "feddyn,fedsam,moex",
+        "fednova,fedbn,mixstyle,fedrobust",
+        "fedharmo,partialfed,randaugment",
+        "partialfed_adaptive,fedfa,fedbn",
+        "ditto,fedper,moon,fedfa",
+        "nyul",
+        "gperxan,fedce",
+        "single",
+    ],
+)
+def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
+    phantom_dir, tiny_config, tmp_path, methods
+):
+    config = tiny_config(methods, rounds=3)
+    output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
+    server = run_in_process(config, phantom_dir, SITES, "cpu")
+    assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)
+    assert same(torch.load(output / "global_model.pt", weights_only=True), server.selection.state)
+    results = json.loads((output / "results.json").read_text())
+    assert results["test"] == json.loads(json.dumps(server.results()["test"]))
+
+
+def test_two_jobs_of_one_name_do_not_write_one_checkpoint(tiny_config, tmp_path):
+    """NVFlare runs several jobs at a time, and a job is easily submitted twice."""
+
+    class Ended(Exception):
+        pass
+
+    def start(carrier):
+        controller = FederationController(tiny_config().to_dict(), run_name="twice")
+        controller.carry(SiteSettings(state=tmp_path), carrier, lambda event: None, tmp_path, FLContext())
+
+    def end(checkpoint):
+        raise Ended
+
+    def first(checkpoint):
+        checkpoint.write_bytes(b"of round 5")
+        with pytest.raises(ConfigError, match="another job of the name twice is under way"):
+            start(end)
+        assert checkpoint.read_bytes() == b"of round 5"
+        raise Ended
+
+    with pytest.raises(Ended):
+        start(first)
+    with pytest.raises(Ended):
+        start(end)
+
+
+@pytest.mark.parametrize("name", ["site.1", "server"])
+def test_a_site_of_a_name_that_nvflare_does_not_take_is_refused_before_anything_starts(run, name, tmp_path):
+    """In one process they may be called so."""
+    data = tmp_path / "data"
+    make_phantom(data, sites=2, patients=4, shape=(16, 16, 4))
+    (data / "site_A").rename(data / name)
+    arguments = ("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1)
+    code, _, err = run(*arguments, "--no-pictures")
+    assert code == 2
+    assert f"'{name}' is not a name for a site" in " ".join(err.split())
+    assert not (tmp_path / "out/results.json").exists()

@@ -1,0 +1,369 @@
+"""Whatever lies in a site's folder: one line that names the site and the file, or a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from benchmark_files import write_volume
+from PIL import Image
+
+
+def refused(run, data, tmp_path):
+    """The one line in which `simulate` refuses the data."""
+    code, _, err = run(
+        *("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1),
+        *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures", "--image-size", 32),
+    )
+    told = ("A: ", "left out: ")  # of a fault that is seen when voxels are read
+    lines = [line for line in err.splitlines() if not line.startswith(told)]
+    assert code == 2, err
+    assert len(lines) == 1, err
+    assert lines[0].startswith("medfedaug: ")
+    assert not (tmp_path / "out").exists()
+    return lines[0]
+
+
+def listed(**changes):
+    """A change of the first training case in `dataset.json`."""
+
+    def change(folder: Path) -> None:
+        path = folder / "dataset.json"
+        content = json.loads(path.read_text())
+        content["training"][0].update(changes)
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def in_place_of(name, make):
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.unlink()
+        make(path)
+
+    return change
+
+
+def labels(value, dtype=np.float32):
+    voxels = np.zeros((16, 16, 4), dtype)
+    voxels[2, 2, 2] = value
+    return lambda folder: write_volume(folder / "labels/0.nii.gz", voxels)
+
+
+def without_voxels(folder):
+    write_volume(folder / "images/0.nii.gz", np.zeros((0, 16, 4), np.float32))
+    write_volume(folder / "labels/0.nii.gz", np.zeros((0, 16, 4), np.uint8))
+
+
+def nowhere(folder):
+    """A header whose affine is not a number."""
+    path = folder / "images/0.nii"
+    image = nibabel.Nifti1Image(np.ones((16, 16, 4), np.float32), np.eye(4))
+    content = bytearray(image.to_bytes())
+    content[280:284] = np.float32(np.nan).tobytes()  # the first number of its sform
+    path.write_bytes(content)
+    listed(image="images/0.nii")(folder)
+
+
+def in_micrometres(folder):
+    image = nibabel.Nifti1Image(np.ones((16, 16, 4), np.float32), np.diag((400, 400, 900, 1)))
+    image.header.set_xyzt_units("micron")
+    nibabel.save(image, folder / "images/0.nii")
+    listed(image="images/0.nii")(folder)
+
+
+def name_of_no_text(folder):
+    os.rename(folder / "images/0.nii.gz", os.fsencode(folder / "images") + b"/\xff.nii.gz")
+    (folder / "images/\udcff.nii.gz").write_bytes(b"damaged")
+    listed(image="images/\udcff.nii.gz")(folder)
+
+
+def second_file(shape=(16, 16, 4), affine=None):
+    def change(folder: Path) -> None:
+        image = nibabel.Nifti1Image(np.ones(shape, np.float32), np.eye(4) if affine is None else affine)
+        nibabel.save(image, folder / "images/t2.nii.gz")
+        listed(image=["images/0.nii.gz", "images/t2.nii.gz"])(folder)
+
+    return change
+
+
+VOLUMES = {
+    "no file": (listed(image=[]), "dataset.json: the split 'training' is not a list of"),
+    "a file twice": (listed(image=["images/0.nii.gz"] * 2), "(the image 0.nii.gz has a file twice)"),
+    "a second file that is missing": (
+        listed(image=["images/0.nii.gz", "images/t2.nii.gz"]),
+        "images/t2.nii.gz: the image of a training case is missing",
+    ),
+    "a second file elsewhere": (
+        listed(image=["images/0.nii.gz", "../A/images/0.nii.gz"]),
+        "which is not below",
+    ),
+    "files of two shapes": (
+        second_file((16, 16, 5)),
+        "images/t2.nii.gz: the file is 16 x 16 x 5, the first file of its image 16 x 16 x 4. Resample",
+    ),
+    "files of two places": (
+        second_file(affine=np.diag([1, 1, 3, 1])),
+        "images/t2.nii.gz: the file lies up to 6 mm from the first file of its image",
+    ),
+    "files at one case alone": (second_file(), "1.nii.gz: 1 channels, while 0.nii.gz has 2"),
+    "empty image": (in_place_of("images/0.nii.gz", Path.touch), "images/0.nii.gz: cannot be read"),
+    "empty label map": (in_place_of("labels/3.nii.gz", Path.touch), "labels/3.nii.gz: cannot be read"),
+    "folder as an image": (in_place_of("images/0.nii.gz", Path.mkdir), "images/0.nii.gz: cannot be read"),
+    "pipe": (in_place_of("images/0.nii.gz", os.mkfifo), "images/0.nii.gz: cannot be read"),
+    "device": (listed(image="/dev/null"), "/dev/null: cannot be read"),
+    "link to itself": (
+        in_place_of("images/0.nii.gz", lambda path: path.symlink_to(path.name)),
+        "images/0.nii.gz: the image of a training case is missing",
+    ),
+    "link of dataset.json to nothing": (
+        in_place_of("dataset.json", lambda path: path.symlink_to("nothing")),
+        "its dataset.json is no file",
+    ),
+    "folder dataset.json": (in_place_of("dataset.json", Path.mkdir), "its dataset.json is no file"),
+    "bytes in dataset.json": (
+        in_place_of("dataset.json", lambda path: path.write_bytes(bytes(range(256)))),
+        "dataset.json: not readable as JSON",
+    ),
+    "deep dataset.json": (
+        in_place_of("dataset.json", lambda path: path.write_text("[" * 100_000)),
+        "dataset.json: not readable as JSON (nested too deeply)",
+    ),
+    "no name": (listed(image=""), "B: cannot be read as an image (holds no DICOM series"),
+    "zero byte": (listed(image="a\0b"), "the image of a training case is missing"),
+    "long name": (listed(image="a" * 5000), "the image of a training case is missing"),
+    "number as a name": (listed(image=3), "dataset.json: the split 'training' is not a list"),
+    "name of no text": (name_of_no_text, r"images/\udcff.nii.gz: cannot be read"),
+    "no voxels": (without_voxels, "images/0.nii.gz: cannot be read as an image (0 x 16 x 4 voxels)"),
+    "affine of no numbers": (
+        nowhere,
+        "images/0.nii: cannot be read as an image (its header gives it no place",
+    ),
+    "complex voxels": (
+        lambda folder: write_volume(folder / "images/0.nii.gz", np.ones((16, 16, 4), np.complex64)),
+        "images/0.nii.gz: cannot be read as an image (voxels of the type complex64",
+    ),
+    "micrometres": (
+        in_micrometres,
+        "images/0.nii: cannot be read as an image (its header measures in micrometres, and millimetres",
+    ),
+    "label that is no number": (labels(np.nan), "labels/0.nii.gz: holds the label values nan"),
+    "negative label": (labels(-1), "labels/0.nii.gz: holds the label values -1"),
+    "huge label": (labels(2**30, np.int32), "labels/0.nii.gz: holds the label values 1.07374e+09"),
+    "half a label": (labels(0.5), "labels/0.nii.gz: holds the label values 0.5"),
+    "image as a label map": (listed(label="images/0.nii.gz"), "images/0.nii.gz: holds the label values"),
+}
+
+
+@pytest.mark.parametrize("fault", VOLUMES)
+def test_odd_volumes_are_one_line(run, make_site, tmp_path, fault):
+    make_site("A")
+    change, words = VOLUMES[fault]
+    change(make_site("B"))
+    said = refused(run, tmp_path / "data", tmp_path)
+    assert "site B" in said
+    assert words in said
+
+
+def test_slices_voxels_and_names_may_be_few_small_and_odd(run, make_site, tmp_path):
+    """One slice a volume, `null` as a patient, and names that look like markup or are no text."""
+    make_site("A", shape=(16, 16, 3))
+    folder = make_site("B")
+    for index in range(4):
+        write_volume(folder / f"images/{index}.nii.gz", np.random.default_rng(index).normal(size=(16, 16, 1)))
+        label = np.zeros((16, 16, 1), np.uint8)
+        label[3:9, 3:9] = 1
+        write_volume(folder / f"labels/{index}.nii.gz", label)
+    for index, name in enumerate(("[red]<b>", "a\nb", "\udcff")):
+        os.rename(folder / f"images/{index}.nii.gz", folder / f"images/{name}.nii.gz")
+    content = json.loads((folder / "dataset.json").read_text())
+    content["training"][0].update(image="images/[red]<b>.nii.gz", patient=None)
+    content["training"][1].update(image="images/a\nb.nii.gz")
+    content["validation"][0].update(image="images/\udcff.nii.gz")
+    content["test"][0].update(patient=None)
+    (folder / "dataset.json").write_text(json.dumps(content))
+    code, _, err = run(
+        *("simulate", "--data", tmp_path / "data", "--out", tmp_path / "out", "--methods", "fedrdn"),
+        *("--rounds", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1),
+        *("--network-args", '{"features":[4,8,8,8,8,4]}'),
+    )
+    assert code == 0, err
+    assert "<b>.nii.gz" not in (tmp_path / "out/report.html").read_text()
+
+
+def image_of(image, name="images/0.png", **options):
+    return lambda folder: image.save(folder / name, **options)
+
+
+def exif(orientation):
+    tags = Image.Exif()
+    tags[274] = orientation
+    return tags
+
+
+def renamed(kind, name, image, **options):
+    def change(folder: Path) -> None:
+        image.save(folder / f"{kind}s/{name}", **options)
+        listed(**{kind: f"{kind}s/{name}"})(folder)
+
+    return change
+
+
+def cut(folder):
+    path = folder / "images/0.png"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def grey(value=7, mode="L"):
+    return Image.new(mode, (24, 20), value)
+
+
+NOISE = Image.effect_noise((24, 20), 90)
+PICTURES = {
+    "empty": (in_place_of("images/0.png", Path.touch), "images/0.png: cannot be read"),
+    "pipe": (in_place_of("images/0.png", os.mkfifo), "images/0.png: cannot be read as an image (no file)"),
+    "folder": (in_place_of("images/0.png", Path.mkdir), "images/0.png: cannot be read"),
+    "cut short": (cut, "images/0.png: cannot be read as an image"),
+    "another size": (image_of(NOISE.resize((9, 9))), "its image 9 x 9 x 1"),
+    "one colour": (image_of(grey((7, 7, 7), "RGB")), "images/0.png: is constant: every voxel is 7"),
+    "grey among colours": (image_of(NOISE), "3 channels, while 0.png has 1"),
+    "transparent": (
+        image_of(Image.merge("RGBA", [NOISE] * 4)),
+        "images/0.png: cannot be read as an image (has transparent pixels: write it without an alpha",
+    ),
+    "turned": (
+        renamed("image", "t.jpg", Image.merge("RGB", [NOISE] * 3), exif=exif(6)),
+        "images/t.jpg: cannot be read as an image (stored turned or mirrored, EXIF orientation 6: write it",
+    ),
+    "print colours": (
+        renamed("image", "c.tif", Image.merge("CMYK", [NOISE] * 4)),
+        "images/c.tif: cannot be read as an image (of the kind CMYK, and grey or RGB was expected)",
+    ),
+    "floating point": (
+        renamed("image", "f.tif", NOISE.convert("F")),
+        "images/f.tif: cannot be read as an image (floating point, of which it is not known what is white",
+    ),
+    "stack": (
+        renamed("image", "s.tif", NOISE, save_all=True, append_images=[NOISE]),
+        "images/s.tif: cannot be read as an image (a stack of 2 images, and one was expected)",
+    ),
+    "16 bits among 8": (
+        image_of(Image.fromarray(np.arange(480, dtype=np.uint16).reshape(20, 24))),
+        "images/1.png: a photograph of 8 bits, while 0.png is a photograph of 16 bits",
+    ),
+    "volume among photographs": (
+        lambda folder: (
+            write_volume(folder / "images/0.nii.gz", np.random.default_rng(0).normal(size=(24, 20, 1))),
+            listed(image="images/0.nii.gz")(folder),
+        ),
+        "images/1.png: a photograph of 8 bits, while 0.nii.gz is a volume",
+    ),
+    "label value": (
+        image_of(grey(7), "labels/0.png"),
+        "labels/0.png: holds the label values 7, dataset.json names",
+    ),
+    "label in colour": (
+        image_of(grey((1, 0, 1), "RGB"), "labels/0.png"),
+        "labels/0.png: cannot be read as an image (in colour, and label images hold the index of each",
+    ),
+    "transparent label": (
+        image_of(grey((1, 7), "LA"), "labels/0.png"),
+        "labels/0.png: cannot be read as an image (has transparent pixels",
+    ),
+    "label with loss": (renamed("label", "0.jpg", NOISE), "Write label images without loss, as PNG."),
+    "label of another size": (
+        image_of(Image.new("L", (20, 24)), "labels/0.png"),
+        "labels/0.png: the label map is 20 x 24 x 1, its image 24 x 20 x 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PICTURES)
+def test_odd_photographs_with_label_images_are_one_line(run, make_pictures, tmp_path, fault):
+    make_pictures("A")
+    change, words = PICTURES[fault]
+    change(make_pictures("B"))
+    said = refused(run, tmp_path / "pictures", tmp_path)
+    assert "site B" in said
+    assert words in said
+
+
+def written(text):
+    def change(folder: Path) -> None:
+        (folder.parent / "splits").mkdir()
+        for part in ("train", "test"):
+            content = text.replace("PART", "0" if part == "train" else "1")
+            (folder.parent / "splits" / f"B_{part}.json").write_text(content)
+
+    return change
+
+
+def a_site_that_is_not_mounted(folder):
+    folder.rename(folder.with_name("C"))
+    folder.symlink_to("/nowhere")
+
+
+PHOTOGRAPHS = {
+    "empty": (in_place_of("cat/0.png", Path.touch), "cat/0.png: cannot be read"),
+    "folder": (in_place_of("cat/0.png", Path.mkdir), "cat/0.png: a listed image is missing"),
+    "pipe": (in_place_of("cat/0.png", os.mkfifo), "cat/0.png: a listed image is missing"),
+    "link to itself": (
+        in_place_of("cat/0.png", lambda path: path.symlink_to(path.name)),
+        "cat/0.png: a listed image is missing",
+    ),
+    "huge": (
+        in_place_of("cat/0.png", lambda path: Image.new("1", (20_000, 10_000)).save(path)),
+        "cat/0.png: cannot be read as an image (Image size (200000000 pixels) exceeds limit",
+    ),
+    "class in capitals": (
+        lambda folder: (folder / "cat").rename(folder / "Cat"),
+        "'Cat' and 'cat' of site A would be two classes",
+    ),
+    "deep list": (
+        written("[" * 100_000),
+        "B_train.json: not a list of [path, class] or [path, class, patient] (nested too deeply)",
+    ),
+    "list of another site": (
+        written('[["A/cat/PART.png", "cat"]]'),
+        "B_train.json: names A/cat/0.png, which is not below",
+    ),
+    "list of other classes": (
+        written('[["B/cat/PART.png", "dog"]]'),
+        "B_train.json: names B/cat/0.png as 'dog', not as 'cat'",
+    ),
+    "not mounted": (a_site_that_is_not_mounted, "B: a link to what is not there"),
+}
+
+
+@pytest.mark.parametrize("fault", PHOTOGRAPHS)
+def test_odd_photographs_are_one_line(run, make_photos, tmp_path, fault):
+    make_photos("A")
+    change, words = PHOTOGRAPHS[fault]
+    change(make_photos("B"))
+    said = refused(run, tmp_path / "photos", tmp_path)
+    assert "site B" in said
+    assert words in said
+
+
+def test_folders_without_images_are_no_classes_and_a_class_of_one_site_is_named(run, make_photos, tmp_path):
+    make_photos("A")
+    folder = make_photos("B")
+    (folder / "notes").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "cat").rename(folder / "bird")
+    out = tmp_path / "out"
+    code, _, err = run(
+        *("simulate", "--data", tmp_path / "photos", "--out", out, "--methods", "fedavg", "--rounds", 1),
+        *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures", "--image-size", 32),
+        *("--network", "lenet5"),
+    )
+    assert code == 0, err
+    assert json.loads((out / "results.json").read_text())["config"]["classes"] == ["bird", "cat", "dog"]
+    said = " ".join(err.split())
+    assert said.count("no other site has the class 'bird'") == 1
+    assert said.count("no other site has the class 'cat'") == 1

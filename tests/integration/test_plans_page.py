@@ -1,0 +1,73 @@
+"""`docs/plans.md`: its commands run, and its table has every field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from running import TINY_NETWORK
+
+from medfedaug.config.plan import Plan
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.federation.planning.fingerprint import fingerprint_shapes
+from medfedaug.methods import registry
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/plans.md").read_text(encoding="utf-8")
+SMALL = ("--network-args", json.dumps(TINY_NETWORK))
+FAST = {
+    "plan": SMALL,
+    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-pictures"),
+    "export": (),
+    "site-config": (),
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_commands_run(run, kits, monkeypatch):
+    """In the order of the page, with sites whose voxels differ, and a kit beside them."""
+    monkeypatch.chdir(kits)
+    make_phantom("data", sites=2, patients=3, spacings=[(8, 8, 8), (10, 10, 10)], seed=0)
+    commands = [
+        shlex.split(line, comments=True)[1:] for block in blocks("bash") for line in block.splitlines()
+    ]
+    assert {words[0] for words in commands} == set(FAST)
+    for words in commands:
+        coarse = ("--spacing", "8,8,8") if "--spacing" in words else ()
+        code, _, err = run(*words, *FAST[words[0]], *coarse)
+        assert code == 0, (words, err)
+    found = {path.parent.name: json.loads(path.read_text()) for path in Path("runs").glob("*/results.json")}
+    assert set(found) == {"planned", "auto", "own"}
+    plan = found["planned"]["config"]["plan"]
+    assert plan == found["auto"]["config"]["plan"]
+    assert plan["spacing"] == [8, 8, 8]
+    assert found["own"]["config"]["plan"]["patch_size"] == [64, 64, 32]
+    assert set(found["auto"]["planned"]) == {"asked", "reasons", "fingerprints"}
+    assert "planned" not in found["planned"]
+    assert json.loads(Path("hospital-a/local/medfedaug.json").read_text())["memory"] == 4
+
+
+def test_every_field_is_in_the_table_with_its_default():
+    for entry in dataclasses.fields(Plan):
+        default = getattr(Plan(), entry.name)
+        shown = "null" if default is None else str(default)
+        assert f"| `{entry.name}` | {shown} |" in PAGE
+    (example,) = blocks("json")
+    assert set(Plan.from_dict(json.loads(example)).to_dict()) == set(json.loads(example))
+
+
+def test_what_leaves_a_site_is_named_entry_by_entry():
+    for key in fingerprint_shapes(2, 1):
+        assert f"| `{key}` |" in PAGE
+
+
+@pytest.mark.parametrize("method", ["fedharmo", "fedmix", "fedfa_h"])
+def test_methods_that_it_names_exist(method):
+    assert f"`{method}`" in PAGE
+    assert method in registry.method_names()

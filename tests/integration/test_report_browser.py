@@ -1,0 +1,60 @@
+"""The report in a real browser: at the width of a phone, in light and dark, without a network."""
+
+from __future__ import annotations
+
+import pytest
+from browser import CHROMIUM, browse, probe
+from browser import page as page
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+
+
+@pytest.mark.parametrize("width", [360, 390, 1100])
+def test_nothing_is_wider_than_the_window(page, tmp_path, width):
+    found = probe(page, tmp_path, width)
+    assert found["width"] == width
+    assert found["scroll"] <= width
+    assert found["beyond"] == []
+    assert found["spilled"] == []
+    assert found["last"] == "Configuration"
+
+
+def test_every_image_is_shown_and_nothing_is_fetched(page, tmp_path):
+    found = probe(page, tmp_path, 390)
+    assert len(found["images"]) >= 6
+    assert all(shown and source.startswith("data:image/") for shown, source in found["images"])
+    assert found["loaded"] == []
+
+
+def test_dark_is_dark_and_leaves_pictures_of_patients_as_they_are(page, tmp_path):
+    light = probe(page, tmp_path, 390, "--blink-settings=preferredColorScheme=1")
+    dark = probe(page, tmp_path, 390, "--blink-settings=preferredColorScheme=0")
+    assert light["background"] == "rgb(255, 255, 255)"
+    assert dark["background"] == "rgb(23, 23, 26)"
+    assert not any(light["inverted"])
+    photos = [source.startswith("data:image/jpeg") for _, source in dark["images"]]
+    assert any(photos)
+    assert dark["inverted"] == [not photo for photo in photos]
+
+
+def test_the_page_as_it_is_says_nothing_on_the_console(page, tmp_path):
+    document, console = browse(page, tmp_path, 390)
+    assert console == []
+    assert "Worst and best case of each site" in document
+
+
+def test_what_is_too_wide_is_noticed(page, tmp_path):
+    """The test above can fail."""
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(page.read_text().replace("</body>", '<p style="width: 400px">wide</p></body>'))
+    found = probe(spoilt, tmp_path, 390)
+    assert found["scroll"] > 390
+    assert found["beyond"] == ["P"]
+
+
+def test_the_policy_of_the_page_stops_what_would_fetch(page, tmp_path):
+    """The test above can fail: an image from elsewhere is refused, and the console says so."""
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(page.read_text().replace("</body>", '<img src="http://example.org/x.png"></body>'))
+    _, console = browse(spoilt, tmp_path, 390)
+    assert any("Content Security Policy" in line for line in console)

@@ -1,0 +1,77 @@
+"""`docs/use.md`: its commands run, and its example is what they write."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from running import TINY_NETWORK
+from written_series import series
+
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.methods import registry
+from medfedaug.statistics import load_statistics
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/use.md").read_text(encoding="utf-8")
+SMALL = ("--network-args", json.dumps(TINY_NETWORK))
+FAST = {
+    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-pictures"),
+    "predict": ("--device", "cpu"),
+    "bundle": (),
+    "statistics": (),
+    "card": (),
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def kinds(content: dict) -> dict:
+    """The keys, and what kind of value each has."""
+    return {key: kinds(value) if isinstance(value, dict) else type(value) for key, value in content.items()}
+
+
+def test_the_commands_run(run, tmp_path, monkeypatch):
+    """In the order of the page, with sites whose voxels are kept."""
+    monkeypatch.chdir(tmp_path)
+    make_phantom("data", sites=2, patients=3, shape=(32, 32, 6), seed=0)
+    files = sorted(Path("data/site_B/images").iterdir())
+    for folder, names in {"new": ["patient", "other"], "archive": ["a", "b", "c"]}.items():
+        Path(folder).mkdir()
+        for name, file in zip(names, files, strict=False):
+            shutil.copy(file, f"{folder}/{name}.nii.gz")
+    image = load_volume(files[0]).numpy()[0]
+    series(Path("series"), (image * 1000).astype("int16"), read_header(files[0]).affine, "1.2.3")
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
+    commands = [words for words in map(shlex.split, lines) if words[0] == "medfedaug"]
+    assert {words[1] for words in commands} == set(FAST)
+    assert len(commands) == 10
+    for words in commands:
+        code, _, err = run(*words[1:], *FAST[words[1]])
+        assert code == 0, (words, err)
+    found = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
+    assert set(found) == {"one", "all", "first", "later", "seg"}
+    assert Path("seg/series.dcm").exists()
+    assert found["later"]["statistics"]["mean"] == found["first"]["statistics"]["mean"]
+    assert found["first"]["statistics"]["of"] == "the 3 images given"
+    pairs = [
+        json.loads(Path(name, "configs/inference.json").read_text()) for name in ("bundle", "bundle-new")
+    ]
+    used, own = (load_statistics(name) for name in ("runs/fedrdn/statistics.json", "own.json"))
+    assert [pair["mean"] for pair in pairs] == [used["site_A"].mean.tolist(), own["site_B"].mean.tolist()]
+    _, example = blocks("json")
+    assert kinds(json.loads(example)) == kinds(found["one"])
+
+
+@pytest.mark.parametrize(
+    "method", ["norm", "fedrdn_v", "silobn", "ditto", "partialfed", "fedfd_a", "fedharmo"]
+)
+def test_methods_that_it_names_exist(method):
+    assert f"`{method}`" in PAGE
+    assert method in registry.method_names()

@@ -1,0 +1,88 @@
+"""Methods by name: what can be asked for, and what is said of what cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from monai.networks.nets import BasicUNet
+from torch import nn
+
+from medfedaug import functional as F
+from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
+from medfedaug.methods import (
+    FedFAh,
+    build_methods,
+    method_names,
+    parse_methods,
+    registry,
+)
+from medfedaug.methods.base import ServerContext
+from medfedaug.methods.fedfa import FedFAServer
+
+
+def unet():
+    return BasicUNet(spatial_dims=2, in_channels=1, out_channels=2, features=(4, 8, 8, 8, 8, 4), norm="batch")
+
+
+def test_parse_methods_keeps_order_and_arguments():
+    assert parse_methods(" FedRDN, fedfa ", {"fedfa": {"prob": 0.2}}) == [
+        {"name": "fedrdn", "args": {}},
+        {"name": "fedfa", "args": {"prob": 0.2}},
+    ]
+    assert parse_methods("fedrdn_v,fedfa+", {"fedfa_h": {"bins": 4}}) == [
+        {"name": "fedrdn", "args": {"average": True}},
+        {"name": "fedfa", "args": {}},
+        {"name": "fedfa_h", "args": {"bins": 4}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: parse_methods("fedavg,fedwrong"), ["'fedwrong'", *method_names()]),
+        (lambda: parse_methods(" , "), ["no method"]),
+        (lambda: parse_methods("fedavg", {"fedfa": {"prob": 1}}), ["fedfa", "not among"]),
+        (lambda: build_methods([{"name": "fedfa", "args": {"probability": 1}}]), ["probability", "prob"]),
+        (lambda: build_methods([{"name": "fedavg", "args": {"x": 1}}]), ["takes none"]),
+        (lambda: build_methods([{"name": "fedfa"}, {"name": "fedfa"}]), ["more than once"]),
+        (lambda: build_methods([{"name": "fedprox", "args": {"mu": -1}}]), ["negative"]),
+        (lambda: build_methods([{"name": "norm"}, {"name": "fedrdn"}]), ["both normalise"]),
+        (lambda: build_methods([{"name": "fedfa_h", "args": {"bins": 1}}]), ["bins"]),
+        (lambda: FedFAh(stage=9).every_round(ServerContext(unet(), 1)), ["9", "enc1", "enc5"]),
+        (lambda: FedFAh().every_round(ServerContext(nn.Conv2d(1, 1, 1), 1)), ["Conv2d", "not known"]),
+    ],
+)
+def test_what_cannot_be_built_says_why(call, words):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_run_gives_the_gamma_of_the_public_equations(tiny_config, phantom_dir, monkeypatch):
+    sent, accept = [], FedFAServer.accept
+
+    def keep(self, site, payload, *args):
+        sent.append(payload)
+        accept(self, site, payload, *args)
+
+    monkeypatch.setattr(FedFAServer, "accept", keep)
+    config = tiny_config("fedfa", rounds=1, settings={"fedfa": {"prob": 1.0}})
+    server = run_in_process(config, phantom_dir, ["site_A", "site_B"], "cpu")
+    assert len(sent) == 2
+    ranges = server.results()["rounds"][0]["methods"]["fedfa"]
+    for stage, which in (key.rsplit("/", 1) for key in sent[0]):
+        values = torch.stack([payload[f"{stage}/{which}"].double() for payload in sent])
+        gamma = F.student_t_modulation(F.across_site_variance(values))
+        expected = [float(gamma.min()), float(gamma.max())]
+        assert ranges[stage][f"gamma_{which}"] == pytest.approx(expected, rel=1e-6)
+        assert expected[0] < expected[1]
+
+
+def test_every_method_has_tests_of_its_own():
+    folder = Path(__file__).parent
+    missing = [name for name in registry._BUILT_IN if not (folder / f"test_{name}.py").is_file()]
+    assert missing == []

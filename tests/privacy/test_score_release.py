@@ -1,0 +1,364 @@
+"""Scores as an oracle: a site's budget, its rounding and its noise, against models made by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sqlite3
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from hospitals import Deployment
+from hospitals import Hospital as KitHospital
+
+from medfedaug.data.quality.content_hash import case_identities
+from medfedaug.data.sites import open_site
+from medfedaug.errors import ConfigError
+from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
+from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
+from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, epsilon_spent, released_scores
+from medfedaug.privacy.score_release import dithered, released_loss, step_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+oracle = importlib.import_module("score_oracle")
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture(scope="module")
+def phantom(tmp_path_factory):
+    """A site of 50 patients, of whom 10 are for validation and 10 for the test."""
+    folder = tmp_path_factory.mktemp("oracle")
+    oracle.Hospital(folder, 50)
+    return folder / "data"
+
+
+@pytest.fixture
+def hospital(phantom, tmp_path):
+    """A new site with these images, and the policy of a new kit but for the given settings."""
+
+    def make(**privacy) -> oracle.Hospital:
+        if not (tmp_path / "data").exists():
+            (tmp_path / "data").symlink_to(phantom)
+        return oracle.Hospital(tmp_path, 50, PrivacyPolicy(**privacy))
+
+    return make
+
+
+def entries(hospital, kind="scores"):
+    ledger = PrivacyLedger(hospital.folder / LEDGER_FILE)
+    return [entry.release for entry in ledger.entries() if entry.release.kind == kind]
+
+
+def whole(low=-1.0, high=2.0):
+    return oracle.Query(low, high, oracle.cells(*oracle.EVERYWHERE))
+
+
+# ---------------------------------------------------------------- the budget
+
+
+def test_a_server_gets_the_score_of_one_model_for_each_round_and_the_same_answer_again(hospital):
+    site, config = hospital(), oracle.run_config(rounds=3)
+    gate = oracle.Gate(config)
+    running = site.start(config)
+    first = running.answer(gate.ask(whole(), 1)).metrics["dice"]
+    assert first is not None
+    other = running.answer(gate.ask(whole(), 1, variant=1))
+    assert "the scores of another model of round 1 have left in this job, and it gets one" in other.error
+    assert not other.metrics
+    # The process of the job ends and comes back; another job comes with the same model.
+    for again in (site.start(config), site.start(config, "job-2")):
+        assert {again.answer(gate.ask(whole(), 1)).metrics["dice"] for _ in range(5)} == {first}
+    # The last place of another identity of the run, or of a round that is none, is no way around.
+    request = gate.ask(whole(), 1, variant=1)
+    assert "another model of round 1" in running.answer(replace(request, run="0" * 32)).error
+    assert "round 4" in running.answer(replace(request, round=4)).error
+    assert "round 0 is not to be scored" in running.answer(replace(request, round=0)).error
+    assert sum(release.queries for release in entries(site)) == 1
+    assert running.answer(replace(request, task="test")).metrics["dice"] is not None
+    again = replace(gate.ask(whole(), 1, variant=2), task="test")
+    assert "another model in the test have left" in running.answer(again).error
+
+
+def test_rounds_that_a_job_does_not_score_are_not_scored(hospital):
+    config = replace(oracle.run_config(rounds=4), validate_every=2)
+    running, gate = hospital().start(config), oracle.Gate(config)
+    assert "round 3 is not to be scored" in running.answer(gate.ask(whole(), 3)).error
+    assert running.answer(gate.ask(whole(), 2)).metrics["dice"] is not None
+
+
+def test_scores_of_all_jobs_within_a_month_have_one_budget(hospital):
+    site, config = hospital(max_validation_scores=3), oracle.run_config(rounds=2)
+    gate = oracle.Gate(config)
+
+    def ask(job, round_, variant):
+        return site.start(config, job).answer(gate.ask(whole(), round_, variant))
+
+    assert not any(ask("one", round_, round_).error for round_ in (1, 2))
+    assert not ask("two", 1, 3).error
+    assert (
+        "scores of 3 models on its validation cases have left, and max_validation" in ask("two", 2, 4).error
+    )
+    assert "within 30 days" in ask("three", 1, 5).error
+    assert not ask("three", 1, 1).error  # what has left already
+    with sqlite3.connect(site.folder / LEDGER_FILE) as connection:
+        connection.execute("UPDATE releases SET time = time - ?", (31 * DAY,))
+    assert not ask("three", 1, 5).error
+
+
+def test_a_training_update_leaves_without_a_score_where_there_is_no_budget_and_says_why(
+    make_site, tiny_config, tmp_path
+):
+    for name in "AB":
+        make_site(name, cases=(8, 3, 3))
+    limits = {"min_images": 3, "max_validation_scores": 1}
+    hospitals = [
+        KitHospital(tmp_path / "kits" / name, tmp_path / "data" / name, privacy=limits, jobs={"min_cases": 1})
+        for name in "AB"
+    ]
+    deployment = Deployment(hospitals)
+    server = deployment.run(tiny_config(rounds=3))
+    scores = [entry["sites"]["A"].get("val_dice") for entry in server.rounds]
+    assert [score is not None for score in scores] == [True, False, False]
+    assert "max_validation_scores of its privacy policy is 1" in server.results()["unvalidated"]["A"]
+    told = [event for event in deployment.events if event["event"] == "unscored"]
+    assert sorted(event["site"] for event in told) == ["A", "B"]  # once, and not in every round
+    assert all(entry["sites"]["A"]["samples"] for entry in server.rounds)
+
+
+# ---------------------------------------------------------------- evaluation jobs
+
+
+def test_a_lead_gets_one_of_65_models_made_by_hand(hospital):
+    """The attack of an evaluation job with "local models" of the hospital, by default rules."""
+    site, config = hospital(), oracle.run_config(rounds=1)
+    gate = oracle.Gate(config)
+    target = oracle.Target.largest(oracle.truth(site.data, "test"))
+    asked = list(target.queries(oracle.EVERYWHERE[:12], 12))
+    runs = {FEDERATION: gate.run(config, whole())}
+    runs |= {f"run {i}": gate.run(config, query, owner="A") for i, (_, query) in enumerate(asked)}
+    found = site.evaluation(runs, "one")
+    assert sum(not reply.error for reply in found.values()) == 1
+    reasons = {reply.error for reply in found.values() if reply.error}
+    assert len(reasons) == 1
+    assert (
+        "did not meet the model in a training job, and scores 1 such model in an evaluation" in reasons.pop()
+    )
+    # Job after job there is one budget.
+    for number in range(25):
+        site.evaluation({FEDERATION: gate.run(config, whole(0.01 * number))}, f"job {number}")
+    assert sum(release.queries for release in entries(site)) == PrivacyPolicy().max_test_scores
+
+
+def test_an_administrator_may_allow_more(hospital):
+    site, config = hospital(max_unknown_models=3), oracle.run_config(rounds=1)
+    gate = oracle.Gate(config)
+    runs = {FEDERATION: gate.run(config, whole())}
+    runs |= {f"run {i}": gate.run(config, whole(0.1 * i), owner="A") for i in range(4)}
+    assert sum(not reply.error for reply in site.evaluation(runs, "one").values()) == 3
+    others = {FEDERATION: gate.run(config, whole(0.7)), "run": gate.run(config, whole(0.8), owner="A")}
+    strict = hospital(max_unknown_models=0).evaluation(others, "two")
+    assert all(reply.error for reply in strict.values())
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedrdn,fedfa", "fedharmo", "fedbn", "fedfd_a"])
+def test_models_that_a_site_met_in_training_are_scored_in_an_evaluation(
+    make_site, tiny_config, tmp_path, methods
+):
+    """The selected model by its weights and by what methods need with it, and with nothing changed."""
+    for name in "AB":
+        make_site(name, cases=(8, 2, 2))
+    privacy = {"min_images": 2, "max_unknown_models": 0, "allow_differences": True}
+    hospitals = [
+        KitHospital(
+            tmp_path / "kits" / name, tmp_path / "data" / name, privacy=privacy, jobs={"min_cases": 1}
+        )
+        for name in "AB"
+    ]
+    config = tiny_config(methods, rounds=2)
+    server = Deployment(hospitals).run(config)
+    chosen, results = server.selection, json.loads(json.dumps(server.results()))
+    assert chosen.round
+    run = EvaluatedRun(
+        type(config).from_dict(results["config"]),
+        results["run"],
+        chosen.round,
+        {key: chosen.state[key].clone() for key in server.shared},
+        server.payload_for_inference(chosen.payload),
+        sites=("A", "B"),
+    )
+    path = tmp_path / "model.safetensors"
+    run.save(path)
+    run = EvaluatedRun.load(path, run.config)
+
+    def scored(run, job):
+        site = hospitals[0]
+        site.start(config, job)
+        site.executor = EvaluationExecutor(runs={FEDERATION: run.config.to_dict()})
+        site.executor.log_error = lambda *args, **more: None
+        evaluation = Evaluation({FEDERATION: run})
+        return [site.answer(request) for request, _ in evaluation.scores(["A"])]
+
+    replies = scored(run, "evaluation")
+    assert not any(reply.error for reply in replies)
+    key = next(iter(run.weights))
+    changed = replace(run, weights={**run.weights, key: run.weights[key] + 1e-4})
+    assert all("did not meet the model" in reply.error for reply in scored(changed, "another"))
+    batch = replace(run, config=replace(run.config, batch_size=run.config.batch_size + 1))
+    assert all("did not meet the model" in reply.error for reply in scored(batch, "third"))
+    if run.payload:
+        key = next(iter(run.payload))
+        changed = replace(run, payload={**run.payload, key: run.payload[key] + 1e-4})
+        assert all("did not meet the model" in reply.error for reply in scored(changed, "fourth"))
+
+
+def test_a_model_that_a_job_starts_from_is_not_known_by_that(hospital):
+    site, config = hospital(max_unknown_models=0), oracle.run_config(rounds=1)
+    gate = oracle.Gate(config)
+    running = site.start(config)
+    assert not running.answer(gate.server.prepare()).error
+    request = replace(gate.server.start_round(["A"]), weights=gate.weights(whole()))
+    assert running.answer(request).weights
+    run = replace(gate.run(config, whole()), run=gate.server.run)
+    assert all("did not meet" in reply.error for reply in site.evaluation({FEDERATION: run}, "two").values())
+
+
+# ---------------------------------------------------------------- rounding and noise
+
+
+def test_a_mean_is_rounded_so_that_one_patient_hides_in_it():
+    """Whoever knows all other patients tells a change of d from none with at most (1 + d)/2."""
+    generator, draws = random.Random(1), 20_000
+    for patients in (10, 20, 35, 200):
+        step = step_of(patients)
+        assert step >= 1 / patients or step == pytest.approx(0.01)
+        for mean in (0.0, 0.31, 0.5 * step, 0.8):
+            for change in (0.1, 0.5, 1.0):
+                with_, without = (
+                    Counter(dithered(x, step, generator) for _ in range(draws))
+                    for x in (mean, mean + change / patients)
+                )
+                values = with_.keys() | without.keys()
+                told = sum(abs(with_[value] - without[value]) for value in values) / draws / 2
+                assert told < change + 0.03
+
+
+def test_rounding_keeps_the_mean_and_has_half_a_step_of_deviation_everywhere():
+    generator, step = random.Random(0), 0.1
+    for mean in (0.4, 0.413, 0.45, 0.499):
+        values = [dithered(mean, step, generator) for _ in range(20_000)]
+        assert fmean(values) == pytest.approx(mean, abs=0.002)
+        assert stdev(values) == pytest.approx(step / 2, abs=0.002)
+        assert {round(value / step, 6) % 1 for value in values} == {0.0}
+
+
+def test_a_patient_with_many_cases_makes_the_steps_coarser():
+    cases = {f"c{n}": 0.5 for n in range(40)}
+    alone = dict.fromkeys(list(cases)[:10], 0)
+    patients = {case: alone.get(case, n) for n, case in enumerate(cases)}
+    found, policy = {"dice": 0.5, "cases": cases}, PrivacyPolicy()
+    values = {released_scores(found, policy, patients)["dice"] for _ in range(300)}
+    assert values <= {0.0, 0.5, 1.0}  # a quarter of the cases is one patient's: steps of 0.5
+    values = {released_scores(found, policy)["dice"] for _ in range(300)}
+    assert values == {0.45, 0.5, 0.55}
+
+
+def test_no_distance_and_no_mean_over_few_of_a_class_leaves():
+    cases = {f"c{n}": 1.0 for n in range(30)}
+    found = {"accuracy": 0.9, "balanced_accuracy": 0.8, "auc": 0.7, "cases": cases, "classes": {"a": {}}}
+    labels = {case: "a" if n < 20 else "b" for n, case in enumerate(cases)}
+    left = released_scores(found, PrivacyPolicy(), labels=labels)
+    assert all(left[name] is not None for name in ("accuracy", "balanced_accuracy", "auc"))
+    assert "classes" not in left
+    few = {**labels, "c20": "a"}  # nine of b
+    left = released_scores(found, PrivacyPolicy(), labels=few)
+    assert left["accuracy"] is not None
+    assert left["balanced_accuracy"] is None
+    assert left["auc"] is None
+    assert released_scores(found, PrivacyPolicy())["balanced_accuracy"] is None
+    distances = {"dice": 0.5, "hd95": 3.0, "nsd": 0.7, "cases": cases}
+    distances["case_metrics"] = {"hd95": dict.fromkeys(cases, 3.0), "nsd": dict.fromkeys(cases, 0.7)}
+    left = released_scores(distances, PrivacyPolicy())
+    assert left["hd95"] is None
+    assert left["nsd"] is not None
+    assert "unit" not in left
+
+
+def test_a_training_loss_is_rounded_like_a_score():
+    policy = PrivacyPolicy()
+    assert {released_loss(0.512345, policy, 10) for _ in range(200)} == {0.4, 0.5, 0.6}
+    assert released_loss(0.512345, policy, 9) is None
+    assert released_loss(0.512345, PrivacyPolicy(scores="cases"), 9) == 0.512345
+
+
+def test_noise_on_scores_is_in_the_account_of_epsilon(hospital):
+    site, config = hospital(score_noise_multiplier=2.0, max_epsilon=4.0), oracle.run_config(rounds=20)
+    gate, running = oracle.Gate(config), site.start(config)
+    replies = [running.answer(gate.ask(whole(), round_, round_)) for round_ in range(1, 21)]
+    given = [reply for reply in replies if not reply.error]
+    most = max(n for n in range(1, 21) if epsilon_spent([(2.0, n)], 1e-5) <= 4.0)
+    assert len(given) == most < 20
+    assert "privacy budget spent: the validation scores of one more model would exceed" in replies[-1].error
+    ledger = PrivacyLedger(site.folder / LEDGER_FILE)
+    cases = case_identities(open_site(site.data), "validation")
+    assert ledger.releases(cases) == [(2.0, most, 1.0)]
+    assert all("scored_cases" not in reply.metrics for reply in given)
+    # The same again costs nothing.
+    assert running.answer(gate.ask(whole(), 1, 1)).metrics == given[0].metrics
+    with pytest.raises(ConfigError, match="noise on scores is for means"):
+        PrivacyPolicy(scores="cases", score_noise_multiplier=1.0, max_epsilon=1.0)
+
+
+def test_noise_on_scores_has_the_deviation_of_its_multiplier():
+    cases = {f"c{n}": 0.4 + 0.02 * (n % 10) for n in range(20)} | {"none": None}
+    policy = PrivacyPolicy(score_noise_multiplier=1.5, max_epsilon=9.0)
+    found, generator = {"dice": 0.49, "cases": cases}, random.Random(0)
+    values = [released_scores(found, policy, generator=generator)["dice"] for _ in range(20_000)]
+    assert stdev(values) == pytest.approx(1.5 / 21, rel=0.03)
+    assert fmean(values) == pytest.approx((20 * 0.49 + 0.5) / 21, abs=0.003)  # the middle for one without
+
+
+# ---------------------------------------------------------------- the attacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("privacy", "most"),
+    [({}, 0.65), ({"score_noise_multiplier": 6.4, "max_epsilon": 8.0}, 0.4)],
+    ids=["default", "noise"],
+)
+def test_a_server_that_knows_a_slice_hardly_finds_the_lesion_there(hospital, privacy, most):
+    """300 exact scores gave r = 1.00; a site gives 100, rounded. Chance alone reaches 0.25 in one of 40."""
+    site, config = hospital(**privacy), oracle.run_config(rounds=300)
+    gate, running = oracle.Gate(config), site.start(config)
+    target = oracle.Target.largest(oracle.truth(site.data, "validation"))
+    said, refused = [], 0
+    for round_, (cell, query) in enumerate(target.queries(oracle.EVERYWHERE, 120), start=1):
+        reply = running.answer(gate.ask(query, round_, round_))
+        if reply.error:
+            refused += 1
+        else:
+            said.append((cell, reply.metrics["dice"]))
+    assert len(said) <= 100
+    assert refused >= 20
+    assert target.correlation(said) < most
+
+
+@pytest.mark.slow
+def test_a_server_that_knows_nothing_finds_no_lesions(hospital):
+    """259 exact scores named 19 slices with a lesion, and all were right."""
+    site, config = hospital(), oracle.run_config(rounds=300)
+    gate, running = oracle.Gate(config), site.start(config)
+    rounds = iter(range(1, 301))
+
+    def ask(query):
+        round_ = next(rounds)
+        return running.answer(gate.ask(query, round_, round_)).metrics.get("dice", 0.0)
+
+    _, right = oracle.blind(ask, oracle.truth(site.data, "validation"), 300)
+    assert right <= 3

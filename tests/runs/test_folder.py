@@ -1,0 +1,184 @@
+"""What a run did not write is neither deleted nor replaced."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from running import SHARED
+
+from medfedaug.experiments.simulate import simulate
+from medfedaug.federation.server.checkpoint import load_checkpoint, server_checkpoint
+from medfedaug.runs.folder import make_workspace
+
+TINY = '{"features":[4,8,8,8,8,4]}'
+
+
+def command(data, out, *extra, methods="fedavg"):
+    return [
+        *("simulate", "--data", data, "--out", out, "--methods", methods, "--rounds", 1, "--threads", 1),
+        *("--network-args", TINY, "--engine", "inprocess", "--device", "cpu", "--no-pictures", *extra),
+    ]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def foreign_state(tmp_path):
+    """A folder `state` of somebody else, with a cache of tensors as MONAI names them."""
+    out = tmp_path / "out"
+    cache = out / "state" / "cache"
+    cache.mkdir(parents=True)
+    (out / "state" / "notes.txt").write_text("mine")
+    (out / "state" / "empty").mkdir()
+    torch.save({"mine": torch.ones(2)}, cache / f"{'0123456789abcdef' * 2}.pt")
+    return out, contents(out)
+
+
+@pytest.mark.parametrize(("methods", "extra"), [("fedavg", ["--overwrite"]), ("fedbn", [])])
+def test_a_state_folder_of_somebody_else_stays(run, phantom_dir, foreign_state, methods, extra):
+    out, before = foreign_state
+    code, _, err = run(*command(phantom_dir, out, *extra, methods=methods))
+    assert code == 0, err
+    assert contents(out).items() >= before.items()
+    assert (out / "state" / "empty").is_dir()
+    assert not server_checkpoint(out / "state").exists()
+    kept = list((out / "state").glob("site_*/*"))
+    assert bool(kept) == (methods == "fedbn")
+
+
+@pytest.mark.parametrize("extra", [[], ["--overwrite"]])
+def test_a_run_that_fails_deletes_nothing(run, phantom_dir, foreign_state, extra):
+    out, before = foreign_state
+    code, _, err = run(*command(phantom_dir, out, *extra, "--min-sites", 3))
+    assert code == 2
+    assert "the federation needs 3" in err
+    assert contents(out) == before
+    assert (out / "state" / "empty").is_dir()
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_empty_folder_that_was_there_stays(run, phantom_dir, tmp_path, made):
+    out = tmp_path / "out"
+    if made:
+        out.mkdir()
+    assert run(*command(phantom_dir, out, "--min-sites", 3))[0] == 2
+    assert out.exists() == made
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["statistics.json", "report.html", "global_model.pt", "final_exchange.pt", "results.json", "nvflare.log"],
+)
+@pytest.mark.parametrize("extra", [[], ["--overwrite"], ["--resume"]])
+def test_a_file_of_somebody_else_is_not_replaced(run, phantom_dir, tmp_path, name, extra):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text('{"mine": 1}')
+    code, _, err = run(*command(phantom_dir, out, *extra))
+    assert code == 2
+    assert f"{out / name} is not of a run; choose another folder" in " ".join(err.split())
+    assert contents(out) == {out / name: b'{"mine": 1}'}
+
+
+def test_a_folder_named_like_a_file_and_a_file_named_like_a_folder_are_refused(run, phantom_dir, tmp_path):
+    for name, folder in (
+        ("results.json", True),
+        ("report.html", True),
+        ("state", False),
+        ("tracking", False),
+    ):
+        out = tmp_path / name
+        out.mkdir()
+        (out / name).mkdir() if folder else (out / name).touch()
+        code, _, err = run(*command(phantom_dir, out, "--overwrite"))
+        assert code == 2
+        assert f"{out / name} is {'a folder' if folder else 'not a folder'}" in " ".join(err.split())
+        assert (out / name).exists()
+
+
+def test_overwriting_deletes_the_earlier_run_and_no_more(run, phantom_dir, tmp_path):
+    out = tmp_path / "out"
+    assert run(*command(phantom_dir, out, methods="fedbn"))[0] == 0
+    earlier = json.loads((out / "results.json").read_text())["run"]
+    assert len(list(out.glob(f"state/*/{earlier}.pt"))) == 3
+    foreign = [
+        out / "notes.txt",
+        out / ".lock",
+        out / "state" / "mine.txt",
+        out / "state" / "site_A" / "mine",
+    ]
+    foreign += [out / "tracking" / "mine", tmp_path / ".out-abcdefgh" / "mine"]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    code, _, err = run(*command(phantom_dir, out, "--overwrite"))
+    assert code == 0, err
+    assert all(path.read_text() == "mine" for path in foreign)
+    assert not list(out.glob("state/**/*.pt"))
+    assert {path.name for path in out.iterdir()} >= {"results.json", "global_model.pt", "report.html"}
+
+
+def test_resuming_clears_what_a_killed_process_left_and_no_more(phantom_dir, tmp_path, tiny_config):
+    out, foreign = tmp_path / "out", tmp_path / ".out-abcdefgh"
+    foreign.mkdir()
+    (foreign / "mine").touch()
+    options = {"engine": "inprocess", "device": "cpu"}
+
+    def interrupt(event):
+        if event["event"] == "round_started" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(phantom_dir, out, tiny_config(), **options, on_event=interrupt)
+    assert load_checkpoint(server_checkpoint(out / "state"))["round"] == 1
+    make_workspace(out)  # left by a process that was killed
+    (out / "state" / "server" / ".medfedaug.pt.abcdefgh").touch()  # a checkpoint in the middle
+    (out / "state" / "mine.txt").touch()
+    simulate(phantom_dir, out, tiny_config(), **options, resume=True)
+    assert list(tmp_path.glob(".out-*")) == [foreign]
+    assert [path.name for path in (out / "state").iterdir()] == ["mine.txt"]
+
+
+def test_each_site_left_out_in_turn_replaces_no_foreign_table(run, make_site, tmp_path):
+    for name in "ABC":
+        make_site(name)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "holdout.json").write_text("[]")
+    code, _, err = run(*command(tmp_path / "data", out, "--holdout", "all"))
+    assert code == 2
+    assert "holdout.json is not of such runs" in " ".join(err.split())
+    assert contents(out) == {out / "holdout.json": b"[]"}
+
+
+def test_scores_page_and_tables_replace_nothing_else(run, phantom_dir, tmp_path):
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    assert run(*command(phantom_dir, out))[0] == 0
+    mine.write_text("mine")
+    for args in (
+        ("evaluate", "--model", out / "global_model.pt", "--data", phantom_dir, "--device", "cpu"),
+        ("report", out),
+    ):
+        code, _, err = run(*args, "--out", mine)
+        assert code == 2
+        assert f"{mine} " in " ".join(err.split())
+        assert mine.read_text() == "mine"
+        assert run(*args, "--out", tmp_path / args[0])[0] == 0
+        assert run(*args, "--out", tmp_path / args[0])[0] == 0
+
+
+def test_a_benchmark_replaces_no_table_of_somebody_else(run, tmp_path):
+    if not (SHARED / "data" / "lgg_multisite").is_dir():
+        pytest.skip("the data are not there")
+    (tmp_path / "table.csv").write_text("mine")
+    code, _, err = run(
+        *("benchmark", "lgg_multisite", "--data", SHARED / "data", "--methods", "fedavg", "--seeds", 1),
+        *("--out", tmp_path, "--scale", 0.01, "--limit", 1),
+    )
+    assert code == 2
+    assert f"{tmp_path / 'table.csv'} is not of a benchmark" in " ".join(err.split())
+    assert contents(tmp_path) == {tmp_path / "table.csv": b"mine"}

@@ -1,0 +1,252 @@
+"""What the network is shown: one word means one thing, it is recorded, and no comparison hides it."""
+
+import json
+import shutil
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from running import TINY_NETWORK
+
+from medfedaug.analysis import load_run, summary_table
+from medfedaug.config.run import RunConfig
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.quality.intensity_scales import find_uneven_scales
+from medfedaug.data.sites import open_site, site_statistics
+from medfedaug.errors import ConfigError
+from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.simulate import simulate
+from medfedaug.federation import FederationServer
+from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.methods import parse_methods
+from medfedaug.nvflare_jobs.doctor import examine
+from medfedaug.nvflare_jobs.kit import open_kit
+from medfedaug.statistics import load_statistics
+
+TINY = '{"features": [4, 8, 8, 8, 8, 4]}'
+
+
+def weights(folder):
+    return torch.load(folder / "global_model.pt", weights_only=True)
+
+
+def same(one, other):
+    return all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+@pytest.fixture(scope="module")
+def runs(phantom_dir, tmp_path_factory):
+    """Runs of one round by method and setting, on volumes whose scanners differ in gain."""
+    made = {}
+
+    def make(methods, intensity, **changes):
+        name = (methods, intensity, *sorted(changes.items()))
+        if name not in made:
+            out = tmp_path_factory.mktemp("run") / f"{methods}-{intensity}"
+            values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 4, **changes}
+            config = RunConfig(methods=tuple(parse_methods(methods)), intensity=intensity, **values)
+            simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+            made[name] = out
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def three_scales(tmp_path):
+    """Two sites whose volumes are stored on one scale, on thirty times and on nine hundred times that."""
+    root = tmp_path / "uneven"
+    for folder in make_phantom(root, sites=2, patients=9, shape=(32, 32, 6), seed=0):
+        for index, file in enumerate(sorted((folder / "images").iterdir())):
+            stored = nibabel.load(file)
+            values = np.asarray(stored.dataobj, np.float32) * 30.0 ** (index % 3)
+            nibabel.save(nibabel.Nifti1Image(values, stored.affine), file)
+    return root
+
+
+def test_raw_is_as_stored_and_scale_is_scaled_for_every_method(runs):
+    assert not same(weights(runs("fedavg", "raw")), weights(runs("fedavg", "scale")))
+    assert not same(weights(runs("fedrdn", "raw")), weights(runs("fedrdn", "scale")))
+    # What went under the name of raw: a method that normalises takes images as stored, the others do not.
+    assert same(weights(runs("fedavg", "by_method")), weights(runs("fedavg", "scale")))
+    assert same(weights(runs("fedrdn", "by_method")), weights(runs("fedrdn", "raw")))
+
+
+@pytest.mark.parametrize(
+    ("methods", "intensity", "scaling", "by", "words"),
+    [
+        ("fedavg", "raw", "none", None, "intensities as stored"),
+        ("fedavg", "by_method", "each volume", None, "each volume scaled to [0, 1]"),
+        ("fedrdn", "by_method", "none", "fedrdn", "intensities as stored, normalised by fedrdn"),
+        ("fedrdn", "scale", "each volume", "fedrdn", "each volume scaled to [0, 1], normalised by fedrdn"),
+    ],
+)
+def test_the_input_that_a_run_sees_is_recorded(
+    runs, phantom_dir, methods, intensity, scaling, by, words, tmp_path
+):
+    folder = runs(methods, intensity)
+    results = json.loads((folder / "results.json").read_text())
+    assert results["input"] == {"scaling": scaling, "normalised_by": by}
+    assert str(load_run(folder).input) == words
+    assert words in (folder / "report.html").read_text()
+    stored = "raw" if scaling == "none" else "scale"
+    assert json.loads((folder / "statistics.json").read_text())["intensity"] == stored
+    expected = site_statistics(open_site(phantom_dir / "site_A"), stored)
+    torch.testing.assert_close(load_statistics(folder / "statistics.json")["site_A"].mean, expected.mean)
+
+
+def test_photographs_are_divided_by_one_number(photo_config, tmp_path):
+    for intensity, scaling in (("raw", "none"), ("scale", "fixed")):
+        config = photo_config("fedavg", rounds=1, intensity=intensity)
+        results = simulate(
+            tmp_path / "photos", tmp_path / intensity, config, engine="inprocess", device="cpu"
+        )
+        assert results["input"] == {"scaling": scaling, "normalised_by": None}
+    assert not same(weights(tmp_path / "raw"), weights(tmp_path / "scale"))
+
+
+def test_different_input_is_never_compared_without_saying_so(runs, run, tmp_path):
+    pair = [runs("fedavg", "by_method"), runs("fedrdn", "by_method")]
+    code, out, _ = run("report", *pair, "--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
+    assert code == 0
+    said = "Not the same input as fedavg (fedavg: each volume scaled to [0, 1]; fedrdn: intensities as stored"
+    assert said in " ".join(out.split())
+    for file in ("page.html", "tables/scores.md", "tables/scores.tex"):
+        assert said in (tmp_path / file).read_text()
+    assert "| fedrdn ‡ |" in (tmp_path / "tables/scores.md").read_text()
+    assert "each volume scaled to [0, 1]" in (tmp_path / "tables/scores.csv").read_text()
+
+    code, out, _ = run(
+        "report", runs("fedavg", "scale"), runs("fedrdn", "scale"), "--out", tmp_path / "page.html"
+    )
+    assert code == 0
+    assert "‡" not in out + (tmp_path / "page.html").read_text()
+
+
+def test_a_method_is_compared_with_the_fedavg_that_saw_the_same_input(runs):
+    folders = [runs(*name) for name in (("fedavg", "by_method"), ("fedavg", "raw"), ("fedrdn", "by_method"))]
+    loaded = [load_run(folder) for folder in folders]
+    # The other FedAvg is in the table beside the first one, and is marked itself.
+    assert [row.other_input for row in summary_table(loaded).rows] == [False, True, False]
+    assert [row.other_input for row in summary_table([loaded[0], loaded[2]]).rows] == [False, True]
+    # Two words for one input, for instance after the default has changed.
+    scaled = [load_run(runs("fedavg", "scale")), load_run(runs("fedfa", "by_method"))]
+    assert not any("‡" in note for note in summary_table(scaled).notes)
+    assert [row.other_input for row in summary_table(scaled).rows] == [False, False]
+
+
+def earlier(folder, to):
+    """A copy of a run as a release before `input` wrote it."""
+    shutil.copytree(folder, to)
+    results = json.loads((to / "results.json").read_text())
+    assert results["config"]["intensity"] == "by_method"
+    del results["input"]
+    results["config"]["intensity"] = "raw"
+    (to / "results.json").write_text(json.dumps(results))
+    return to
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedrdn"])
+def test_a_run_of_an_earlier_release_is_what_it_was(runs, run, phantom_dir, tiny_config, tmp_path, methods):
+    now = runs(methods, "by_method")
+    old = earlier(now, tmp_path / "old")
+    assert load_run(old).input == load_run(now).input
+    scores = []
+    for folder in (now, old):
+        out = tmp_path / f"{folder.name}.json"
+        assert (
+            run("evaluate", "--model", folder / "global_model.pt", "--data", phantom_dir, "--out", out)[0]
+            == 0
+        )
+        scores.append(json.loads(out.read_text()))
+    assert scores[0] == scores[1]
+    config = tiny_config(methods, rounds=1, intensity="by_method")
+    assert simulate(phantom_dir, old, config, engine="inprocess", device="cpu", resume=True)["rounds"]
+    with pytest.raises(ConfigError, match="other settings"):
+        simulate(phantom_dir, old, tiny_config(methods, rounds=1), engine="inprocess", resume=True)
+
+
+def test_a_checkpoint_of_an_earlier_release_is_continued_as_what_it_was(tiny_config, tmp_path):
+    file = tmp_path / "server.pt"
+    FederationServer(tiny_config(intensity="by_method")).save(file)
+    saved = load_checkpoint(file)
+    del saved["input"]
+    saved["config"]["intensity"] = "raw"
+    save_checkpoint(file, saved)
+    FederationServer(tiny_config(intensity="by_method")).restore(file)
+    with pytest.raises(ConfigError, match="another intensity: by_method, asked for raw"):
+        FederationServer(tiny_config(intensity="raw")).restore(file)
+
+
+def test_every_protocol_goes_on_with_the_input_that_it_had():
+    others = {name for name, preset in PRESETS.items() if preset.config["intensity"] != "by_method"}
+    assert others == {"retina_vessels", "lgg_multisite_3d"}  # which are younger
+
+
+def test_statistics_names_a_site_with_several_scales(run, three_scales, phantom_dir, tmp_path):
+    code, out, _ = run("statistics", "--data", three_scales, "--out", tmp_path / "s.json")
+    assert code == 0
+    for site in ("site_A", "site_B"):
+        assert f"{site}: its volumes lie on wildly different scales of intensity" in out
+    assert "use --intensity scale" in out
+    assert json.loads((tmp_path / "s.json").read_text())["intensity"] == "raw"
+    _, out, _ = run("statistics", "--data", phantom_dir, "--out", tmp_path / "t.json", "--intensity", "scale")
+    assert "wildly" not in out
+    assert json.loads((tmp_path / "t.json").read_text())["intensity"] == "scale"
+
+
+@pytest.mark.parametrize(
+    ("intensity", "advice"), [("raw", "use --intensity scale"), ("scale", "--intensity scale, as here")]
+)
+def test_simulate_names_a_site_with_several_scales(run, three_scales, tmp_path, intensity, advice):
+    options = ("--methods", "fedrdn", "--rounds", 1, "--network-args", TINY, "--threads", 1, "--limit", 3)
+    engine = ("--engine", "inprocess", "--device", "cpu", "--no-pictures")
+    code, out, err = run(
+        "simulate",
+        "--data",
+        three_scales,
+        "--out",
+        tmp_path / "run",
+        *options,
+        *engine,
+        "--intensity",
+        intensity,
+    )
+    assert code == 0, err
+    assert "site_A: its volumes lie on wildly different scales" in err
+    assert advice in err
+    assert "normalised by fedrdn" in out
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Sites whose volumes lie on wildly different scales of intensity: site_A (patient_" in page
+    assert page.count("site_B (patient_") == 1
+
+
+def test_doctor_names_a_site_with_several_scales(run, three_scales, kits):
+    kit = kits / "hospital-a"
+    few = {"min_images": 1, "jobs": {"min_cases": 1}}
+    open_kit(kit).write(open_kit(kit).plan(data=three_scales / "site_A", **few))
+    code, out, _ = run("doctor", "--kit", kit, "--offline")
+    assert code == 0
+    assert "intensities" in out
+    assert "wildly" in out
+    found = {check.name: check for check in examine(kit)}["intensities"]
+    assert "site_A" not in found.found  # the site's name is the kit's
+    assert found.found.startswith("hospital-a: its volumes lie on wildly different scales of intensity")
+    assert found.advice == "Statistics of them all fit none of them: use --intensity scale."
+
+
+def test_one_hot_voxel_and_an_empty_channel_make_no_scale(make_site):
+    folder = make_site("A", channels=2, cases=(3, 1, 1))
+    assert find_uneven_scales(open_site(folder)) is None
+    file = folder / "images/0.nii.gz"
+    stored = nibabel.load(file)
+    values = np.array(stored.dataobj, np.float32)
+    values[0, 0, 0, 0] = 1e6
+    values[..., 1] = 0
+    nibabel.save(nibabel.Nifti1Image(values, stored.affine), file)
+    assert find_uneven_scales(open_site(folder)) is None
+    nibabel.save(nibabel.Nifti1Image(values * 40, stored.affine), file)
+    found = find_uneven_scales(open_site(folder))
+    assert found.wide == "0"
+    assert found.ratio == pytest.approx(40, rel=0.2)

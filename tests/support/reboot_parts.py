@@ -1,0 +1,18 @@
+"""What tests share with `tests/integration/test_reboot.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from running import command
+
+from medfedaug.nvflare_jobs.provisioning.system import Rehearsal
+
+
+class Deployment(Rehearsal):
+    """A rehearsal whose commands of ours run in this process, which has imported everything already."""
+
+    def medfedaug(self, *arguments: str | Path) -> str:
+        code, out, err = command(*arguments)
+        assert code == 0, err
+        return out

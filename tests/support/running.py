@@ -1,0 +1,57 @@
+"""Commands, small settings and files that tests of all packages use."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+
+from medfedaug import cli
+from medfedaug.config.run import RunConfig
+from medfedaug.federation.composition import Composition
+from medfedaug.statistics import load_statistics
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+TINY_NETWORK = {"features": [4, 8, 8, 8, 8, 4]}
+
+
+def command(*args) -> tuple[int, str, str]:
+    """Call the command in this process: exit code, standard output, standard error."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["medfedaug", *map(str, args)])
+        patch.setattr(cli.err_console, "file", err, raising=False)
+        patch.setattr(cli.out_console, "file", out, raising=False)
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def assert_complete(out: Path, data: Path, again: Path) -> None:
+    """A run over the sites of `phantom_dir` left what is promised, and `evaluate` gives the same scores."""
+    files = {path.name for path in out.iterdir()}
+    assert files >= {"results.json", "global_model.pt", "final_model.pt", "statistics.json", "report.html"}
+    results = json.loads((out / "results.json").read_text())
+    assert ("nvflare.log" in files) == (results["engine"] == "nvflare")
+    assert set(results) >= {"config", "rounds", "selected_round", "test"}
+    assert set(results["rounds"][0]) >= {"round", "sites", "bytes_up", "bytes_down"}
+    assert set(results["test"]["sites"]) == {"site_A", "site_B"}
+    scores = [entry["dice"] for entry in results["test"]["sites"].values()]
+    assert results["test"]["mean"]["dice"] == pytest.approx(sum(scores) / 2)
+    assert set(load_statistics(out / "statistics.json")) == {"site_A", "site_B"}
+
+    network = Composition(RunConfig.from_dict(results["config"])).network
+    network.load_state_dict(torch.load(out / "global_model.pt", weights_only=True))
+
+    code, _, err = command("evaluate", "--model", out / "global_model.pt", "--data", data, "--out", again)
+    assert code == 0, err
+    evaluated = json.loads(again.read_text())["sites"]
+    for site, entry in {**results["test"]["sites"], **results["test"]["unseen"]}.items():
+        assert evaluated[site]["cases"] == pytest.approx(entry["cases"], nan_ok=True)
