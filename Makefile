@@ -59,6 +59,7 @@ lint: install
 	rm -rf build
 	$(BIN)/python -m pip install --quiet --no-deps --target build/typed .
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml
+	cd build/typed && ../../$(BIN)/lint-imports --no-cache --config ../../pyproject.toml
 
 # The pages, the tutorials among them, which run as they are built. A warning is an error, and so is a link within the
 # pages that leads nowhere, or a public name without a description.
