@@ -737,7 +737,8 @@ def _undecodable(instance: DicomInstance) -> str:
 def _needs(name: str, missing: Sequence[str]) -> str:
     package = missing[0].rpartition("requires ")[2] if missing else "a plugin of pydicom"
     packages = [part.partition(">")[0] for part in package.split(" and ")]
-    return f"compressed as {name}, for which a package lacks: pip install {' '.join(packages)}"
+    remedy = f"pip install {' '.join(packages)}"
+    return f"compressed as {name}, which needs packages that are not installed: {remedy}"
 
 
 # --- Folders ---------------------------------------------------------------------------------------------
