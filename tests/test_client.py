@@ -473,9 +473,7 @@ def package(tmp_path, monkeypatch, script) -> Path:
     info = site / "lesion_loops-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lesion-loops\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[medfedaug.config.training_scripts]\nlesion_loop = lesion_loops.train\n"
-    )
+    (info / "entry_points.txt").write_text("[medfedaug.loops]\nlesion_loop = lesion_loops.train\n")
     monkeypatch.syspath_prepend(str(site))
     yield mark
     sys.modules.pop("lesion_loops", None)

@@ -1,9 +1,9 @@
-"""Names that scripts of earlier releases import."""
+"""Names that scripts, jobs and kits of earlier releases use."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import pytest
+from nvflare.fuel.utils.class_utils import load_class
 
 import medfedaug.simulate
 from medfedaug.experiments import simulate
@@ -15,9 +15,18 @@ def test_simulate_is_that_of_the_experiments():
     assert medfedaug.simulate.__all__ == simulate.__all__
 
 
-def test_the_earlier_name_of_finished_runs_warns_and_says_the_new_one():
-    script = "from medfedaug.finished import FinishedRun; print(FinishedRun.__module__)"
-    command = [sys.executable, "-W", "always::DeprecationWarning", "-c", script]
-    done = subprocess.run(command, text=True, capture_output=True, check=True)
-    assert done.stdout.strip() == "medfedaug.runs.finished_run"
-    assert "DeprecationWarning: import FinishedRun from medfedaug.runs.finished_run" in done.stderr
+@pytest.mark.parametrize(
+    "path",
+    [
+        "controller.FederationController",
+        "evaluation.EvaluationController",
+        "evaluation.EvaluationExecutor",
+        "executor.SiteExecutor",
+        "launcher.RestartingLauncher",
+        "loop.ScriptLoop",
+        "tracking.RoundMetrics",
+    ],
+)
+def test_the_class_paths_of_jobs_and_kits_of_version_0_2_are_found(path):
+    found = load_class(f"medfedaug.nvflare_jobs.{path}")
+    assert found.__module__ == f"medfedaug.nvflare_jobs.{path.partition('.')[0]}"
