@@ -2,8 +2,8 @@
 
 python docs/pictures/house.py docs/pictures/house.svg
 
-A package stands one floor above the highest package that it imports. Each arrow is an import; an arrow is left out where a
-longer way of arrows leads to the same package. A test compares the file with the imports of the code.
+A package stands one floor above the highest package that it imports. Each arrow is an import; an arrow is
+left out where a longer way of arrows leads to the same package. A test compares the file with the imports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("models", "nvflare_jobs", "transforms")  # folders of the repository that are installed as parts of medfedaug
+FOLDERS = (
+    "models",
+    "nvflare_jobs",
+    "transforms",
+)  # folders of the repository that are installed as parts of medfedaug
 TOGETHER = {"errors": "utils"}  # each imports the other
 LEFT_OUT = {"__main__", "_version"}
 PURPOSE = {
@@ -142,7 +146,9 @@ def _wish(thing: str | Lane, places: Mapping[str | Lane, float], drawn: Sequence
 def _crossings(found: Sequence[Sequence[str | Lane]], drawn: Sequence[Arrow]) -> int:
     count = 0
     for upper, lower in pairwise(found):
-        ends = [(a[0], b[0]) for arrow in drawn if (a := _stops(arrow, upper)) and (b := _stops(arrow, lower))]
+        ends = [
+            (a[0], b[0]) for arrow in drawn if (a := _stops(arrow, upper)) and (b := _stops(arrow, lower))
+        ]
         count += sum((a - c) * (b - d) < 0 for (a, b), (c, d) in combinations(ends, 2))
     return count
 
@@ -164,8 +170,8 @@ def draw(rooms: Mapping[str, set[str]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="The packages of medfedaug and their imports">',
         f"<style>{STYLE}</style>",
-        '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path class="head" d="M0 0 8 4 0 8z"/></marker>',
+        '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto"><path class="head" d="M0 0 8 4 0 8z"/></marker>',
     ]
     for number in range(len(placed)):
         y = TOP + number * STEP + HEIGHT / 2
@@ -191,8 +197,12 @@ def _arrow(arrow: Arrow, places: Mapping[str | Lane, Mapping[int, float]], drawn
 
     def door(room: str, mine: Sequence[Arrow], near: int) -> float:
         ((number, x),) = places[room].items()
-        far = {one: one[1] if one[0] == room else one[0] for one in mine}
-        order = sorted(mine, key=lambda one: places.get(one, {}).get(number + near, [*places[far[one]].values()][0]))
+
+        def far(one: Arrow) -> float:
+            other_end = one[1] if one[0] == room else one[0]
+            return places.get(one, {}).get(number + near, next(iter(places[other_end].values())))
+
+        order = sorted(mine, key=far)
         return x + (order.index(arrow) - (len(order) - 1) / 2) * min(28.0, 0.8 * WIDTH / len(order))
 
     stops = [(first, door(user, [one for one in drawn if one[0] == user], 1))]
@@ -201,8 +211,11 @@ def _arrow(arrow: Arrow, places: Mapping[str | Lane, Mapping[int, float]], drawn
     path, bend = "", (STEP - HEIGHT) / 2
     for (above, x0), (below, x1) in pairwise(stops):
         y0, y1 = TOP + above * STEP + HEIGHT, TOP + below * STEP
-        path += f"{'L' if path else 'M'}{x0:.1f} {y0:g}C{x0:.1f} {y0 + bend:g} {x1:.1f} {y1 - bend:g} {x1:.1f} {y1:g}"
-    return f'<path class="arrow" d="{path}" marker-end="url(#head)"><title>{user} imports {other}</title></path>'
+        curve = f"C{x0:.1f} {y0 + bend:g} {x1:.1f} {y1 - bend:g} {x1:.1f} {y1:g}"
+        path += f"{'L' if path else 'M'}{x0:.1f} {y0:g}{curve}"
+    return (
+        f'<path class="arrow" d="{path}" marker-end="url(#head)"><title>{user} imports {other}</title></path>'
+    )
 
 
 if __name__ == "__main__":

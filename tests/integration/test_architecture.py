@@ -1,4 +1,4 @@
-"""The pages for those who change the code: the picture shows the imports, and all that the pages name is there."""
+"""Pages for developers: the picture shows the imports, and the files and functions that they name exist."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "docs/architecture.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
+PAGES = [
+    ROOT / "docs/architecture.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs/decisions").glob("*.md")),
+]
 FOLDERS = ("medfedaug", "models", "transforms", "nvflare_jobs", "tests", "docs", "benchmarks")
 NAMED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]*?)(?::([\w.]+))?`")
 WALKS = re.compile(r"^### .*?(?=^##)", re.MULTILINE | re.DOTALL)
 
 
 def defined(tree: ast.AST, name: str) -> bool:
-    """Whether a module defines ``name``: a function, a class, or a method as ``Class.method``, own or inherited here."""
+    """Whether a module defines a function, a class or, as ``Class.method``, a method."""
     first, _, rest = name.partition(".")
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == first:
@@ -60,7 +64,9 @@ def test_each_walk_has_five_to_ten_steps_and_each_step_names_a_function():
 
 
 def test_ten_changes_are_described_on_both_pages():
-    overview = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## Where a change goes")[2]
+    overview = (
+        (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## Where a change goes")[2]
+    )
     rows = re.findall(r"^\| (?:an? )?([a-z][^|]*) \|", overview, re.MULTILINE)[1:]  # without the heading
     full = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     described = re.findall(r"^\d+\. \*\*(?:An? )?([^*]+)\.\*\*", full, re.MULTILINE)

@@ -231,7 +231,7 @@ def test_a_sketch_keeps_the_distance_of_models(seed, scale):
 
 
 def test_the_page_has_the_number_of_colluders_for_each_share():
-    page = (Path(__file__).parents[3] / "docs/privacy.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/privacy/secure_aggregation.md").read_text()
     lines = page.split("### How many sites may help the server")[1].split("| known sites |")[1].splitlines()
     shares = [float(cell.split()[-1]) for cell in lines[0].strip("| ").split("|")]
     rows = [[int(cell) for cell in line.strip("| ").split("|")] for line in lines[2:] if line.startswith("|")]

@@ -4,7 +4,7 @@ A site answers the same request again and again, once with the audited case and 
 drawn. What comes is projected on the direction in which the case moves it, and a threshold is chosen; on
 answers that took no part in the choice it then gives a lower bound on ε, which must be below what the site
 claims (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023). With `-s` each audit prints a row
-of the table in docs/privacy.md: what was audited, the ε that the site claims, the lower bounds on ε for any
+of the table in docs/privacy/training.md: the draws, the ε that the site claims, the lower bounds on ε for any
 mechanism and for a Gaussian one, and that on μ, with 95% confidence.
 """
 
