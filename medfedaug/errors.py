@@ -109,7 +109,7 @@ WITH_BATCH_NORM = (
     "choose another network, or batch norm: norm='batch', on the command line "
     '--network-args \'{"norm": "batch"}\''
 )
-"""What to do where a method finds no layer of its kind, by the command's way and by Python's."""
+"""Remedy where a method finds no layer of its kind, for the command line and for Python."""
 
 
 def warn(problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = "") -> None:
@@ -156,7 +156,7 @@ class StorageError(MedFedAugError):
 
 
 class UpdateRefused(MedFedAugError):
-    """What a site sent is not used: it would damage the global model.
+    """Refusal of a site's update, which would damage the global model.
 
     Args:
         site: who sent it.
@@ -205,6 +205,6 @@ class RunFailed(MedFedAugError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, short enough for one line of ours."""
+    """Return the first line of another library's error, short enough for one line of ours."""
     lines = str(error).strip().splitlines()
     return lines[0][:160] if lines else type(error).__name__

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 SIGMA_FLOOR = 1e-6
-"""Of the absolute mean: a channel whose deviation is not above it is constant (`usable_pairs`).
+"""Share of the absolute mean; a channel whose deviation is not above it is constant (`usable_pairs`).
 
 Resizing a constant channel in float32 leaves a deviation of up to 7e-8 of its mean.
 """
@@ -479,7 +479,7 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
 def other_statistics(
     path: str | os.PathLike[str], intensity: str | None = None
 ) -> dict[str, ChannelStatistics]:
-    """What a file holds already, to which the statistics of further sites are to be added.
+    """Load the statistics of a file to which further sites are to be added.
 
     Args:
         path: the file; where there is none, nothing is there.

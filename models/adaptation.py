@@ -45,7 +45,7 @@ Statistics = tuple[Tensor, Tensor]
 
 
 class Interpolation(Protocol):
-    """How the statistics of a pass follow from those of the images and those of the federation."""
+    """Mix the statistics of the images and of the federation into those of a pass."""
 
     def __call__(
         self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
@@ -141,7 +141,7 @@ _PLAIN = {adaptive: plain for plain, adaptive in _ADAPTIVE.items()}
 
 @dataclass
 class RandomMix:
-    """One u ~ U(low, high) per channel and call, the same for all images (FedFD Eq. 2), for training.
+    """Draw u ~ U(low, high) per channel and call, the same for all images (FedFD Eq. 2), for training.
 
     Beyond [0, 1] a deviation may come out below zero; it is held at the layer's ``eps``.
     """
@@ -173,7 +173,7 @@ class FixedAlpha:
 
 @dataclass
 class RandomAlpha:
-    """One α ~ U(0, 1) per image and layer, from a generator of its own, so that scores can be repeated."""
+    """Draw α ~ U(0, 1) per image and layer, from a generator of its own, so that scores can be repeated."""
 
     seed: int = 0
     _generator: torch.Generator | None = field(default=None, repr=False, compare=False)

@@ -1,4 +1,4 @@
-"""What of a network the features of one of its stages depend on."""
+"""Find the entries of a network on which the features of a stage depend."""
 
 from __future__ import annotations
 

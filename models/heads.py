@@ -1,4 +1,4 @@
-"""Where a network's features end and its head begins."""
+"""Find the head of a network, after its features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_NETWORKS = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out", UN
 
 
 def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
-    """What turns features into logits; its input is what papers call the features.
+    """Return the layer that turns features into logits; its input is the papers' feature vector.
 
     By default the last fully connected or convolutional layer in the order in which the network's modules
     were registered: the classifier of MONAI's and this library's networks, and the last convolution of

@@ -64,7 +64,7 @@ class MonaiNetwork:
     def arguments(
         self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any
     ) -> dict[str, Any]:
-        """What the class is called with, for the arguments of a call.
+        """Return the keyword arguments of the class for the arguments of a call.
 
         Raises:
             ValueError: as a call.

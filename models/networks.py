@@ -93,7 +93,7 @@ def built_in_networks() -> tuple[str, ...]:
 
 
 def task_of(name: str) -> str:
-    """What a network of ours is for, ``"segmentation"`` or ``"classification"``; empty for others."""
+    """Return the task of a network of ours, ``"segmentation"`` or ``"classification"``; empty for others."""
     return getattr(_NETWORKS[name], "task", "segmentation") if name in _NETWORKS else ""
 
 
@@ -235,7 +235,7 @@ def _settled(
 
 
 def find_builder(name: str) -> tuple[Builder, bool]:
-    """What builds the network of a name, and whether that is not of another package.
+    """Return the builder of a named network, and whether it belongs to this package.
 
     Raises:
         ValueError: for a name that is not known.

@@ -9,7 +9,7 @@ __all__ = ["drawn_together", "rows_of_all", "several_processes"]
 
 
 def several_processes() -> bool:
-    """Whether this process is one of several in the default group of `torch.distributed`."""
+    """Return whether this process is one of several in the default group of `torch.distributed`."""
     return (
         distributed.is_available() and distributed.is_initialized() and int(distributed.get_world_size()) > 1
     )

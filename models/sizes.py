@@ -28,7 +28,7 @@ _STRICT = (UNet, AttentionUnet, DynUNet, SegResNet, SegResNetDS, SwinUNETR, VNet
 
 
 def size_multiple(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
-    """Of what the size of an image must be a multiple along each axis, so that a network takes it.
+    """Return, for each axis, the number of which an image's size must be a multiple for a network.
 
     Args:
         net: a network; one that is not known is taken to halve its images four times.

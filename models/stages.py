@@ -1,4 +1,4 @@
-"""Where the encoder stages of MONAI's networks end.
+"""Find the ends of the encoder stages of MONAI's networks.
 
 Layers go after each stage of the encoder, after its pooling where it has one, and never into a skip
 connection (FedFA+ section 3.2.6 and Fig. 1). What that means in the modules of a network is written down
@@ -45,7 +45,7 @@ Side = Literal["output", "input"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One place for a layer.
+    """Place for a layer after an encoder stage.
 
     Args:
         name: name of the stage, "enc1" for the first of the encoder.

@@ -12,7 +12,7 @@ __all__ = ["call_with", "first_names", "shared_by_name", "trained_entries"]
 
 
 def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
-    """What a network gives with some other parameters and buffers; its own stay as they are.
+    """Call a network with other parameters and buffers; its own stay as they are.
 
     `torch.func.functional_call` alone would not do: where one module has two names in a network, as in
     MONAI's DynUNet, it refuses weights under both, and under one it leaves them in the network.

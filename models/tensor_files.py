@@ -12,7 +12,7 @@ __all__ = ["load_tensors"]
 
 
 def load_tensors(path: Path) -> Any:
-    """What `torch.save` wrote, on the CPU.
+    """Load a file of `torch.save` on the CPU.
 
     PyTorch does not compare a file's content with the checksums that it has for each of its parts: a flipped
     bit of a weight would be another weight.

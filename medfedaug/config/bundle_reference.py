@@ -1,4 +1,4 @@
-"""Which Bundles may be used in this process, by name and content.
+"""Allow and find Bundles of this process, by name and content.
 
 A Bundle is code: its configuration holds expressions, and it may have scripts. A job names one and the hash
 of its content, and nothing of the job is ever evaluated. What runs at a site is the site's own folder, which
@@ -73,7 +73,7 @@ class AllowedBundle:
 
     @property
     def reference(self) -> dict[str, str]:
-        """What a job says of it: `medfedaug.config.run.RunConfig.bundle`."""
+        """Return name and hash as a job carries them: `medfedaug.config.run.RunConfig.bundle`."""
         return {"name": self.name, "hash": self.hash}
 
     def to_dict(self) -> dict[str, str]:

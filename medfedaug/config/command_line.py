@@ -17,7 +17,7 @@ _FROM_THE_DATA = ("methods", "plan", "planning", "task", "in_channels", "channel
 
 
 def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
-    """What to type for a run with these settings; folders are placeholders, and so are given weights.
+    """Return the command of a run with these settings; folders and given weights are placeholders.
 
     Args:
         settings: ``config`` of a ``results.json``.

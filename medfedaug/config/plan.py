@@ -30,7 +30,7 @@ _LARGEST_PATCH = 4096
 @documented
 @dataclass(frozen=True)
 class Plan:
-    """What volumes are brought to, and how they are cut for the network.
+    """Orientation, spacing and patches of volumes for the network.
 
     With the defaults, networks see whole slices along a volume's last axis, as stored; training takes those
     with foreground. Whatever a plan says, scores are computed on the grid of the label map's file.
@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def moves_voxels(self) -> bool:
-        """Whether volumes are turned, cut or resampled."""
+        """Return whether volumes are turned, cut or resampled."""
         return self.orientation is not None or self.spacing is not None or self.crop != "none"
 
     @property
@@ -162,7 +162,7 @@ PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 
 
 def planning_settings(given: Iterable[str], memory: float | None = None) -> dict[str, Any]:
-    """How a plan is to be made of the sites' fingerprints: `medfedaug.config.run.RunConfig.planning`.
+    """Return the settings of a plan from the sites' fingerprints: `medfedaug.config.run.RunConfig.planning`.
 
     Args:
         given: names of the settings that were given. Those that a plan would decide, which are the fields of

@@ -35,9 +35,9 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "segmentation": {"network": "basicunet", "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
     "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
 }
-"""What a run takes where it is not told otherwise, by task."""
+"""Default settings of a run, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
-"""What ``"scale"`` does by task: every volume by its own range, or all images by one number."""
+"""Meaning of ``"scale"`` by task: every volume by its own range, or all images by one number."""
 
 MAX_SHARE = 0.45
 """The default of ``max_share``: with three or more sites no one of them is near a half of the average."""
@@ -51,7 +51,7 @@ _OF_A_BUNDLE = (
 @documented
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run computes.
+    """Settings that decide what a run computes.
 
     Raises:
         ConfigError: for a value of another type or out of range.
@@ -318,7 +318,7 @@ class RunConfig:
             raise ConfigError("image_size resizes slices; with volumes, or with a spacing, leave it out")
 
     def validates(self, round_: int) -> bool:
-        """Whether the model of a round is scored on the validation cases; that of round 0 is untrained.
+        """Return whether the model of a round is scored on the validation cases; round 0 is the untrained one.
 
         Example:
             >>> config = RunConfig(rounds=5, validate_every=2)
@@ -371,7 +371,7 @@ class RunConfig:
 @documented
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out: nothing of it changes what a round computes from the sites' updates.
+    """Settings of a run's execution: none changes what a round computes from the sites' updates.
 
     Raises:
         ConfigError: for a value of another type, or below 0.

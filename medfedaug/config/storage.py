@@ -17,7 +17,7 @@ DEFAULT_MEMORY = 2.0
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a site keeps its prepared images, and how it loads them: the site's own affair.
+    """Settings for a site's prepared images: memory, folder and loading. No job carries them.
 
     Args:
         max_bytes: how much is kept in memory; the rest is in files.

@@ -39,7 +39,7 @@ def check_loop(loop: str) -> None:
 
 
 def loop_reference(loop: str) -> tuple[str, Path | None]:
-    """What a user means by a loop.
+    """Resolve a loop that a user names.
 
     Args:
         loop: the path of a script, or the name of a loop that an installed package adds.

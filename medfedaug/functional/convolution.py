@@ -40,7 +40,7 @@ def mix_convolution(x: Tensor, weight: Tensor, share: Tensor | float = 0.0) -> T
 
 
 def prediction_spread(logits: Sequence[Tensor]) -> Tensor:
-    r"""How far predictions are apart: the Jensen-Shannon divergence (RandConv, consistency loss).
+    r"""Jensen-Shannon divergence between predictions (RandConv, consistency loss).
 
     .. math:: \frac{1}{J} \sum_j \mathrm{KL}(p_j \,\Vert\, \bar p), \qquad \bar p = \frac{1}{J} \sum_j p_j
 

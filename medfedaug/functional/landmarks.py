@@ -9,11 +9,11 @@ from torch import Tensor
 __all__ = ["PERCENTILES", "foreground_voxels", "histogram_landmarks", "map_landmarks"]
 
 PERCENTILES = (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 99)
-"""Those that `histogram_landmarks` takes: the deciles, and near the ends two that no outlier moves."""
+"""Percentiles of `histogram_landmarks`: the deciles, and two near the ends that no outlier moves."""
 
 
 def foreground_voxels(image: Tensor) -> Tensor:
-    r"""Where any channel of an image is brighter than its darkest voxel.
+    r"""Mask of the voxels at which any channel is brighter than its darkest voxel.
 
     Args:
         image: (C, \*spatial).

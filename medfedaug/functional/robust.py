@@ -108,7 +108,7 @@ def krum_scores(distances: Tensor, hostile: int) -> Tensor:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What brings a vector of this norm to at most the limit: min(1, M/‖Δ‖) (Sun et al., 2019).
+    """Factor that brings a vector of this norm to at most the limit: min(1, M/‖Δ‖) (Sun et al., 2019).
 
     >>> clip_factor(4.0, 1.0), clip_factor(0.5, 1.0), clip_factor(0.0, 1.0)
     (0.25, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What Gaussian releases cost together: ε by Opacus' accountant of Rényi differential privacy."""
+"""Compute ε of Gaussian releases together, by Opacus' accountant of Rényi differential privacy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Spent(NamedTuple):
 
 
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [2**k for k in range(6, 12)]
-"""Of the Rényi divergence: those of Opacus, and larger ones for budgets below 1."""
+"""Orders of the Rényi divergence: those of Opacus, and larger ones for budgets below 1."""
 
 
 def require_opacus() -> Any:

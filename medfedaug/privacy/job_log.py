@@ -32,7 +32,7 @@ __all__ = [
 WAITING, APPROVED, REFUSED = "waiting", "approved", "refused"
 
 JOBS_FOLDER = "jobs"
-"""Of a site, below its state folder."""
+"""Folder of a site's job book, below its state folder."""
 
 _KIND, _VERSION = "job", 1
 _DAY = 24 * 3600.0
@@ -49,7 +49,7 @@ def job_hash(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a job comes from, as far as the site can know.
+    """Origin of a job, as far as the site can know.
 
     Args:
         name: the job's name, as the server says.
@@ -110,7 +110,7 @@ class JobEntry:
 
 
 class JobBook:
-    """One file for each configuration, in a folder of the site.
+    """Record of the configurations that a site has seen, one file each.
 
     Args:
         folder: it need not exist yet.
@@ -121,7 +121,7 @@ class JobBook:
         self._held: dict[str, FileLock] = {}  # of the jobs that run in this process
 
     def entries(self) -> list[JobEntry]:
-        """All that was seen, the oldest first.
+        """List all entries, the oldest first.
 
         Raises:
             ConfigError: naming a file that is damaged.
@@ -203,7 +203,7 @@ class JobBook:
             self._mark(job).unlink(missing_ok=True)
 
     def is_running(self, job: str) -> bool:
-        """Whether a process of a job runs on this machine now."""
+        """Return whether a process of a job runs on this machine now."""
         mark = self._mark(job)
         if not mark.is_file():
             return False

@@ -271,7 +271,7 @@ class PrivacyLedger:
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
-        """How many models' scores on any of these cases were released.
+        """Count the models whose scores on any of these cases were released.
 
         Args:
             split: see `Release`.
@@ -318,13 +318,13 @@ class PrivacyLedger:
             connection.executemany("INSERT OR IGNORE INTO models VALUES (?, ?, ?)", rows)
 
     def met(self, model: str) -> bool:
-        """Whether the site received or trained a model in a training job."""
+        """Return whether the site received or trained a model in a training job."""
         with self._opened() as connection:
             found = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
         return found is not None
 
     def updates(self, job: str) -> int:
-        """How many models of a job, trained on the site's cases, have left."""
+        """Count the models of a job, trained on the site's cases, that have left."""
         with self._opened() as connection:
             ((count,),) = connection.execute(
                 "SELECT COUNT(*) FROM releases WHERE job = ? AND method = 'model'", (job,)
@@ -332,7 +332,7 @@ class PrivacyLedger:
         return int(count)
 
     def entries(self) -> list[Entry]:
-        """All releases, the oldest first."""
+        """List all releases, the oldest first."""
         with self._opened() as connection:
             rows = connection.execute("SELECT * FROM releases ORDER BY number").fetchall()
         return [Entry(number, when, Release(*rest), cases) for number, when, *rest, cases in rows]

@@ -117,7 +117,7 @@ class PrivacyPolicy:
 
     @property
     def adds_noise(self) -> bool:
-        """Whether anything gets noise: statistics, the steps of training, or scores."""
+        """Return whether anything gets noise: statistics, the steps of training, or scores."""
         return bool(self.noise_multiplier or self.sgd_noise_multiplier or self.score_noise_multiplier)
 
     def bounds(self, kind: str) -> tuple[float, float]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
 
 PSEUDONYM_KEY = "pseudonyms.key"
-"""Of a site, below its state folder."""
+"""File of a site's key, below its state folder."""
 
 _KEY_BYTES, _DIGITS = 32, 12
 _MOST_NAMES = 100_000
@@ -74,7 +74,7 @@ class Pseudonyms:
 
     @classmethod
     def of_site(cls, folder: str | Path) -> Pseudonyms:
-        """Those of a site, whose key is made when there is none yet.
+        """Return the pseudonyms of a site, and make its key when there is none yet.
 
         Args:
             folder: of what the site keeps.

@@ -88,7 +88,7 @@ def released_scores(
     labels: Mapping[str, str] | None = None,
     generator: random.Random | None = None,
 ) -> dict[str, Any]:
-    """What of a site's scores leaves it, by the site's own policy.
+    """Return the scores that leave a site, by the site's own policy.
 
     Args:
         found: as `medfedaug.tasks.base.Task.evaluate` returns them.
@@ -148,7 +148,7 @@ def released_scores(
 def released_difference(
     test: PatientTest, policy: PrivacyPolicy, unit: str = "cases", generator: random.Random | None = None
 ) -> dict[str, Any]:
-    """What leaves a site of the comparison of two models on its cases.
+    """Return the comparison of two models on a site's cases, as it leaves the site.
 
     Args:
         test: the comparison, over the patients with cases that both models have a score of.

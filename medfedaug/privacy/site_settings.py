@@ -49,7 +49,7 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """What a site decides for itself.
+    """Settings of a site, which no job carries.
 
     Args:
         data: the folder with the site's images; see `medfedaug.federation.resolve_data_folder`.
@@ -88,7 +88,7 @@ class SiteSettings:
 
     @property
     def storage(self) -> Storage:
-        """Where the site keeps its prepared images."""
+        """Return where the site keeps its prepared images."""
         return Storage(int(self.memory * 2**30), self.cache)
 
     def to_dict(self) -> dict[str, Any]:

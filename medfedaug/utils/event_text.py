@@ -1,4 +1,4 @@
-"""What happens in a run, in lines: for the terminal, for the logs of server and sites, and for `watch`."""
+"""Describe events of a run in lines: for the terminal, for the logs of server and sites, and for `watch`."""
 
 from __future__ import annotations
 

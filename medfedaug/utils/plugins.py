@@ -1,4 +1,4 @@
-"""What other installed packages add by entry points, and which of it may be used: methods, networks, loops.
+"""Find methods, networks and loops that installed packages add by entry points, and restrict their use.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 
@@ -36,7 +36,7 @@ _allowed: frozenset[str] | None = None
 
 @dataclass(frozen=True)
 class Plugin:
-    """One name that a package adds.
+    """Name that a package adds.
 
     Args:
         group: `METHODS`, `NETWORKS` or `LOOPS`.
@@ -75,7 +75,7 @@ def restrict(packages: Iterable[str] | None) -> None:
 
 
 def installed(group: str) -> list[Plugin]:
-    """All names that the installed packages add, allowed or not; nothing is imported."""
+    """List all names that the installed packages add, allowed or not; nothing is imported."""
     return list(_installed(group, tuple(sys.path)))
 
 

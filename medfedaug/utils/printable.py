@@ -48,7 +48,7 @@ def printable(text: object) -> str:
 
 
 def is_printable(text: str) -> bool:
-    """Whether `printable` leaves a text as it is."""
+    """Return whether `printable` leaves a text as it is."""
     return all(map(_seen, text))
 
 

@@ -21,7 +21,7 @@ KEY_BYTES = 32
 
 
 def stream(key: bytes, count: int) -> Words:
-    """So many numbers that nobody can tell from random ones without the key: AES-256 in counter mode.
+    """Make ``count`` pseudorandom numbers from a key by AES-256 in counter mode.
 
     Args:
         key: of 32 bytes, for this stream alone.

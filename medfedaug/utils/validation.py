@@ -16,7 +16,7 @@ _LONGEST = 1_000
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a finite number; ``true`` is none, nor is one beyond a float's range.
+    """Return whether a value from JSON is a finite number within a float's range; ``true`` is not.
 
     Example:
         >>> [is_number(value) for value in (1, 0.5, True, "1", float("nan"), 10**400)]
