@@ -57,7 +57,7 @@ def our_classes(server: bool) -> tuple[str, ...]:
 
 
 def needed_classes(server: bool) -> tuple[str, ...]:
-    """All classes that a job of this package names at the server, or at a site."""
+    """List the classes that a job of this package names at the server, or at a site."""
     theirs = (*_EVERY_SERVER, *_SOME_SERVER) if server else (*_EVERY_SITE, *_SOME_SITE)
     return our_classes(server) + theirs
 

@@ -1,4 +1,4 @@
-"""Whether a site is ready to take part: everything that can be checked before a job comes, in plain words."""
+"""Check whether a site is ready to take part: all that can be checked before a job comes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _LEAST_DISK = 2 * 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Args:
         name: what.

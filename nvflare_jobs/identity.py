@@ -1,4 +1,4 @@
-"""What a site signs its keys with under secure aggregation: the certificates of its NVFlare kit."""
+"""Identity of a site under secure aggregation: key and certificate of its NVFlare kit."""
 
 from __future__ import annotations
 

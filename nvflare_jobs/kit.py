@@ -62,7 +62,7 @@ _RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "ope
 
 @dataclass
 class KitFile:
-    """One JSON file of a kit: its current and its wanted content.
+    """JSON file of a kit: its current and its wanted content.
 
     Args:
         path: its path.
@@ -209,7 +209,7 @@ class Kit:
         return JobBook(self.state_folder() / JOBS_FOLDER)
 
     def pseudonyms(self) -> Pseudonyms:
-        """What stands for the names of the site's cases in a federation.
+        """Return the pseudonyms of the site's cases.
 
         Raises:
             ConfigError: for a server's kit, or settings or a key that cannot be read.
@@ -351,13 +351,13 @@ def open_kit(path: str | Path) -> Kit:
 
 
 def validates_json(resources: Mapping[str, Any]) -> bool:
-    """Whether a server or site with these resources refuses jobs that are configured in anything but JSON."""
+    """Return whether a server or site with these resources refuses jobs that are not plain JSON."""
     found = resources.get("app_validator")
     return isinstance(found, dict) and found.get("path") == VALIDATOR
 
 
 def sends_logs(resources: Mapping[str, Any]) -> bool:
-    """Whether a site with these resources sends the logs of its jobs to the server, as NVFlare does."""
+    """Return whether a site with these resources sends the logs of its jobs to the server."""
     return resources.get("allow_log_streaming") is not False
 
 

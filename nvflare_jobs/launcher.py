@@ -113,7 +113,7 @@ class RestartingHandle(JobHandleSpec):
             self._process.terminate()
 
     def poll(self) -> int:
-        """How the last process ended; `JobReturnCode.UNKNOWN` while one runs or will be started."""
+        """Return the last process's code; `JobReturnCode.UNKNOWN` while one runs or will be started."""
         return JobReturnCode.UNKNOWN if self._result is None else self._result
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a job comes from, as far as a site can know: for the record of approvals."""
+"""Find the origin of a job, as far as a site can know it, for the record of approvals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sites of a job the server hears from.
+"""Track the sites of a job that the server hears from.
 
 NVFlare 2.9 calls a site disconnected more than ten minutes after its machine went down, and never if the site
 registers again before. A site's job process sends a heartbeat every ten seconds, also while it trains.
@@ -59,7 +59,7 @@ class Presence:
             self._beating.update([site] if beat else [])
 
     def away(self, sites: Iterable[str]) -> dict[str, float]:
-        """Those of some sites that are away, each with the seconds since it was heard from.
+        """Return the sites that are away, each with the seconds since it was heard from.
 
         It must be called often: a gap means that this process stood still, and could hear nobody.
         """

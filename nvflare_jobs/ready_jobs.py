@@ -17,7 +17,7 @@ from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 __all__ = ["EXECUTION", "READY_JOBS", "write_ready_jobs"]
 
 EXECUTION = Execution(min_sites=2, round_timeout=7200.0)
-"""How all of them are carried out."""
+"""Execution settings of all ready jobs."""
 
 _HOSPITALS: dict[str, Any] = {"rounds": 50}
 _SEGMENTATION: dict[str, Any] = {"task": "segmentation", **_HOSPITALS}

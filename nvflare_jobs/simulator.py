@@ -212,7 +212,7 @@ def _storage_variables(storage: Storage | None) -> dict[str, str]:
 
 
 def output_folder(work_dir: str | Path, name: str = "server") -> Path:
-    """What the server, or a site, wrote in a run, below the ``work_dir`` of `run_in_simulator`."""
+    """Return the folder that the server, or a site, wrote in a run of `run_in_simulator`."""
     return Path(work_dir) / "workspace" / name / "simulate_job" / JOB_FOLDER
 
 

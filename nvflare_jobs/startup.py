@@ -45,7 +45,7 @@ _UNSYNCHRONISED = 0x0040  # STA_UNSYNC of Linux's adjtimex
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about a kit.
+    """Finding about a kit.
 
     Args:
         name: what was looked at.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MLFLOW_FILE", "TRACKERS", "TRACKING_FOLDER", "RoundMetrics", "add_tracking", "tracked"]
 
 TRACKING_FOLDER = "medfedaug/tracking"
-"""Where in the server's run folder TensorBoard's events are, below it one folder a site."""
+"""Folder of TensorBoard's events below the server's run folder, with a folder for each site."""
 
 MLFLOW_FILE = "mlflow.db"
 """MLflow's store in the server's run folder."""

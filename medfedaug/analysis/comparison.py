@@ -43,7 +43,7 @@ RESOLUTION = "could see"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method against FedAvg under otherwise equal settings, at one kind of site.
+    """Comparison of a method with FedAvg under otherwise equal settings, at one kind of site.
 
     Attributes:
         label: the method's label.

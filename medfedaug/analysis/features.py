@@ -60,7 +60,7 @@ def alignment(features: Tensor, labels: Tensor, alpha: float = 2.0) -> float:
 
 
 def uniformity(features: Tensor, t: float = 2.0) -> float:
-    r"""How evenly features spread over the sphere; lower is more even (FedFA+ section 5.4.1).
+    r"""Measure the uniformity of features on the sphere; lower is more even (FedFA+ section 5.4.1).
 
     .. math:: \log \mathrm{mean}_{i < j} \exp(-t \|\hat z_i - \hat z_j\|_2^2), \qquad \hat z = z / \|z\|_2
 

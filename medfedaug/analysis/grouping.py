@@ -172,7 +172,7 @@ def _score(runs: Sequence[Run], site: str) -> float | None:
 
 
 def units_differ(runs: Iterable[Run], sites: Set[str]) -> bool:
-    """Whether sites measure the metric of the runs in mm and others in pixels, which have no mean."""
+    """Return whether some sites measure the runs' metric in mm and others in pixels, which have no mean."""
     measured = [run for run in runs if find_metric(run.metric).has_unit]
     return len({unit for run in measured for site, unit in run.units.items() if site in sites}) > 1
 

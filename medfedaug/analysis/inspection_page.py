@@ -41,7 +41,7 @@ _MOST_SITES = 12  # in figures
 
 
 def federation_shift(found: Sequence[SiteInspection]) -> Shift | None:
-    """How far the sites that were looked at are apart (`medfedaug.analysis.shift.site_shift`)."""
+    """Compute the shift between inspected sites (`medfedaug.analysis.shift.site_shift`)."""
     pairs, seen = _in_federations_order(found)
     return site_shift(pairs, seen)
 
@@ -121,7 +121,7 @@ def write_inspection(found: Sequence[SiteInspection], out_html: str | Path, inte
 
 
 def inspection_record(found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> dict[str, Any]:
-    """What was found, ready for JSON and without the name of any case or file."""
+    """Return the findings, ready for JSON and without the name of any case or file."""
     return {
         "intensity": intensity,
         "shift": None if shift is None else shift.shift,

@@ -43,7 +43,7 @@ def find_events(folder: str | Path) -> Path | None:
 
 
 def has_process(events: Path) -> bool | None:
-    """Whether the process of a job is alive, by the time of a file that it touches.
+    """Return whether the process of a job is alive, by the time of a file that it touches.
 
     Returns:
         ``None`` for a job of an earlier version, which has no such file.
@@ -70,7 +70,7 @@ def sparkline(values: Sequence[float | None], width: int = 30) -> str:
 
 @dataclass
 class Watched:
-    """What has happened in a run so far.
+    """State of a run, from its events so far.
 
     Attributes:
         rounds: the number of rounds of the run.

@@ -1,4 +1,4 @@
-"""Whether a federation is worth it for a site: its local, the global and its personal model, side by side."""
+"""Compare the federation's models at a site with the model that the site trained alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Worth:
-    """What a model of a federation is worth to one site.
+    """Comparison of a federation's model with the local one, at one site.
 
     Attributes:
         site: its name.
@@ -59,7 +59,7 @@ class Worth:
 
     @property
     def nothing_learned(self) -> bool:
-        """Whether neither model found anything: both have a score of 0, where a higher one is better."""
+        """Return whether neither model found anything: both score 0, where higher is better."""
         return self.higher_is_better and self.score == 0 and self.local == 0
 
     @property
@@ -77,7 +77,7 @@ class Worth:
         return above if low > 0 else below if high < 0 else "no difference shown"
 
     def sentence(self, metric: str) -> str:
-        """Whether the federation is worth it for this site, in words.
+        """Answer in words whether the federation is worth it for this site.
 
         Args:
             metric: name of the score.
@@ -111,7 +111,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class WorthTable(TextTable):
-    """One row for each site of an evaluation and each model that the federation has for it.
+    """Table with a row for each site of an evaluation and each model that the federation has for it.
 
     Attributes:
         metric: name of the score.
@@ -202,7 +202,7 @@ class ExchangeTable(TextTable):
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row for each model, with a column for each site."""
+        """Return a row for each model, with a column for each site."""
         return [
             {"model": self.kind, "model_of": source, **{target: row.get(target) for target in self.targets}}
             for source, row in self.scores.items()
@@ -275,7 +275,7 @@ def _of_another_run(evaluation: Mapping[str, Any], file: Path) -> bool:
 
 
 def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
-    """Whether the federation is worth it for each site of an evaluation.
+    """Make the table that compares the federation's models with the local one, for each site.
 
     A site has compared the global model, and its personal one where the run leaves something at the sites,
     with the model that it trained alone, on its own test cases, patient by patient

@@ -20,7 +20,7 @@ _MOST_CLASSES = 6  # as columns of text; CSV has them all
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One method by one metric.
+    """Scores of one method by one metric.
 
     Attributes:
         label: the methods.

@@ -29,7 +29,7 @@ __all__ = ["PatientRow", "PatientTable", "patient_table"]
 
 @dataclass(frozen=True)
 class PatientRow:
-    """One method against FedAvg, patient by patient.
+    """Comparison of one method with FedAvg, patient by patient.
 
     Attributes:
         label: the methods.

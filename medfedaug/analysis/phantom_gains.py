@@ -1,4 +1,4 @@
-"""What methods gained over FedAvg on phantom federations, by how far their sites were apart."""
+"""Gains of methods over FedAvg on phantom federations, by the shift between their sites."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Gain:
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is 0.02 or more, over ten federations or more, with an interval above 0."""
+        """Return whether the gain is 0.02 or more, over ten federations or more, with an interval above 0."""
         return self.low > 0 and self.mean >= _WORTH and self.federations >= _ENOUGH
 
 
@@ -83,7 +83,7 @@ def gains_at(distance: float, at: str = MEAN) -> list[Gain]:
 
 
 def expectation(found: Sequence[Gain]) -> str:
-    """What to expect where these gains were measured.
+    """Describe the gain to expect, from the gains that were measured.
 
     A gain is expected of a method alone whose gain was 0.02 or more, on ten federations or more, and surely
     above 0. All other numbers are told as what they are.

@@ -51,7 +51,7 @@ class RecordedGain:
 
 @cache
 def recorded_gains() -> tuple[RecordedGain, ...]:
-    """All rows of the table, in its order."""
+    """Return all rows of the table, in its order."""
     text = (files("medfedaug") / _TABLE).read_text(encoding="utf-8")
     return tuple(_rows(text))
 

@@ -1,4 +1,4 @@
-"""What a page says first: the answer in a sentence or two, and what its words mean."""
+"""Summary of a page: the answer in a sentence or two, and the meaning of its words."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _others(compared: Sequence[tuple[Row, float]], best: Row) -> str:
 
 
 def words_in(text: str) -> dict[str, str]:
-    """Those of `WORDS` that occur in a text, each with its meaning."""
+    """Return the `WORDS` that occur in a text, each with its meaning."""
     return {word: meaning for word, meaning in WORDS.items() if _occurs(word, text)}
 
 

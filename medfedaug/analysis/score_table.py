@@ -47,7 +47,7 @@ _TAKEN = (
 
 @dataclass(frozen=True)
 class Score:
-    """One cell: the score of one run, or mean and standard deviation (n - 1) over several."""
+    """Cell of a table: the score of one run, or mean and standard deviation (n - 1) over several."""
 
     values: tuple[float, ...]
 

@@ -20,7 +20,7 @@ _FARTHEST = 2.0  # the same of the farthest site, whose distance is the largest 
 
 @dataclass(frozen=True)
 class PairShift:
-    """How far two sites are apart.
+    """Distance between two sites.
 
     Attributes:
         sites: their names.
@@ -37,7 +37,7 @@ class PairShift:
 
 @dataclass(frozen=True)
 class Shift:
-    """How far the sites of a federation are apart.
+    """Distances between the sites of a federation.
 
     Attributes:
         pairs: every two sites.
@@ -52,7 +52,7 @@ class Shift:
 
     @property
     def by_site(self) -> dict[str, float]:
-        """How far each site is from the others: the mean of `PairShift.statistics` over its pairs."""
+        """Mean distance of each site from the others: of `PairShift.statistics` over its pairs."""
         names = sorted({site for pair in self.pairs for site in pair.sites})
         return {name: fmean(p.statistics for p in self.pairs if name in p.sites) for name in names}
 
@@ -75,7 +75,7 @@ class Shift:
 
     @property
     def sentence(self) -> str:
-        """What it means for methods against feature shift, and what these gained elsewhere.
+        """Explain the shift: what methods against feature shift gained where it was similar.
 
         A mean hides one odd site among others that are alike: with more than two sites, one that is farther
         from the others than chance would put it is named.
@@ -102,7 +102,7 @@ class Shift:
 
 
 def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarray]) -> Shift | None:
-    r"""How far the sites' images are apart, in units of how far the images of one site are.
+    r"""Measure the distance between the sites' images, in units of the distance within a site.
 
     Image i of site k has the pair :math:`p_{ki} = (\mu_{ki}, \sigma_{ki})`, mean and deviation of every
     channel (FedRDN Eq. 5-6), a vector with 2C components d. With the sites' means :math:`\bar p_k` and the

@@ -1,4 +1,4 @@
-"""What there is to choose from: methods, networks and data sets, in words that come from the code itself.
+"""List methods, networks and data sets, described by the code itself.
 
 Texts are docstrings; arguments and defaults are signatures. What another package adds is listed without
 importing it, and imported when it is described by name.
@@ -86,7 +86,7 @@ class Described:
 
 
 def known_methods() -> list[Described]:
-    """All methods, each in a line; nothing of another package is imported."""
+    """List all methods, each in a line; nothing of another package is imported."""
     own = [_method(name, cls) for name, cls in registry.built_in_methods().items()]
     return [
         *own,
@@ -122,7 +122,7 @@ def describe_method(name: str) -> Described:
 
 
 def known_networks() -> list[Described]:
-    """All networks that have a name, each in a line; nothing of another package is imported."""
+    """List all networks that have a name, each in a line; nothing of another package is imported."""
     own = [_network(name) for name in networks.built_in_networks()]
     return own + _added(plugins.NETWORKS, networks.built_in_networks())
 
@@ -159,7 +159,7 @@ def describe_network(name: str) -> Described:
 
 
 def known_data_sets() -> list[Described]:
-    """All published data sets that can be named, each in a line."""
+    """List all published data sets that can be named, each in a line."""
     return [Described(name, found.description) for name, found in BENCHMARKS.items()]
 
 

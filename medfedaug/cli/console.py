@@ -128,7 +128,7 @@ def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) 
 
 
 def without_score(scores: Mapping[str, Any]) -> dict[str, str]:
-    """Why sites that were tested have no score, by site."""
+    """Return the reasons why tested sites have no score, by site."""
     first = next(iter(scores["mean"]), "")
     entries = {**scores.get("sites", {}), **scores.get("unseen", {})}
     return {s: e["note"] for s, e in sorted(entries.items()) if e.get("note") and e.get(first) is None}

@@ -16,7 +16,7 @@ _MOST_ODD = 10  # lines a site; the page has more
 
 
 class Stored(str, Enum):
-    """How images are scaled before their statistics are computed."""
+    """Scale of images before their statistics are computed."""
 
     raw = "raw"
     scale = "scale"

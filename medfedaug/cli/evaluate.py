@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Split(str, Enum):
-    """Which cases are scored."""
+    """Cases that are scored."""
 
     test = "test"
     validation = "validation"

@@ -19,7 +19,7 @@ __all__ = ["datasets", "methods", "networks"]
 def methods(
     name: Annotated[str | None, typer.Argument(help="One of them, for its arguments and details.")] = None,
 ) -> None:
-    """What --methods takes: what each does, its arguments, what leaves a site."""
+    """List the methods for --methods, or show one: what it does, its arguments, what leaves a site."""
     from medfedaug.analysis.recorded_gains import gains_of
     from medfedaug.cli.catalogue import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
     from medfedaug.methods.registry import spelt
@@ -44,7 +44,7 @@ def networks(
         typer.Argument(help="One of them, or a class path of MONAI's, for arguments, stages and sizes."),
     ] = None,
 ) -> None:
-    """What --network takes: arguments, stages, sizes."""
+    """List the networks for --network, or show one: arguments, stages, sizes."""
     from medfedaug.cli.catalogue import describe_network, known_networks
 
     if name is None:

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Engine(str, Enum):
-    """What carries requests and replies between the server and the sites."""
+    """Engine that transports requests and replies between the server and the sites."""
 
     nvflare = "nvflare"
     inprocess = "inprocess"

@@ -53,7 +53,7 @@ def _bar(*more: ProgressColumn) -> Progress:
 
 
 class Clock:
-    """How long what remains will take, from what is done.
+    """Estimate of the remaining time, from the finished part.
 
     Args:
         total: the number of rounds, or runs.
@@ -69,7 +69,7 @@ class Clock:
         self.done = self.first = done
 
     def count(self, done: int) -> None:
-        """So many are done now."""
+        """Set the number of finished units."""
         self.last, self.done = time.monotonic(), done
 
     def left(self) -> str:

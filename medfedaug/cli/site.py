@@ -18,7 +18,7 @@ SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare k
 
 
 class Scores(str, Enum):
-    """How scores leave a site."""
+    """Form in which scores leave a site."""
 
     summary = "summary"
     cases = "cases"

@@ -318,7 +318,7 @@ class RunConfig:
             raise ConfigError("image_size resizes slices; with volumes, or with a spacing, leave it out")
 
     def validates(self, round_: int) -> bool:
-        """Return whether the model of a round is scored on the validation cases; round 0 is the untrained one.
+        """Return whether the model of a round is scored on the validation cases; round 0 is untrained.
 
         Example:
             >>> config = RunConfig(rounds=5, validate_every=2)

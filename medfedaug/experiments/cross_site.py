@@ -1,4 +1,4 @@
-"""How well the model that one site trained serves the others: FedRDN Table 3."""
+"""Score the model that one site trained at all other sites: FedRDN Table 3."""
 
 from __future__ import annotations
 

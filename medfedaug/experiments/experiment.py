@@ -114,7 +114,7 @@ class Experiment:
 
     @property
     def own(self) -> bool:
-        """Whether it is on data of one's own, without a paper's protocol."""
+        """Return whether the experiment is on the user's own data, without a paper's protocol."""
         return not self.protocol
 
     def preset(self) -> Preset:
@@ -262,7 +262,7 @@ def make_experiment(
 
 
 def read_experiment(path: str | Path) -> dict[str, Any]:
-    """What an experiment's file says; paths are relative to it.
+    """Read an experiment's file; paths are relative to it.
 
     Raises:
         ConfigError: naming the file and what is wrong.

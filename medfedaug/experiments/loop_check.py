@@ -33,7 +33,7 @@ class _Enough(BaseException):
 
 @dataclass
 class LoopCheck:
-    """What was found of a script's loop.
+    """Findings about a script's loop.
 
     Attributes:
         connected: by name of the call, what the script did with it.

@@ -19,7 +19,7 @@ BASE = "base"  # the variant that is the preset itself
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep.
+    """Run of a sweep.
 
     Args:
         methods: the combination of methods, as the user wrote it.

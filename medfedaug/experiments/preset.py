@@ -66,7 +66,7 @@ class Preset:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that differs from the defaults: of the run, of its data and of methods."""
+        """Return the settings that differ from the defaults: of the run, of its data and of methods."""
         return {
             **self.config,
             **{f"data {name}": value for name, value in self.data.items()},

@@ -1,4 +1,4 @@
-"""How the papers' protocols were read: what they leave open, where they contradict themselves, what differs.
+"""Notes on the papers' protocols: open points, contradictions, and differences of ours.
 
 Each text is a sentence or two for `medfedaug.experiments.presets.Preset.readings`; they are shown with
 ``medfedaug benchmark --list NAME``, below every table and on the page.

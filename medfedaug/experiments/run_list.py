@@ -1,4 +1,4 @@
-"""Which runs a sweep has: every combination of methods, settings, held-out sites, folds and seeds."""
+"""List the runs of a sweep: all combinations of methods, settings, held-out sites, folds and seeds."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ from medfedaug.utils.validation import check_choice
 __all__ = ["ENGINES", "check_device", "configure", "simulate"]
 
 ENGINES = ("nvflare", "inprocess")
-"""What carries a run: a process for each site, or the sites in turn in one."""
+"""Engines: a process for each site, or all sites in turn in one process."""
 
 _FILES = "files"  # of `results.json`: a hash for each site
 
@@ -297,7 +297,7 @@ def simulate(
 
 
 def check_device(device: str) -> None:
-    """Whether there is such a device.
+    """Check that a device can be used.
 
     Raises:
         ConfigError: naming it and the reason.

@@ -122,7 +122,7 @@ def check_folder(out: Path) -> None:
 
 
 def difference(results: Path, benchmark: str, run: PlannedRun) -> str:
-    """What a finished run has that its plan has not: ``"data"``, ``"settings"`` or nothing.
+    """Return how a finished run differs from its plan: in ``"data"``, in ``"settings"`` or not at all.
 
     The folder does not tell: a preset may have been another one when the run was made.
     """

@@ -52,7 +52,7 @@ def _end_with(lifeline: Connection) -> None:
 
 
 def outcome(future: Future[str]) -> str:
-    """What a worker returned, or why there is nothing."""
+    """Return a worker's result, or the reason why there is none."""
     try:
         return future.result()
     except BrokenProcessPool:

@@ -204,7 +204,7 @@ class FinishedRun:
         return {k: v.detach().clone() for k, v in network.state_dict().items() if v.is_floating_point()}
 
     def whose(self, site: str, split: str = "test") -> str:
-        """Whose model a site's scores are of, as in ``scored`` of ``results.json``.
+        """Name the model that a site's scores belong to, as ``scored`` of ``results.json`` does.
 
         Args:
             site: its name. One that the run does not know has nothing of its own: data of a site under

@@ -80,7 +80,7 @@ def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
 
 
 def kept_fingerprint(state: Path) -> Fingerprint | None:
-    """What `keep_fingerprint` wrote; ``None`` for a run of an earlier release.
+    """Read the file of `keep_fingerprint`; ``None`` for a run of an earlier release.
 
     Raises:
         ConfigError: when the file is damaged.
@@ -96,7 +96,7 @@ def kept_fingerprint(state: Path) -> Fingerprint | None:
 
 
 def is_json_with(path: Path, *keys: str) -> bool:
-    """Whether a file holds a JSON object with these keys."""
+    """Return whether a file holds a JSON object with these keys."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

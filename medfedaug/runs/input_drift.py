@@ -1,4 +1,4 @@
-"""What a run recorded of its sites' images, and how far an image is from it."""
+"""Compare an image with a run's record of its sites' images."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Familiar:
 
     @property
     def sources(self) -> list[str]:
-        """What there is to compare with: ``"intensity"``, ``"spacing"``, both or nothing."""
+        """List what an image can be compared in: ``"intensity"``, ``"spacing"``, both or nothing."""
         found = {"intensity": bool(len(self.mean)), "spacing": self.edges is not None}
         return [name for name, known in found.items() if known]
 
     def intensity_warnings(self, moments: Mapping[str, Tensor], names: Sequence[str] = ()) -> list[str]:
-        """How far an image's intensities are from those of the sites.
+        """Describe differences of an image's intensities from those of the sites.
 
         Args:
             moments: ``mean`` and ``std`` of the image, (C,) each, as the sites' statistics are computed.
@@ -103,7 +103,7 @@ class Familiar:
         return told
 
     def spacing_warnings(self, affine: Any) -> list[str]:
-        """How far an image's voxels are from those of the sites.
+        """Describe differences of an image's voxels from those of the sites.
 
         Args:
             affine: (4, 4), from voxels to millimetres in RAS; ``None`` where the file does not say.

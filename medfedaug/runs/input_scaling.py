@@ -26,7 +26,7 @@ _FIXED = ("prostate_mri", "mini_prostate_mri")
 
 @dataclass(frozen=True)
 class Input:
-    """How the input images of a network were scaled and normalised.
+    """Scaling and normalisation of a network's input images.
 
     Attributes:
         scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its own range;
@@ -42,14 +42,14 @@ class Input:
 
     @property
     def scaled(self) -> str:
-        """How the images are scaled, in words."""
+        """Describe the scaling of the images."""
         return _SCALED.get(self.scaling, self.scaling)
 
     def __str__(self) -> str:
         return f"{self.scaled}, normalised by {self.normalised_by}" if self.normalised_by else self.scaled
 
     def differs(self, other: Input) -> bool:
-        """Whether the images of two runs were scaled differently.
+        """Return whether the images of two runs were scaled differently.
 
         If a method normalises, a fixed factor makes no difference, since it cancels out.
         """

@@ -1,4 +1,4 @@
-"""Where images come from that are to be predicted, and what a run knows of that place."""
+"""Choose the statistics of images that are to be predicted, from a site, a file or the images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Origin"]
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of the place that images come from.
+    """Origin of images: their site, and the pair of statistics where it is known.
 
     Args:
         site: its name; empty where nobody knows it.
@@ -29,7 +29,7 @@ class Origin:
 
     @classmethod
     def of(cls, run: FinishedRun, site: str | None, statistics: str | Path | None) -> Origin:
-        """What the run knows of a site, or a file says.
+        """Read the origin from a run and a site's name, or from a file of statistics.
 
         Raises:
             ConfigError: where what the run's methods need is not there, with what to give; and for a run

@@ -37,7 +37,7 @@ from medfedaug.utils.versions import software_versions
 __all__ = ["Event", "predict_images"]
 
 Event = Callable[[dict[str, Any]], None]
-"""Is told what happens, case by case."""
+"""Receives events, case by case."""
 
 _PROBABILITIES, _PREVIEWS = "probabilities", "previews"
 _ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them

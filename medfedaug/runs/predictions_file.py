@@ -44,7 +44,7 @@ class Predictions:
 
     @staticmethod
     def read(out: Path) -> dict[str, Any]:
-        """What an earlier call left in a folder; empty where there is nothing.
+        """Read the record of an earlier call from a folder; empty where there is none.
 
         Raises:
             ConfigError: for a file that is something else.
@@ -103,7 +103,7 @@ class Predictions:
 
     @staticmethod
     def files(earlier: Mapping[str, Any]) -> set[str]:
-        """All files that an earlier call wrote or was going to write, relative to its folder."""
+        """List the files that an earlier call wrote or was going to write, relative to its folder."""
         listed = [entry["written"] for entry in earlier.get("cases", {}).values()]
         statistics = (earlier.get("statistics") or {}).get("file")
         listed += [[statistics]] if statistics else []

@@ -153,7 +153,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """Whose model the scores of `tested` are of."""
+        """Name the model that the scores of `tested` belong to."""
         return UNSEEN if self.in_turn else self.scored.get("test", NOT_RECORDED)
 
     @property

@@ -26,7 +26,7 @@ from medfedaug.privacy import JOBS_FOLDER
 __all__ = ["HOSPITALS", "PATIENT", "Rehearsal"]
 
 PATIENT = "Grotewohl_Alma"
-"""Of nobody: in the names of all files at the hospitals, and in nothing that leaves them."""
+"""Invented name: part of all file names at the hospitals, and of nothing that leaves them."""
 
 HOSPITALS = tuple(f"hospital-{letter}" for letter in "abcd")
 SERVER, ADMIN, LEAD = "fl-server.example.org", "admin@example.org", "lead@example.org"
@@ -333,7 +333,7 @@ class Rehearsal:
         self._start_kit(self.kit(hospital))
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
-        """What the server's process of a job has reported so far."""
+        """List the events that the server's process of a job has reported so far."""
         path = self._events(job_id)
         # The writer may be in the middle of the last line.
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
@@ -418,7 +418,7 @@ class Rehearsal:
         return [path for path in folder.rglob("*") if path.is_file() and name in path.read_bytes()]
 
     def is_kept(self, certificate: bool) -> bool:
-        """Whether the server keeps a TLS connection with or without a site's certificate."""
+        """Return whether the server keeps a TLS connection with or without a site's certificate."""
         startup = self.kit(self.hospitals[0]) / "startup"
         context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
         if certificate:

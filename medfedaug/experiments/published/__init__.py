@@ -53,7 +53,7 @@ class PrintedScore:
 
 @dataclass(frozen=True)
 class Published:
-    """One row of a paper's table.
+    """Row of a paper's table.
 
     Args:
         protocol: name of the preset that it is compared with.

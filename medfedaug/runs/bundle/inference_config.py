@@ -27,7 +27,7 @@ def inference_config(
     photographs: bool = False,
     bfloat16: bool = False,
 ) -> dict[str, Any]:
-    """What ``python -m monai.bundle run`` does, ``configs/inference.json``.
+    """Make ``configs/inference.json``, which ``python -m monai.bundle run`` carries out.
 
     It computes what `SegmentationTask.predict_case` computes, in the same order. MONAI's `Spacing` samples
     between the centres of the outer voxels; resampling that keeps the edges of a volume, as a plan's does, is

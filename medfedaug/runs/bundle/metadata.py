@@ -1,4 +1,4 @@
-"""What a bundle says of itself: metadata, schema, README and licence."""
+"""Metadata, schema, README and licence of a bundle."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _version(package: str) -> str:
 
 
 def metadata_schema() -> dict[str, Any]:
-    """What the specification of MONAI Bundles asks of ``metadata.json``, as a JSON schema.
+    """Return the specification of ``metadata.json`` in MONAI Bundles, as a JSON schema.
 
     MONAI's own schema is fetched from the address in the metadata. This one lets a machine without a
     connection verify a bundle; it asks for the same entries.

@@ -1,4 +1,4 @@
-"""What of a finished run MONAI can hold: the plain network, and the pair that images are normalised with."""
+"""Reduce a finished run to what MONAI can hold: the plain network and the pair for normalisation."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from medfedaug.runs.bundle.network import PlainInference
 __all__ = ["TOLERANCE", "write_onnx"]
 
 TOLERANCE = 1e-4
-"""Of the largest logit: how far ONNX Runtime's output may be from the network's."""
+"""Largest difference of ONNX Runtime's output from the network's, as a share of the largest logit."""
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
