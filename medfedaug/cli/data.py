@@ -48,7 +48,7 @@ def phantom(
         typer.Option(
             min=0,
             max=3,
-            help="How far the scanners are apart: 0 for the same at all sites, 1 as usual.",
+            help="Distance between the scanners: 0 for the same scanner at all sites, 1 as usual.",
         ),
     ] = 1.0,
     inverted: Annotated[
@@ -86,7 +86,8 @@ def inspect(
     ] = Path("inspect.html"),
     limit: Limit = None,
     intensity: Annotated[
-        Stored, typer.Option(help="What a run would see, as its --intensity; the shift is of that.")
+        Stored,
+        typer.Option(help="Scale of the images, as --intensity of a run; the shift is of these."),
     ] = Stored.scale,
 ) -> None:
     """Look at the data before training: geometry, classes, odd cases, and how far the sites are apart."""

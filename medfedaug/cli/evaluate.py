@@ -32,7 +32,7 @@ def evaluate(
     config: Annotated[
         Path | None, typer.Option(help="The run's results.json; by default the one beside the model.")
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which cases are scored.")] = Split.test,
+    split: Annotated[Split, typer.Option(help="Cases to score.")] = Split.test,
     out: Annotated[Path | None, typer.Option(help="JSON file to write, with the score of each case.")] = None,
     limit: Limit = None,
     device: Device = "auto",
@@ -139,7 +139,7 @@ def report(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="What is compared: dice, hd95, nsd, auc, ...; by default what chose the round."),
+        typer.Option(help="Metric to compare: dice, hd95, nsd, auc, ...; by default that of validation."),
     ] = None,
     device: Device = "auto",
 ) -> None:

@@ -17,7 +17,7 @@ __all__ = ["datasets", "methods", "networks"]
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One of them, for its arguments and details.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A method, to show its arguments and details.")] = None,
 ) -> None:
     """List the methods for --methods, or show one: what it does, its arguments, what leaves a site."""
     from medfedaug.analysis.recorded_gains import gains_of
@@ -41,7 +41,7 @@ def methods(
 def networks(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, or a class path of MONAI's, for arguments, stages and sizes."),
+        typer.Argument(help="A network, or MONAI's class path, to show arguments, stages and sizes."),
     ] = None,
 ) -> None:
     """List the networks for --network, or show one: arguments, stages, sizes."""
@@ -56,7 +56,7 @@ def networks(
 
 
 def datasets(
-    name: Annotated[str | None, typer.Argument(help="One of them, for address, layout, options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set, to show address, layout, options.")] = None,
 ) -> None:
     """Published data sets: where to get them, how their folder looks, options, protocols."""
     from medfedaug.cli.catalogue import describe_data_set, known_data_sets

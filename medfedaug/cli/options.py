@@ -54,7 +54,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA
 State = Annotated[
     Path | None,
     typer.Option(
-        help="Where a site keeps its own layers: its kit, or a folder of states. By default the folder state "
+        help="Folder of a site's own layers: its kit, or a folder of states. By default the folder state "
         "beside the model, or MEDFEDAUG_STATE."
     ),
 ]
@@ -91,7 +91,7 @@ CrossSite = Annotated[
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Pictures = Annotated[
-    bool, typer.Option("--pictures/--no-pictures", help="Whether report.html shows images of the sites.")
+    bool, typer.Option("--pictures/--no-pictures", help="Show images of the sites in report.html, or not.")
 ]
 Bundle = Annotated[
     str | None,

@@ -56,7 +56,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="REGEX|UID",
-            help="Which DICOM series are meant, where a study has several: a SeriesInstanceUID, or a regular "
+            help="DICOM series to predict, where a study has several: a SeriesInstanceUID, or a regular "
             "expression that is searched for in number, description, echo or phase, modality and UID of a "
             "series. The others are left out.",
         ),
@@ -65,7 +65,7 @@ def predict(
         bool, typer.Option("--probabilities", help="Write the probabilities of the classes, too.")
     ] = False,
     previews: Annotated[
-        bool, typer.Option("--previews/--no-previews", help="Whether a picture of each case is written.")
+        bool, typer.Option("--previews/--no-previews", help="Write a picture of each case, or not.")
     ] = True,
     state: State = None,
     device: Device = "auto",

@@ -30,8 +30,8 @@ def init(
         str | None,
         typer.Option(
             metavar="REGEX",
-            help="Which part of a case's name is the patient, whose cases stay in one split: the first "
-            "group, as in '(.+)_'. By default every case is a patient's own.",
+            help="Regular expression for the part of a case's name that is the patient, whose cases "
+            "stay in one split: the first group, as in '(.+)_'. By default every case is a patient's own.",
         ),
     ] = None,
     labels: Annotated[
@@ -46,7 +46,7 @@ def init(
         str | None,
         typer.Option(
             metavar="REGEX|UID",
-            help="Which DICOM series is the image, where a case has several: a SeriesInstanceUID, or a "
+            help="DICOM series of the image, where a case has several: a SeriesInstanceUID, or a "
             "regular expression that is searched for in number, description, echo or phase, and UID.",
         ),
     ] = None,

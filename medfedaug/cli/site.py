@@ -41,8 +41,8 @@ def site_config(
     scores: Annotated[
         Scores | None,
         typer.Option(
-            help="How validation and test scores leave the site: summary, as rounded means over at least "
-            "--min-images cases (the default); or cases, one by one under pseudonyms."
+            help="Form in which validation and test scores leave the site: summary, as rounded means over "
+            "at least --min-images cases (the default); or cases, one by one under pseudonyms."
         ),
     ] = None,
     max_validation_scores: Annotated[
@@ -69,8 +69,8 @@ def site_config(
         bool | None,
         typer.Option(
             "--lend-models/--keep-models",
-            help="Whether models that the site trained for itself may be sent to be scored at other sites; "
-            "by default they are kept.",
+            help="Let models that the site trained for itself be scored at other sites, or keep them; by "
+            "default they are kept.",
         ),
     ] = None,
     state: Annotated[
@@ -255,7 +255,7 @@ def approve(
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse it, also if it was approved.")] = False,
     by: Annotated[
         str | None,
-        typer.Option(help="Who decides, for the record; by default the name of the system's user."),
+        typer.Option(help="Person who decides, for the record; by default the system's user."),
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
@@ -302,7 +302,8 @@ def names(kit: SiteKit) -> None:
 def ledger(
     kit: SiteKit,
     every: Annotated[
-        bool, typer.Option("--every", help="One line for each release, with its hash, and not for each kind.")
+        bool,
+        typer.Option("--every", help="Print a line for each release, with its hash."),
     ] = False,
 ) -> None:
     """List all that has left a site: job, method, kind, size, number of cases, and how often."""

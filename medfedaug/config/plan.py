@@ -48,7 +48,7 @@ class Plan:
     )
     orientation: str | None = setting(
         None,
-        "Where the axes of a volume are turned to, for instance RAS: flips and permutations alone, without "
+        "Orientation of a volume's axes, for instance RAS: flips and permutations alone, without "
         "interpolation. By default they stay as stored.",
     )
     spacing: tuple[float, ...] | None = setting(

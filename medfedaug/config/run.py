@@ -64,8 +64,8 @@ class RunConfig:
     )
     purpose: str = setting(
         "",
-        "One line for the sites' administrators and ethics boards: what the model is for. It is on the page "
-        "that they approve, and computes nothing.",
+        "Purpose of the model in one line, for the sites' administrators and ethics boards. It is on the "
+        "page that they approve, and changes no result.",
     )
     task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
     network: str = setting(
@@ -97,7 +97,7 @@ class RunConfig:
     )
     plan: Plan = setting(
         Plan,
-        "What volumes are brought to and how they are cut (`medfedaug.config.plan.Plan`).",
+        "Orientation, spacing and patches of volumes (`medfedaug.config.plan.Plan`).",
         flags=None,
     )
     planning: dict[str, Any] = setting(
@@ -179,7 +179,7 @@ class RunConfig:
     )
     intensity: str = setting(
         "scale",
-        "What every image is brought to before anything else, statistics included. scale: each volume scaled "
+        "Scale of every image, before everything else, statistics included. scale: each volume scaled "
         "to [0, 1] by its own lowest and highest intensity, for scanners whose units do not compare, and "
         "photographs divided by 255. raw: as stored. Both mean the same for every method. by_method: as "
         "stored where a method normalises the input, scaled where none does, as in the papers' code; two "
@@ -199,7 +199,7 @@ class RunConfig:
     )
     surface_tolerance: float = setting(
         2.0,
-        "How far apart two surfaces may lie and still count as one in the normalised surface Dice (NSD), in "
+        "Largest distance of two surfaces that count as one in the normalised surface Dice (NSD), in "
         "millimetres; in pixels for images that have no spacing.",
         at_least=0,
     )
@@ -211,7 +211,7 @@ class RunConfig:
     )
     normalise_at: str = setting(
         "deterministic",
-        "Where the transforms of methods, such as FedRDN's, go among a Bundle's training transforms: "
+        "Place of the methods' transforms, such as FedRDN's, among a Bundle's training transforms: "
         "deterministic, before the first random one; or end, after all of them.",
         choices=("deterministic", "end"),
     )

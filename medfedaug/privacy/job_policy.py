@@ -68,7 +68,7 @@ min_batch_size is 4
         "them.",
         above=0,
     )
-    allow_limit: bool = setting(False, "Whether a job may choose a part of the cases by its limit.")
+    allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.")
     max_model_mb: float = setting(1024.0, "Largest model, in MB.", above=0)
     max_payload_mb: float = setting(
         1024.0,
@@ -76,7 +76,7 @@ min_batch_size is 4
         above=0,
     )
     max_jobs_per_day: int = setting(20, "Most jobs that begin within 24 hours.", above=0)
-    secure_only: bool = setting(False, "Whether a job must be under secure aggregation.")
+    secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
         3, "Least sites, this one too, in a sum that the server learns under secure aggregation.", at_least=2
     )
@@ -99,7 +99,7 @@ min_batch_size is 4
         at_least=1,
     )
     approve: bool = setting(
-        False, "Whether a job waits until the site's administrator has approved it (medfedaug approve)."
+        False, "Let a job wait until the site's administrator has approved it (medfedaug approve)."
     )
 
     def __post_init__(self) -> None:
