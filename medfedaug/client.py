@@ -49,7 +49,7 @@ _checked: tuple[Desk, Wait] | None = None
 
 @contextmanager
 def checking(desk: Desk, wait: Wait) -> Iterator[None]:
-    """Within it a script finds this site, and not NVFlare's (`medfedaug.experiments.loop_check`)."""
+    """Let a script find this site in place of NVFlare's (`medfedaug.experiments.loop_check`)."""
     global _checked
     _checked = desk, wait
     try:

@@ -102,7 +102,7 @@ class DataError(MedFedAugError):
 
 
 class MedFedAugWarning(UserWarning):
-    """Something that a user should look at, and that may be meant; one line, as an error is."""
+    """Warning about something that may be intended; one line, as an error is."""
 
 
 WITH_BATCH_NORM = (

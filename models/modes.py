@@ -12,7 +12,7 @@ __all__ = ["evaluating"]
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Within it a network is in evaluation mode; afterwards each module is in its own mode again.
+    """Put a network in evaluation mode for a block; afterwards each module is in its own mode again.
 
     `nn.Module.train` would not do: some modules may be in evaluation mode within a network in training.
     """

@@ -26,7 +26,7 @@ class StageLayer(nn.Module):
     """
 
     kind: ClassVar[str]
-    """Its name in messages."""
+    """Name of the layer in messages."""
     slug: ClassVar[str]
     """The name of its module in the network."""
 

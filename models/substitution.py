@@ -32,7 +32,7 @@ def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> An
 
 
 def first_names(net: nn.Module) -> dict[str, str]:
-    """For each entry of a network's state dict, the first name of its tensor.
+    """Map each entry of a network's state dict to the first name of its tensor.
 
     A module that is registered in two places, as each of MONAI's DynUNet is, has two names, and so have its
     entries. They are sent, kept and frozen under the first; under the second they would undo it, since a

@@ -44,7 +44,7 @@ _RUNS = "a job is running here"
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something on the disk.
+    """File or folder on the disk.
 
     Args:
         path: the file or folder.
@@ -62,7 +62,7 @@ class Leftover:
 
 
 def survey(kit: Kit, days: float, *, results: bool = False) -> list[Leftover]:
-    """Everything that is on the disk for a kit.
+    """List everything that is on the disk for a kit.
 
     Nothing goes that is younger, that a job which runs here may use, or that no later job can replace: the
     ledger, the key of the pseudonyms, the book of jobs with its approvals, settings and certificates. What is

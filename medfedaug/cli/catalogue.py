@@ -66,7 +66,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Described:
-    """Something that can be chosen, in words.
+    """Description of a choice: a method, a network or a data set.
 
     Args:
         name: what a user writes.

@@ -77,7 +77,7 @@ class AllowedBundle:
         return {"name": self.name, "hash": self.hash}
 
     def to_dict(self) -> dict[str, str]:
-        """As a site's settings have it, under the name."""
+        """Return the entry of a site's settings, which has the Bundle's name as its key."""
         return {"folder": str(self.folder), "hash": self.hash}
 
     @classmethod

@@ -174,7 +174,7 @@ class MonaiAugmentation(Randomizable):
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> MonaiAugmentation:
-        """All draws follow from the seed."""
+        """Set the seed from which all draws follow."""
         self.transform.set_random_state(seed, state)
         return self
 

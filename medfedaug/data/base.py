@@ -37,7 +37,7 @@ SPLITS = ("training", "validation", "test")
 
 @dataclass(frozen=True)
 class Case:
-    """One image and what is known of it.
+    """Image of a site, with label, patient and name.
 
     Args:
         name: unique within the site.
@@ -57,17 +57,17 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of the image, in the order of their channels."""
+        """List all files of the image, in the order of their channels."""
         return (self.image, *self.others)
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Whose image it is: the patient, or where the list names none, the case itself."""
+        """Return the owner of the image: the patient, or where the list names none, the case itself."""
         return (self.patient, "") if self.patient else ("", self.name)
 
 
 class Listing(NamedTuple):
-    """What a site's folder holds.
+    """Content of a site's folder.
 
     Args:
         classes: their names.
@@ -103,7 +103,7 @@ class SiteFolder(ABC):
 
     task: ClassVar[str]
     listing: ClassVar[str]
-    """What names the cases, for messages."""
+    """Name of the list of cases, for messages."""
 
     @classmethod
     def open(
@@ -132,7 +132,7 @@ class SiteFolder(ABC):
     @classmethod
     @abstractmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """What a folder holds.
+        """List the content of a folder.
 
         Raises:
             DataError: naming site and file, where the lists cannot be used.
@@ -140,16 +140,16 @@ class SiteFolder(ABC):
 
     @property
     def scaling(self) -> str:
-        """How `load_image` scales: ``"each volume"`` by its own range, or all by one ``"fixed"`` number."""
+        """Scaling of `load_image`: ``"each volume"`` by its own range, or all by one ``"fixed"`` number."""
         return "fixed"
 
     @property
     def trains(self) -> bool:
-        """Whether the site has training cases; one with test cases alone is an unseen site."""
+        """Return whether the site has training cases; one with test cases alone is an unseen site."""
         return bool(self.cases["training"])
 
     def patients(self, split: str) -> dict[str, int]:
-        """Which patient each case of a split is of, by its name: a number that a patient's cases share.
+        """Number the patients of a split: by case, a number that a patient's cases share.
 
         Empty where the list names no patient of the split: every case then stands for one.
         """
@@ -160,7 +160,7 @@ class SiteFolder(ABC):
         return {case.name: numbers.setdefault(case.owner, len(numbers)) for case in cases}
 
     def cases_of_patients(self, split: str) -> tuple[int, ...]:
-        """How many cases of a split each patient has; a case whose patient is not named stands for one."""
+        """Count the cases of each patient in a split; a case without a named patient stands for one."""
         return tuple(Counter(case.owner for case in self.cases[split]).values())
 
     @abstractmethod
@@ -204,7 +204,7 @@ class SiteFolder(ABC):
         return preparation.image(self.load_image(case, intensity), None)
 
     def identity(self, case: Case) -> tuple[object, ...]:
-        """What tells a case as prepared from all others: its files' paths, times and sizes, and the site."""
+        """Return the identity of a prepared case: its files' paths, times and sizes, and the site."""
         files = [*case.files, *([case.label] if isinstance(case.label, Path) else [])]
         found: list[object] = [case.name, case.index, "" if isinstance(case.label, Path) else case.label]
         # Also what a benchmark's own site knows besides, which may decide over its images.
@@ -322,7 +322,7 @@ def plain_name(name: str) -> str:
 
 
 def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
-    """At most ``limit`` cases, spread evenly over the list, which may be sorted by class."""
+    """Choose at most ``limit`` cases, spread evenly over the list, which may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))

@@ -105,7 +105,7 @@ class CaseCache:
         self._known: dict[tuple[object, ...], StoredCase] = {}
 
     def get(self, key: tuple[object, ...], make: Callable[[], Mapping[str, Tensor]]) -> StoredCase:
-        """What was kept under a key, or else ``make()``.
+        """Return the case that is kept under a key, or keep ``make()``.
 
         Args:
             key: everything that the result follows from.

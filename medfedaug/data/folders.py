@@ -19,7 +19,7 @@ MARKER = "federation.json"
 
 
 def is_site(path: Path) -> bool:
-    """Whether a folder is a site's: it holds a ``dataset.json``, or folders of images."""
+    """Return whether a folder is a site's: it holds a ``dataset.json``, or folders of images."""
     # Also where it cannot be read, lest a site be left out without a word.
     return os.path.lexists(path / "dataset.json") or _has_images(path)
 

@@ -64,7 +64,7 @@ class Proposal:
 
 
 def has_layout(folder: Path) -> bool:
-    """Whether a folder holds images and label maps in one of the layouts."""
+    """Return whether a folder holds images and label maps in one of the layouts."""
     return _layout(folder) is not None
 
 

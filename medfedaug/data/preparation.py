@@ -1,4 +1,4 @@
-"""What a plan makes of one volume: turned, cut, resampled, and the way back to the grid of its file."""
+"""Turn, cut and resample a volume as the plan says, and return results to the grid of its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LANDMARKS = "landmarks"
 """The key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
 
 MOST_NUMBERS = 2**29
-"""Of a resampled image, 2 GiB: 512 x 512 x 2,000 voxels of a computed tomogram are fewer."""
+"""Largest resampled image, 2 GiB: 512 x 512 x 2,000 voxels of a computed tomogram are fewer."""
 
 _NEAREST = "nearest-exact"
 _PREFIXES = {"image": "", "foreground": "foreground_"}
@@ -30,7 +30,7 @@ _PREFIXES = {"image": "", "foreground": "foreground_"}
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a prepared volume lies in the grid of its file.
+    """Place of a prepared volume in the grid of its file.
 
     Args:
         axes: the stored axis that each prepared axis comes from.
@@ -79,7 +79,7 @@ class Placement:
         return self.put_back(self.resized_back(volume))
 
     def to_tensor(self) -> Tensor:
-        """All of it as integers, (6, 3)."""
+        """Return the placement as integers, (6, 3)."""
         return torch.tensor([self.axes, self.flips, self.stored, self.low, self.high, self.size])
 
     @classmethod
@@ -94,7 +94,7 @@ class Placement:
 
 
 class Preparation:
-    """What images are brought to before anything else but the scaling of their intensities.
+    """Preparation of images after the scaling of their intensities: plan and image size.
 
     Turned to the plan's orientation, cut to the foreground, resampled to the plan's spacing, resized in plane
     to ``image_size``. Resampling keeps the edges of the volume where they are: n voxels of e mm become
@@ -112,7 +112,7 @@ class Preparation:
         self.plan, self.image_size, self.landmarks = plan or Plan(), image_size, False
 
     def placement(self, image: Tensor, affine: Tensor | None) -> Placement | None:
-        """Where a volume, (C, X, Y, Z), will lie; ``None`` where the plan moves no voxel.
+        """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel.
 
         Raises:
             ValueError: when the plan needs to know where the voxels lie and the file does not say, or
@@ -173,7 +173,7 @@ class Preparation:
         return image_moments(inside if inside.numel() else image)
 
     def of_whole(self, image: Tensor) -> dict[str, Tensor]:
-        """What is kept of a whole prepared image, (C, *spatial), whose samples may be parts of it.
+        """Compute moments and landmarks of a whole prepared image, (C, *spatial), whose samples may be parts.
 
         Returns:
             The `moments` over either, which `kept_moments` finds again, and landmarks where they are needed.

@@ -75,7 +75,7 @@ def split_patients(site: str, cases: Sequence[Case], seed: int = 0) -> dict[str,
 def fold_patients(
     site: str, cases: Sequence[Case], folds: int, fold: int, seed: int = 0
 ) -> dict[str, Sequence[Case]]:
-    """One fold of a cross-validation over a site's patients.
+    """Split a site's cases for one fold of a cross-validation over its patients.
 
     The patients are shuffled by seed and the site's name and dealt to the folds in turn, each with all cases
     that `Case.patient` says are theirs; a case without stands for a patient. Fold number ``fold`` tests, the

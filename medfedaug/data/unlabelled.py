@@ -38,7 +38,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Given:
-    """What is to be predicted.
+    """Images to predict.
 
     Args:
         folder: the cases, all of the split ``"test"``.

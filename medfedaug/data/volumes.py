@@ -40,11 +40,11 @@ class VolumeFolder(SiteFolder):
     task = "segmentation"
     listing = "dataset.json"
     compares_axes: ClassVar[bool] = True
-    """Whether headers say where the axes point; some published label maps come with the header of nothing."""
+    """Flag: headers state where the axes point; some published label maps come with an empty header."""
 
     @property
     def has_photographs(self) -> bool:
-        """Whether its images are photographs, which have neither depth nor millimetres."""
+        """Return whether the images are photographs, which have neither depth nor millimetres."""
         return any(is_photograph(case.image) for split in SPLITS for case in self.cases[split])
 
     @property
@@ -271,12 +271,12 @@ class VolumeFolder(SiteFolder):
         return image, label
 
     def affine(self, case: Case) -> torch.Tensor | None:
-        """From the image's voxels to millimetres in RAS, (4, 4); ``None`` where its file does not say."""
+        """Return the affine from voxels to millimetres in RAS, (4, 4); ``None`` where the file has none."""
         affine = _header(self.name, case.image).affine if self.compares_axes else None
         return None if affine is None else torch.as_tensor(affine)
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
-        """Where a plan brings an image, (C, X, Y, Z), of this site.
+        """Compute the placement of an image, (C, X, Y, Z), of this site.
 
         Raises:
             DataError: naming site and file, when the file does not say what the plan needs to know.

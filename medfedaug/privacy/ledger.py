@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LEDGER_FILE = "ledger.sqlite"
-"""In a site's state folder."""
+"""File of the ledger in a site's state folder."""
 
 _VERSION = 5
 _PATIENTS = "CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;"
@@ -77,7 +77,7 @@ SELECT DISTINCT cases FROM members LEFT JOIN patients USING (identity) WHERE {_O
 
 @dataclass(frozen=True)
 class Release:
-    """Something that leaves a site.
+    """Release of a site: values that leave it.
 
     Args:
         job: the identifier of the job.

@@ -132,7 +132,7 @@ class PrivacyPolicy:
 
     @classmethod
     def of_simulation(cls) -> PrivacyPolicy:
-        """Everything passes: for sites that are all on one machine, which nothing leaves."""
+        """Return a policy that lets everything pass, for sites that are all on one machine."""
         return cls(min_images=1, scores=CASES, lend_models=True)
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
 STATE_VARIABLE = "MEDFEDAUG_STATE"
 """Environment variable with the folder for what must survive a restart."""
 SETTINGS_FILE = "local/medfedaug.json"
-"""In a site's kit."""
+"""File of the settings in a site's kit."""
 
 _VARIABLES = {
     "data": DATA_VARIABLE,

@@ -46,7 +46,7 @@ class Familiar:
 
     @classmethod
     def of(cls, run: FinishedRun) -> Familiar:
-        """From a run's ``statistics.json``, and from what its sites said of the edges of their voxels."""
+        """Read a run's ``statistics.json``, and its record of the edges of the sites' voxels."""
         pairs = [pair for pair in run.statistics.values() if pair.num_channels == run.config.in_channels]
         over = run.composition.statistics_over
         prints = run.record.get("planned", {}).get("fingerprints", {}).values()

@@ -72,7 +72,7 @@ class ArchiveSite(SiteFolder):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """Not available: an archive does not say which images belong to a site."""
+        """Refuse: an archive does not state which images belong to a site."""
         raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     def check_files(self) -> int:

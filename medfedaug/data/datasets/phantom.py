@@ -35,7 +35,7 @@ __all__ = ["CLASSES", "MANIFEST", "SPACINGS", "Scanner", "make_phantom"]
 MANIFEST = "phantom.json"
 
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
-"""What a label map can hold, in the order of the labels."""
+"""Classes of the label maps, in the order of the labels."""
 
 SPACINGS = ((1.0, 1.0, 1.0), (3.0, 3.0, 3.0), (1.5, 1.5, 6.0))
 """Edges of a voxel in mm where the sites' differ: site by site, and from the first again."""

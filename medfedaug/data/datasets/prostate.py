@@ -50,11 +50,11 @@ class ProstateSite(VolumeFolder):
 
     @property
     def scaling(self) -> str:
-        """All volumes are mapped to whole numbers from 0 to 255."""
+        """Scaling by one fixed number: volumes hold whole numbers from 0 to 255."""
         return "fixed"
 
     def check_files(self) -> int:
-        """As `VolumeFolder.check_files`."""
+        """Check the files as `VolumeFolder.check_files` does, and that volumes have one channel."""
         channels = super().check_files()
         if channels != 1:
             raise DataError(

@@ -205,7 +205,7 @@ def find_root(root: str | Path, benchmark: str) -> Path:
 
 
 def is_there(name: str, root: str | Path) -> bool:
-    """Whether a benchmark's files are there and can be used."""
+    """Return whether a benchmark's files are there and can be used."""
     try:
         return bool(open_benchmark(name, find_root(root, name)))
     except DataError:
@@ -310,12 +310,12 @@ def write_federation(folder: str | Path, name: str, root: str | Path, **options:
 
 
 def is_federation(folder: Path) -> bool:
-    """Whether a folder's marker makes it the data folder of a benchmark."""
+    """Return whether a folder's marker makes it the data folder of a benchmark."""
     return (folder / MARKER).is_file()
 
 
 def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:
-    """What a folder's marker says: the benchmark, the folder of its files, and all its options.
+    """Read a folder's marker: the benchmark, the folder of its files, and all its options.
 
     Raises:
         DataError: for a marker that cannot be used, naming it.

@@ -233,7 +233,7 @@ class DicomSeries:
 
     @property
     def uid(self) -> str:
-        """Its SeriesInstanceUID."""
+        """SeriesInstanceUID of the series."""
         return self.first.series
 
     @cached_property
@@ -308,7 +308,7 @@ class DicomSeries:
 
 @dataclass(frozen=True)
 class DicomScan:
-    """Everything that a folder holds.
+    """Content of a folder with DICOM files.
 
     Args:
         series: the volumes, sorted by folder and identity.

@@ -1,4 +1,4 @@
-"""What a case is known by wherever its file lies and whatever it is called: its content."""
+"""Identify a case by its content, wherever its file lies and whatever its name is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the sites' files are those that a run began with, or was made with."""
+"""Check that the sites' files are those that a run began with, or was made with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfedaug.errors import DataError
 __all__ = ["Fingerprint", "check_made_with", "check_unchanged", "fingerprint_files", "fingerprint_sites"]
 
 Fingerprint = dict[str, dict[str, str]]
-"""By site and file, its size and a hash."""
+"""Size and hash of each file, by site and file."""
 
 # Of a larger file, pieces are read: both ends, and between them at even distances.
 _WHOLE, _PIECES, _PIECE = 2**24, 64, 2**16
@@ -34,7 +34,7 @@ def fingerprint_files(sites: Sequence[SiteFolder]) -> Fingerprint:
 
 
 def fingerprint_sites(sites: Sequence[SiteFolder]) -> dict[str, str]:
-    """One hash for each site, of the files of all its cases and the splits that they are in.
+    """Hash, for each site, the files of all its cases and their splits.
 
     For a finished run: its scores are of the test cases, and its round was selected by the validation cases.
     Files are read as by `fingerprint_files`.

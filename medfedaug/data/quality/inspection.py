@@ -23,7 +23,7 @@ from medfedaug.statistics import image_moments
 __all__ = ["QUANTILES", "Odd", "SiteInspection", "inspect_site", "inspect_sites"]
 
 QUANTILES = (np.arange(400) + 0.5) / 400
-"""Of an image's intensities: what is kept of their distribution."""
+"""Quantiles of an image's intensities that are kept."""
 
 _VOXELS = 200_000  # of an image, evenly from all, for its quantiles
 _EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
@@ -32,7 +32,7 @@ _DARK = 0.5  # share of the foreground on voxels without signal from which it is
 
 @dataclass(frozen=True)
 class Odd:
-    """Something that a user should look at.
+    """Finding that a user should look at.
 
     Attributes:
         kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"``, ``"intensity"`` or ``"split"``.
@@ -47,7 +47,7 @@ class Odd:
 
 @dataclass
 class SiteInspection:
-    """What was found at a site.
+    """Findings at a site.
 
     Attributes:
         name: the site.

@@ -1,4 +1,4 @@
-"""Whether the volumes of a site have comparable scales of intensity."""
+"""Check whether the volumes of a site have comparable scales of intensity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfedaug.errors import DataError
 __all__ = ["UnevenScales", "find_uneven_scales", "uneven_sites"]
 
 WILD = 5.0
-"""From here on the ranges of a site's volumes are called uneven; those of LGG differ by up to 1.7."""
+"""Ratio of ranges from which a site's volumes are called uneven; those of LGG differ by up to 1.7."""
 
 _LOOKED_AT = 20  # volumes of a site, evenly from its list
 _VOXELS = 200_000  # of a volume, evenly from all

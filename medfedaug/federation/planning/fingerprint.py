@@ -1,4 +1,4 @@
-"""What a site says of its volumes so that a plan can be made: summaries over its training cases, no image."""
+"""Fingerprint of a site's volumes for a plan: summaries over its training cases, no image."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class FingerprintExchange(SiteExchange):
         return fingerprint(self.site, self.classes)
 
     def apply(self, payload: Payload) -> None:
-        """What comes back is the plan, by another way."""
+        """Do nothing: the plan comes back by another way."""
 
 
 class SpacingExchange(SiteExchange):
@@ -155,7 +155,7 @@ class SpacingExchange(SiteExchange):
 
 
 def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
-    """What a site says in every job of its training images' voxels, through its guard.
+    """Return the spacing of the training images that a site sends in every job, through its guard.
 
     Returns:
         ``{"low_x": mm, ..., "median_x": mm, ..., "high_z": mm}`` along the axes of RAS; empty where the files
@@ -176,7 +176,7 @@ def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
 
 
 def accepted_spacing(told: Any) -> dict[str, list[float]]:
-    """What a site said with `site_spacing`, as ``results.json`` has it: edges along x, y and z by level.
+    """Check a site's `site_spacing` for ``results.json``: edges along x, y and z by level.
 
     Empty where it said nothing, or what no voxel can be: the job goes on.
     """

@@ -90,7 +90,7 @@ class Planning:
         return self.asked if self.result is None else self.result.configure(self.asked)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """Return the planning's part of a checkpoint."""
         return {} if self.result is None else {"sites": self.sites, **self.result.to_dict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Planning:
         return self.result.to_dict()["changes"] if self.result is not None else {}
 
     def told(self) -> dict[str, Any]:
-        """What the record of a run says of it."""
+        """Return the planning's part of a run's record."""
         if self.result is None:
             return {}
         fingerprints = {

@@ -1,4 +1,4 @@
-"""What both ends of secure aggregation derive from the same messages: what is signed, and what masks are for.
+"""Derive, at both ends of secure aggregation, the signed text and the purpose of masks from messages.
 
 ``docs/decisions/secure_aggregation.md`` is the protocol. Bonawitz et al., "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning", CCS 2017.
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 LEAST_SITES = 3
-"""Of two sites each would know the other's numbers from the sum."""
+"""Least number of sites: of two sites each would know the other's numbers from the sum."""
 
 _DIGEST_BYTES = 32
 _PREFIX = b"medfedaug secure aggregation, "
@@ -175,7 +175,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all sites of a round must have been told alike: masks of a site that was not fit nobody's.
+    """Values on which all sites of a round must agree: with other values, masks do not cancel out.
 
     Args:
         training: what they are going to train.

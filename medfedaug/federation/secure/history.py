@@ -24,7 +24,7 @@ from medfedaug.utils.secure_random import KEY_BYTES, stream
 __all__ = ["HISTORY_FILE", "ModelSketch", "OpenedSum", "SumHistory", "SumRules"]
 
 HISTORY_FILE = "sums.sqlite"
-"""Of a site, below its state folder."""
+"""File of a site's history of sums, below its state folder."""
 
 NEAR = 0.1
 """Two models are nearly equal if they are closer to each other than this part of a site's own update."""
@@ -42,7 +42,7 @@ CREATE TABLE sums (time REAL NOT NULL, job TEXT NOT NULL, round INTEGER NOT NULL
 
 @dataclass(frozen=True)
 class SumRules:
-    """Which sums a site takes part in.
+    """Rules for the sums that a site takes part in.
 
     Args:
         least: the least number of sites in a sum, the site too, and in a difference of sums.

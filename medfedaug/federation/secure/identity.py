@@ -1,4 +1,4 @@
-"""Whose a site's public keys are: signatures with the certificates of the sites' kits."""
+"""Prove the owner of public keys: signatures with the certificates of the sites' kits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Identity:
     project = ""
 
     def sign(self, message: bytes) -> dict[str, bytes]:
-        """What a site sends with a message of its own."""
+        """Sign a message of this site, and return what is sent with it."""
         return {}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:

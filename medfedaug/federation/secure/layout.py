@@ -1,4 +1,4 @@
-"""What a round adds up over the sites under secure aggregation, as whole numbers modulo 2^64."""
+"""Layout of the numbers that a round adds up under secure aggregation, modulo 2^64."""
 
 from __future__ import annotations
 

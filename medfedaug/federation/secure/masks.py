@@ -37,7 +37,7 @@ class OutOfTurn(MedFedAugError):
 
 @dataclass(frozen=True)
 class Member:
-    """What a site knows of a round's training by itself, whatever the server says.
+    """Facts about a round's training that a site knows by itself, whatever the server says.
 
     Args:
         weight: its weight in the mean of the models.
@@ -88,7 +88,7 @@ class _Round:
 
 
 class SiteMasks:
-    """What a site does so that the server learns the sum of several sites' numbers and of none alone.
+    """Site's half of secure aggregation: the server learns the sum of several sites and of none alone.
 
     Bonawitz et al. (CCS 2017) against active adversaries, with keys of their own for every round. Each pair
     of sites agrees on a mask that one of them adds and the other subtracts, and each site adds one of its
