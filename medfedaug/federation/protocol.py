@@ -29,7 +29,7 @@ class Carrier(ABC):
         """The names of the sites that can be asked now, sorted."""
 
     def away(self) -> set[str]:
-        """Those of the connected sites that are not heard from at the moment, and may come back."""
+        """Return the connected sites that are not heard from at the moment, and may come back."""
         return set()
 
     @abstractmethod

@@ -27,10 +27,10 @@ BUNDLE_SCALING = "bundle"
 
 
 class Definition(Protocol):
-    """What a run trains, and with which optimiser."""
+    """Definition of a run's network, task and optimiser."""
 
     momentum: float
-    """Of the optimiser; 0 if it has none."""
+    """Momentum of the optimiser; 0 if it has none."""
 
     def network(self) -> nn.Module:
         """The network, with random weights, without the methods' layers.
@@ -82,7 +82,7 @@ class ConfiguredRun:
             raise ConfigError(f"network {config.network}: {first_line(error)}") from error
 
     def channels(self, network: nn.Module) -> int:
-        """Those of the data."""
+        """Return the number of the data's channels."""
         return self.config.in_channels
 
     def task(self, config: RunConfig, *, normalised: bool) -> Task:
@@ -125,14 +125,14 @@ def _bundles() -> Any:
 
 
 def scaling(config: RunConfig, intensity: str) -> str:
-    """How the images of a run are scaled before a method sees them: ``input.scaling`` in ``results.json``."""
+    """Return the scaling of a run's images before the methods: ``input.scaling`` in ``results.json``."""
     if config.bundle:
         return BUNDLE_SCALING
     return "none" if intensity == "raw" else SCALING[config.task]
 
 
 def network_arguments(config: RunConfig) -> dict[str, Any]:
-    """What `medfedaug.models.build_network` is called with for a run.
+    """Return the arguments of `medfedaug.models.build_network` for a run.
 
     Raises:
         ConfigError: for arguments that follow from the data.

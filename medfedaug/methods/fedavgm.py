@@ -61,7 +61,7 @@ class FedAvgMServer(Aggregator):
         self.velocity = zeros(shapes)
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """One step of the server's optimiser."""
+        """Take one step of the server's optimiser."""
         beta, rate = self.method.momentum, self.method.server_lr
         previous, mean = round_.previous, round_.mean
         updated = dict(mean)

@@ -124,7 +124,7 @@ class FedRobustSite(SitePart):
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
-        """One step of the ascent; the optimiser then makes the step of the descent, from the same pass."""
+        """Take one step of the ascent; the optimiser then takes that of the descent, from the same pass."""
         assert self.affine is not None
         matrix, shift = self.affine
         if matrix.grad is None or shift.grad is None:  # a loss that no image enters

@@ -1,4 +1,4 @@
-"""What methods share whose server looks at each model: kept models, and what sites send beside them."""
+"""Parts of methods whose server compares models: kept models, and values that sites send with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BesideModels", "KeptUpdates", "check_hostile", "moved", "stacked", "
 
 
 class BesideModels(ServerExchange):
-    """What sites send beside their models for the aggregator, which is given it with each update.
+    """Exchange for an aggregator, which receives it with each update.
 
     Nothing is added up here, and nothing goes back as an exchange.
     """
@@ -36,7 +36,7 @@ class KeptUpdates(Aggregator):
     """
 
     counts_samples: ClassVar[bool] = False
-    """Whether the sites' usual weights count."""
+    """Flag: the sites' usual weights count."""
 
     def __init__(self) -> None:
         self._models: dict[str, Mapping[str, Tensor]] = {}
@@ -56,7 +56,7 @@ class KeptUpdates(Aggregator):
 
 
 def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
-    """One entry of all sites, (M, ...), float64."""
+    """Stack one entry of all sites, (M, ...), float64."""
     return torch.stack([model[key].double() for model in models.values()])
 
 
@@ -82,7 +82,7 @@ def moved(
     key: str,
     factors: Sequence[float],
 ) -> Tensor:
-    """One entry of w + Σₖ fₖ (wₖ − w), float64.
+    """Compute one entry of w + Σₖ fₖ (wₖ − w), float64.
 
     Args:
         models: wₖ by site.

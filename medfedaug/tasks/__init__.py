@@ -1,4 +1,4 @@
-"""What is learned, one file per task: samples, loss, inference and metric."""
+"""Tasks, one file each: samples, loss, inference and metric."""
 
 from medfedaug.tasks.base import EvaluationCase, Prediction, Sample, Task
 from medfedaug.tasks.classification import ClassificationTask

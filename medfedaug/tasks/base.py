@@ -58,7 +58,7 @@ class EvaluationCase:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a network says of a case, on the CPU.
+    """Prediction of a network for a case, on the CPU.
 
     Args:
         label: the class, (), of an image; of a volume the label map, (1, X, Y, Z), on the grid of its file.
@@ -76,24 +76,24 @@ class Task(ABC):
     metric: str
     """The metric that validation has and that chooses the best round."""
     metrics: tuple[str, ...]
-    """Those of the test, `metric` first."""
+    """Metrics of the test, `metric` first."""
     dense: bool
-    """Whether every pixel has a target of its own."""
+    """Flag: every pixel has a target of its own."""
     left_to_right: int | None
     """The spatial axis that `augmentation` mirrors; ``None`` where the network's images do not have it."""
     num_classes: int
     divisor: int = 1
     """Images are padded so that their sizes are multiples of it."""
     criterion: Loss
-    """What `loss` computes."""
+    """Criterion that `loss` computes."""
     preparation: Preparation
-    """What images are brought to."""
+    """Preparation of the images."""
     intensity: str = "raw"
     """``"raw"`` or ``"scale"``: what images are brought to before anything else."""
     augments: str = "none"
     """`medfedaug.config.run.RunConfig.augmentation`."""
     methods_first: bool = False
-    """Whether the methods' transforms of training images come before the augmentation."""
+    """Flag: the methods' transforms of training images come before the augmentation."""
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
@@ -105,7 +105,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
-        """What a site keeps of a training case, decoded and brought to where the network wants it.
+        """Decode a training case and prepare it for the network, as the site keeps it.
 
         Returns:
             ``image`` and ``label``, whose first axis counts the items of the case, of which there may be
@@ -118,17 +118,17 @@ class Task(ABC):
 
     @property
     def key(self) -> str:
-        """All that decides over `prepared`, for who keeps its results."""
+        """Cache key: every setting that changes `prepared`."""
         return ""
 
     @property
     def samples_per_item(self) -> int:
-        """How many training samples are cut from an item of `prepared` for an epoch."""
+        """Number of training samples that an epoch cuts from an item of `prepared`."""
         return 1
 
     @property
     def cuts(self) -> bool:
-        """Whether a training sample is a `window` of an item, and not all of it."""
+        """Return whether a training sample is a `window` of an item, and not all of it."""
         return False
 
     def window(self, stored: StoredCase, item: int, random: np.random.RandomState) -> tuple[slice, ...]:
@@ -136,7 +136,7 @@ class Task(ABC):
         return ()
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
-        """What of a training sample is looked at where nothing is augmented: all of it.
+        """Return the part of a training sample that is used where nothing is augmented: all of it.
 
         Args:
             sample: image and label, as kept or cut by `window`.
@@ -190,7 +190,7 @@ class Task(ABC):
         device: torch.device,
         batch_size: int = 16,
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
-        """What a network says of each case: of a volume the label map, of a photograph the logits, (K,).
+        """Yield a network's output for each case: the label map of a volume, the logits (K,) of a photograph.
 
         Args:
             network: in evaluation mode.
@@ -210,7 +210,7 @@ class Task(ABC):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """What a network says of a case.
+        """Predict a case.
 
         Args:
             network: in evaluation mode.
@@ -233,7 +233,7 @@ class Task(ABC):
 
     @property
     def spatial_dims(self) -> int:
-        """Of what the network sees."""
+        """Number of spatial dimensions of the network's input."""
         return self.preparation.plan.spatial_dims
 
     def augmentation(self) -> Augmentation | None:

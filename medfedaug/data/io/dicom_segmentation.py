@@ -30,7 +30,7 @@ _SERIES = 9000
 
 @dataclass(frozen=True)
 class Segments:
-    """What a label map shows.
+    """Segments of a label map.
 
     Args:
         classes: the names, background first.

@@ -37,7 +37,7 @@ _MOST_READ = 16  # times the bytes of the network: weights and exchange of a run
 
 @dataclass(frozen=True)
 class Asked:
-    """What a site is asked to score.
+    """Models that a site is asked to score.
 
     Args:
         run: the name of the run in the evaluation.
@@ -55,7 +55,7 @@ class Asked:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Asked:
-        """What a request says.
+        """Read a request.
 
         Raises:
             ConfigError: for anything else.
@@ -93,7 +93,7 @@ class EvaluatedRun:
     sha256: str = ""
 
     def told(self) -> dict[str, Any]:
-        """What is known of it beside the numbers, as JSON types."""
+        """Return the run's description as JSON types, without its numbers."""
         told = {"run": self.run, "round": self.round, "sha256": self.sha256, "sites": list(self.sites)}
         return {**told, "owner": self.owner}
 

@@ -40,7 +40,7 @@ class HeldUpdates:
         self._replies[site] = reply
 
     def take(self) -> dict[str, Reply]:
-        """All updates that are held, in the order of the sites' names; none is held any more."""
+        """Return all held updates, in the order of the sites' names, and hold none any more."""
         replies, self._replies, self._bytes = self._replies, {}, 0
         return dict(sorted(replies.items()))
 

@@ -1,4 +1,4 @@
-"""What the exchange before training gave, and which sites have it."""
+"""Result of the exchange before training, and the sites that have it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class OnceShared:
         self._known: dict[str, int] = {}
 
     def site_joined(self) -> None:
-        """What was sent before is out of date."""
+        """Mark everything that was sent before as out of date."""
         self._version += 1
 
     def due(self, sites: Iterable[str]) -> Payload:
-        """What a request to these sites brings along: nothing where all of them have it."""
+        """Return the exchange for a request to these sites: nothing where all of them have it."""
         self._asked = self._version
         # Popped: until they answer, it is not known what they have.
         fresh = [site for site in sites if self._known.pop(site, None) != self._version]

@@ -64,7 +64,7 @@ class Selection:
         self.payload = dict(payload)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the selection."""
+        """Return the selection's part of a checkpoint."""
         return {
             "selected_round": self.round,
             "selected_model": self.state,

@@ -1,4 +1,4 @@
-"""Which site's values lie far outside those of the others: limits that come from the sites themselves.
+"""Find sites whose values lie far outside those of the others, by limits from the sites themselves.
 
 A method says of what kind its exchanged values are (`ServerExchange.kinds`), and each kind has a factor. A
 site is refused where the largest magnitude of an entry is more than that many times the median of all sites'
@@ -95,7 +95,7 @@ class Plausibility:
         }
 
     def sizes(self, payload: Payload) -> Sizes:
-        """What of a checked payload is compared."""
+        """Return the sizes of a checked payload that are compared."""
         return {key: _sizes(payload[key]) for key in sorted(self.kinds)}
 
     def judge(self, sites: Mapping[str, Sizes]) -> dict[str, UpdateRefused]:

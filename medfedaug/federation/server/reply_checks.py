@@ -98,13 +98,13 @@ class Acceptance:
         _check_payload(site, reply.payload, self.every_round, samples)
 
     def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
-        """How far a checked update goes; ``None`` under masks, where nobody can tell."""
+        """Measure the steps of a checked update; ``None`` under masks, where nobody can."""
         return None if self.masked is not None else self.model.steps(reply.weights, state)
 
     def doubt(
         self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
     ) -> str | None:
-        """Why an update is refused where too few others come to compare its steps with."""
+        """Return the reason to refuse an update where too few others come to compare its steps with."""
         if steps is None or round_ == 1:
             return None
         return refusal(site, lambda: self.model.check_buffers(site, steps, state))
@@ -206,7 +206,7 @@ def _class_scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
 
 
 def is_count(value: Any) -> bool:
-    """Whether something is a number of things."""
+    """Return whether a value is a count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -1,4 +1,4 @@
-"""Which sites a round asks, and how many good updates it needs."""
+"""Choose the sites of a round, and the number of good updates that it needs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Participation:
         return None if few or share == 1 or self.config.secure_aggregation else share
 
     def round_size(self, sites: int) -> int:
-        """How many of this number of training sites a round asks."""
+        """Return the number of sites that a round asks, of a number of training sites."""
         return max(1, round(self.config.participation * sites))
 
     def needed(self, sites: int) -> int:

@@ -90,7 +90,7 @@ class SoundModel:
         self._check_step(site, "buffers", self.buffers, steps, state, _NOBODY_KNOWS if site else "")
 
     def steps(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, float]:
-        """How far a checked model is from the one of the round's beginning: parameters and buffers apart.
+        """Measure the step of a checked model from the round's beginning: parameters and buffers apart.
 
         Of a variance the square root is taken, so that one length stands for means and deviations.
         """
@@ -172,7 +172,7 @@ def _check_value(site: str, key: str, value: Tensor) -> None:
 
 
 def fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    """Whether a shape is as expected. ``None`` in ``expected`` stands for any length except zero.
+    """Return whether a shape is as expected. ``None`` in ``expected`` is any length except zero.
 
     >>> fits((3, 4), (None, 4)), fits((0, 4), (None, 4)), fits((3, 4), (None, 5))
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Where a site's data are."""
+"""Find and open a site's data."""
 
 from __future__ import annotations
 

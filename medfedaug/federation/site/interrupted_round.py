@@ -55,17 +55,17 @@ class HalfRound:
 
     @classmethod
     def none(cls) -> HalfRound:
-        """Of a round that nothing is kept of."""
+        """Return an object that keeps nothing of a round."""
         return cls(None, 0.0, "")
 
     @property
     def found(self) -> bool:
-        """Whether the round goes on where it was interrupted."""
+        """Return whether the round goes on where it was interrupted."""
         return bool(self._found)
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is written."""
+        """Return whether anything is written."""
         return self.path is not None and self.seconds > 0
 
     def _load(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def digest(*parts: Any) -> str:
 
 
 def keeps_order(loader: Any) -> bool:
-    """Whether the order of a loader's batches follows from its generator, so that some can be left out."""
+    """Return whether the order of a loader's batches follows from its generator alone."""
     return isinstance(loader, DataLoader) and not loader.num_workers and loader.generator is not None
 
 

@@ -75,7 +75,7 @@ def enter_message(ledger: PrivacyLedger, job: str, text: str) -> None:
 
 
 class Account:
-    """One job's view of a site's ledger, and the budget of scores that the site keeps with it.
+    """View of one job on a site's ledger, with the budget of scores that the site keeps.
 
     Args:
         site: the site's name, for messages.
@@ -151,7 +151,7 @@ class Account:
             self.ledger.enter(self._update(reply), self._cases("training"))
 
     def release(self, asked: ScoreRequest, found: Mapping[str, Any]) -> dict[str, Any]:
-        """What leaves of the scores of a model, entered in the ledger.
+        """Enter the scores of a model in the ledger, and return the part that leaves.
 
         The same model on the same cases has the same answer, whichever job asks, and counts once.
 
@@ -192,7 +192,7 @@ class Account:
             return told
 
     def compare(self, asked: ScoreRequest, other: str, test: PatientTest, unit: str) -> dict[str, Any]:
-        """What leaves of the difference between two models' scores, entered in the ledger.
+        """Enter the difference between two models' scores in the ledger, and return the part that leaves.
 
         Args:
             asked: one of them, whose scores have been released.

@@ -52,7 +52,7 @@ class TrainingSamples(Sequence[Sample]):
 
     @classmethod
     def of(cls, task: Task, site: SiteFolder, cases: Sequence[Case], seed: int = 0) -> TrainingSamples:
-        """Those of some cases of a site, all in memory."""
+        """Make the samples of some cases of a site, all in memory."""
         return cls(task, [(case.name, StoredCase(task.prepared(site, case))) for case in cases], seed)
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class SiteSamples:
         return self._statistics[over]
 
     def told(self, *, statistics: bool) -> dict[str, str]:
-        """What the record of a run says of the images of this site.
+        """Return the description of this site's images for the record of a run.
 
         Args:
             statistics: whether also which channels are constant, in terms of the statistics.
@@ -191,7 +191,7 @@ class SiteSamples:
         return [TrainingSamples(self.task, [one], self.config.seed) for one in self._of_folder().stored]
 
     def training(self) -> Sequence[Sample]:
-        """All training samples."""
+        """Return all training samples."""
         return self._of_folder()
 
     def _of_folder(self) -> TrainingSamples:
@@ -204,7 +204,7 @@ class SiteSamples:
         return self._training
 
     def of_cases(self, cases: Sequence[Case]) -> TrainingSamples:
-        """What some cases, of any split, would give to train with; it is not kept."""
+        """Make the training samples of some cases, of any split; they are not kept."""
         return TrainingSamples.of(self.task, self.folder, cases, self.config.seed)
 
     def evaluation(self, split: str) -> Iterator[EvaluationCase]:

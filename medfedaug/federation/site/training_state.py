@@ -73,7 +73,7 @@ def restore(roots: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def find_generators(thing: Any) -> Iterator[Any]:
-    """All random generators that an object holds, at any depth, always in the same order."""
+    """Find all random generators that an object holds, at any depth, always in the same order."""
     return _generators(thing, set())
 
 

@@ -1,4 +1,4 @@
-"""What a Bundle gives a run: network, task and optimiser."""
+"""Definition of a run by a Bundle: network, task and optimiser."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BundleDefinition:
 
     @classmethod
     def of(cls, config: RunConfig) -> BundleDefinition:
-        """That of a run.
+        """Build the definition from a run's configuration.
 
         Raises:
             ConfigError: when its Bundle may not be used here.

@@ -87,7 +87,7 @@ class BundleConfiguration:
         raise self.problem(" or ".join(_ENGINES[kind]), "is missing")
 
     def raw(self, identifier: str) -> Any:
-        """What stands under an identifier; ``None`` where there is nothing."""
+        """Return the entry of an identifier; ``None`` where there is none."""
         return self.parser.get(identifier)
 
     def follow(self, identifier: str) -> str:
@@ -122,7 +122,7 @@ class BundleConfiguration:
         return found
 
     def has(self, *path: str) -> bool:
-        """Whether `find` would find it."""
+        """Return whether `find` would find an entry."""
         try:
             self.find(*path)
         except ConfigError:

@@ -35,7 +35,7 @@ _AT_LEAST = 2**32 - 1
 
 
 class BundleTask(Task):
-    """What a Bundle learns: its own transforms, loss, inferer, post-processing and metrics.
+    """Task of a Bundle: its own transforms, loss, inferer, post-processing and metrics.
 
     The Bundle's transforms are given the files of a case, under ``image`` (a path, or a list of them) and
     ``label`` (the path of the label map, or the number of the class). Those before the first random one are
@@ -113,7 +113,7 @@ class BundleTask(Task):
 
     @property
     def cuts(self) -> bool:
-        """Where the Bundle crops at random."""
+        """Return whether the Bundle crops at random."""
         return self.parts.crops
 
     def check_site(self, site: SiteFolder) -> None:
@@ -153,7 +153,7 @@ class BundleTask(Task):
         return [plain_sample({**item, Keys.IMAGE: _floats(item[Keys.IMAGE])}) for item in items]
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
-        """What the deterministic transforms make of a case, as one item, and its moments."""
+        """Apply the deterministic transforms to a case, and return it as one item with its moments."""
         items = self._applied(self.parts.once, site, case, "training")
         shapes = {tuple(item[Keys.IMAGE].shape) for item in items}
         if len(shapes) != 1:
@@ -169,7 +169,7 @@ class BundleTask(Task):
         return found
 
     def moments(self, site: SiteFolder, case: Case, over: str = "image") -> dict[str, Tensor]:
-        """Of the image as the validation transforms give it."""
+        """Compute the moments of the image as the validation transforms give it."""
         return self.preparation.moments(self._seen(site, case), over)
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
@@ -227,7 +227,7 @@ class BundleTask(Task):
         device: torch.device,
         batch_size: int = 16,
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
-        r"""What the Bundle's inferer gives for each case, (K, \*spatial) or (K,), on the CPU."""
+        r"""Yield the output of the Bundle's inferer for each case, (K, \*spatial) or (K,), on the CPU."""
         remaining = iter(cases)
         while chunk := list(islice(remaining, 1 if self.dense else batch_size)):
             images = [plain_tensor(transform({Keys.IMAGE: case.image})[Keys.IMAGE]) for case in chunk]

@@ -60,7 +60,7 @@ class Parts:
 
     @property
     def crops(self) -> bool:
-        """Whether a sample is cut at random out of a case."""
+        """Return whether a sample is cut at random out of a case."""
         return any(isinstance(t, RandomizableTrait) for t in self.cutting)
 
     @property
@@ -107,7 +107,7 @@ class BundleAugmentation(Randomizable):
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> BundleAugmentation:
-        """All draws follow from the seed."""
+        """Set the seed from which all draws follow."""
         self.transform.set_random_state(seed, state)
         return self
 
