@@ -61,8 +61,6 @@ def write_site(root: Path, volumes: int, shape: tuple[int, int, int]) -> Path:
 def measure(site: Path, limit: float, steps: int) -> dict[str, float]:
     """Train at the site; peak resident memory of this process in GiB, and seconds."""
     import torch
-    from monai.fl.utils.constants import ExtraItems
-    from monai.fl.utils.exchange_object import ExchangeObject
 
     from medfedaug.federation import SiteTrainer
     from medfedaug.methods import parse_methods
@@ -78,13 +76,14 @@ def measure(site: Path, limit: float, steps: int) -> dict[str, float]:
     )
     trainer = SiteTrainer(config, site, "cpu", storage=Storage(int(limit * 2**30)))
     started = time.perf_counter()
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site"})
+    trainer.open("site")
     trainer.enter_run("0" * 32)
-    once = trainer.get_data_stats().statistics or {}
+    once = trainer.prepare().payload
     prepared = time.perf_counter()
-    shared = {f"{key}/site": value for key, value in once["payload"].items()}
-    trainer.train(ExchangeObject(statistics={"once": shared, "payload": {}}), {"round": 1})
-    trainer.evaluate(ExchangeObject(), {"split": "validation", "round": 1})
+    shared = {f"{key}/site": value for key, value in once.items()}
+    trainer.start_round(1, {}, once=shared)
+    trainer.train(1)
+    trainer.evaluate_round("validation", 1)
     return {
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "prepare_s": prepared - started,

@@ -30,7 +30,6 @@ from unittest import mock
 import numpy as np
 import torch
 from measure import hardware
-from monai.fl.utils.exchange_object import ExchangeObject
 from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -193,9 +192,9 @@ def _data(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     }
 
 
-def _unscored(trainer: SiteTrainer, data: ExchangeObject, extra: Any = None) -> ExchangeObject:
-    """No score: MONAI cannot make its own kind of tensor of a wrapper."""
-    return ExchangeObject(metrics={trainer.task.metric: None, "cases": {}})
+def _unscored(trainer: SiteTrainer, split: str, round_: int, *, full: bool | None = None) -> dict[str, Any]:
+    """Return no score: MONAI cannot make its own kind of tensor of a wrapper."""
+    return {trainer.task.metric: None, "cases": {}}
 
 
 def _try(name: str, data: dict[str, tuple[Path, dict[str, Any]]]) -> tuple[str, str, str]:
@@ -212,7 +211,7 @@ def _try(name: str, data: dict[str, tuple[Path, dict[str, Any]]]) -> tuple[str, 
             said = str(error)
             continue
         try:
-            with Pretending(), mock.patch.object(SiteTrainer, "evaluate", _unscored):
+            with Pretending(), mock.patch.object(SiteTrainer, "evaluate_round", _unscored):
                 run_in_process(config, folder, sites, str(DEVICE))
         except MedFedAugError as error:
             said = str(error)

@@ -28,8 +28,6 @@ import nibabel
 import numpy as np
 import torch
 from measure import hardware
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
@@ -126,9 +124,9 @@ def record(
     """Each training site's contributions; for FedFA with the last global model."""
     for site in sorted(server.sites):
         trainer = SiteTrainer(config, data)
-        trainer.initialize({ExtraItems.CLIENT_NAME: site})
+        trainer.open(site)
         weights = {key: server.state[key] for key in server.shared}
-        trainer.receive(ExchangeObject(weights=weights, statistics={"once": server.test().once}))
+        trainer.receive(weights, once=server.test().once)
         part = trainer.parts[method]
         exchange = part.before_training or part.every_round
         assert exchange is not None

@@ -26,7 +26,6 @@ from unittest.mock import patch
 
 import torch
 from measure import hardware
-from monai.fl.utils.constants import ExtraItems
 from torch.utils.flop_counter import FlopCounterMode
 
 from medfedaug.config.run import RunConfig
@@ -164,7 +163,7 @@ def main() -> None:
         data = Path(folder) / "data"
         write_federation(data, preset.benchmark, root, **run.data)
         trainer = SiteTrainer(config, data, options.device)
-        trainer.initialize({ExtraItems.CLIENT_NAME: names[0]})
+        trainer.open(names[0])
         shape = next(iter(trainer.samples.images(trainer.samples.training()[:1]))).shape[1:]
         scored = sum(
             len(list(trainer.task.evaluation_cases(site, "validation")))

@@ -31,7 +31,6 @@ from unittest.mock import MagicMock, patch
 import numpy as np
 import torch
 from measure import hardware
-from monai.fl.utils.constants import ExtraItems
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -80,7 +79,7 @@ def released(code: Path) -> Iterator[Released]:
 def tensors(config: RunConfig, data: Path, site: str) -> dict[str, TensorDataset]:
     """A site's images and classes by split, as ours sees them."""
     trainer = SiteTrainer(config, data, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: site})
+    trainer.open(site)
     found = {}
     for split, of in (("train", "training"), ("validation", "validation"), ("test", "test")):
         cases = trainer.samples.of_cases(trainer.folder.cases[of])

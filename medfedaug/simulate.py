@@ -1,5 +1,5 @@
 """`medfedaug.experiments.simulate`, under the name that scripts import."""
 
-from medfedaug.experiments.simulate import ENGINES, check_device, configure, simulate
+from medfedaug.experiments.simulate import check_device, configure, simulate
 
-__all__ = ["ENGINES", "check_device", "configure", "simulate"]
+__all__ = ["check_device", "configure", "simulate"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
 from medfedaug.errors import MedFedAugWarning, RunFailed
+from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.server.output import EVENTS, JOB_FOLDER, RESULTS
+from medfedaug.federation.server.output import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
 from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.events import WARNING
 from medfedaug.nvflare_jobs.provisioning.project import check_site_name
@@ -35,10 +38,90 @@ from medfedaug.privacy.site_settings import (
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import follow
 
-__all__ = ["LOG_FILE", "output_folder", "run_in_simulator", "run_job"]
+__all__ = ["LOG_FILE", "NVFlareEngine", "output_folder", "run_in_simulator", "run_job"]
 
 LOG_FILE = "nvflare.log"
 _SUPERVISOR = str(Path(__file__).with_name("supervised.py"))
+
+
+class NVFlareEngine(Engine):
+    """NVFlare's simulator: the server and every site are processes."""
+
+    name = "nvflare"
+    own_processes = tracks = runs_scripts = True
+
+    def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
+        """Run a federation; see `Engine.run`. ``work`` also gets the simulator's log."""
+        names = [site.name for site in run.sites]
+        if run.on_event:
+            text = f"starting NVFlare: a server and {len(names)} sites, a process each"
+            run.on_event({"event": "stage", "text": text})
+        # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
+        with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
+            try:
+                output = run_in_simulator(
+                    run.config,
+                    run.data_dir,
+                    names,
+                    folder,
+                    run.device,
+                    run.on_event,
+                    state_dir=run.state_dir,
+                    resume=run.resume,
+                    tracking=run.tracking,
+                    execution=run.execution,
+                    storage=run.storage,
+                    initial=run.initial,
+                    lock=run.lock,
+                    script=run.script,
+                )
+                results: dict[str, Any] = json.loads((output / RESULTS).read_text())
+            except RunFailed as error:
+                kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
+                shutil.copyfile(Path(folder) / LOG_FILE, kept)
+                raise RunFailed(f"{error} [log: {kept}]") from error
+            finally:  # also of a run that failed: its last good models
+                for file in [*output_folder(folder).glob("*"), Path(folder) / LOG_FILE]:
+                    if file.exists() and file.name != RESULTS:
+                        shutil.move(str(file), work / file.name)
+        return results
+
+    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
+        """Let sites score models; see `Engine.evaluate`."""
+        # Imported here: only an evaluation needs its job.
+        from medfedaug.nvflare_jobs.evaluation import EvaluationRecipe
+
+        with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
+            state = Path(folder) / STATE
+            _gather_states(evaluation.states, evaluation.sites, state)
+            recipe = EvaluationRecipe(
+                runs=dict(evaluation.runs),
+                cross_site=evaluation.cross_site,
+                min_clients=len(evaluation.sites),
+                execution=evaluation.execution,
+            )
+            output = run_job(
+                recipe,
+                evaluation.data_dir,
+                evaluation.sites,
+                folder,
+                EVALUATION,
+                device=evaluation.device,
+                on_event=evaluation.on_event,
+                state_dir=state,
+                execution=evaluation.execution,
+            )
+            found: dict[str, Any] = json.loads((output / EVALUATION).read_text())
+        return found
+
+
+def _gather_states(states: Mapping[str, Path], sites: Sequence[str], target: Path) -> None:
+    """Copy what sites keep of several runs to one folder for each site, as at a hospital."""
+    for folder in dict.fromkeys(states.values()):
+        for name in sites:
+            for file in sorted((folder / name).glob("*.pt")):
+                (target / name).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target / name / file.name)
 
 
 def run_in_simulator(
@@ -94,7 +177,11 @@ def run_in_simulator(
         script=script,
     )
     return run_job(
-        *(recipe, data_dir, sites, work_dir, RESULTS),
+        recipe,
+        data_dir,
+        sites,
+        work_dir,
+        RESULTS,
         device=device,
         on_event=on_event,
         state_dir=state_dir,

@@ -284,7 +284,9 @@ def test_a_script_for_another_job_is_refused_with_what_differs(scripted, script)
     text = refused(scripted, script(), network_args={"features": [8, 16, 32, 64, 64, 8], "norm": "batch"})
     assert "the given BasicUNet is not the job's network basicunet: entry" in text
     assert "of shape (128," in text
-    assert "leave freeze out of the job" in refused(scripted, script(), freeze=("conv_0.*",))
+    assert "`freeze` has no effect with a custom loop; remove it" in refused(
+        scripted, script(), freeze=("conv_0.*",)
+    )
 
 
 def test_gradients_that_a_method_should_have_corrected_are_not_sent(scripted, script):

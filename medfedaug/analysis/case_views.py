@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medfedaug.data.base import Case
 from medfedaug.data.io.photographs import is_photograph
-from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 from medfedaug.tasks import SegmentationTask
 
@@ -53,50 +53,50 @@ class CaseView:
     downwards: bool = False
 
 
-def extreme_cases(trainer: SiteTrainer, scores: Mapping[str, float | None] | None = None) -> list[CaseView]:
+def extreme_cases(site: SiteModel, scores: Mapping[str, float | None] | None = None) -> list[CaseView]:
     """The worst and the best test case of a site.
 
     For a volume, the slice with the largest true region is shown, so the choice does not depend on the
     prediction.
 
     Args:
-        trainer: a site with the model in its network (`medfedaug.runs.evaluate.open_model`).
+        site: a site with the model in its network (`medfedaug.runs.evaluate.open_model`).
         scores: Dice by case, if it is already known.
 
     Returns:
         The worst and the best case, by Dice or by the probability of the true class; only one if there is
         only one, and none if no case can be scored.
     """
-    trainer.network.eval()
-    if isinstance(trainer.task, SegmentationTask):
-        return _volumes(trainer, trainer.task, scores)
-    return _photographs(trainer)
+    site.network.eval()
+    if isinstance(site.task, SegmentationTask):
+        return _volumes(site, site.task, scores)
+    return _photographs(site)
 
 
 def _volumes(
-    trainer: SiteTrainer, task: SegmentationTask, scores: Mapping[str, float | None] | None
+    site: SiteModel, task: SegmentationTask, scores: Mapping[str, float | None] | None
 ) -> list[CaseView]:
-    cases = {case.name: case for case in trainer.folder.cases["test"]}
-    transform, size = trainer.evaluation_transform(), trainer.config.batch_size
+    cases = {case.name: case for case in site.folder.cases["test"]}
+    transform, size = site.evaluation_transform(), site.config.batch_size
     if not scores or not scores.keys() <= cases.keys():
-        volumes = task.evaluation_cases(trainer.folder, "test")
-        scores = task.evaluate(trainer.network, volumes, transform, trainer.device, size)["cases"]
+        volumes = task.evaluation_cases(site.folder, "test")
+        scores = task.evaluate(site.network, volumes, transform, site.device, size)["cases"]
     ranked = sorted((score, name) for name, score in scores.items() if score is not None)
     views = []
     for rank, (score, name) in _ends(ranked):
-        folder = replace(trainer.folder, cases={**trainer.folder.cases, "test": (cases[name],)})
+        folder = replace(site.folder, cases={**site.folder.cases, "test": (cases[name],)})
         (case,) = task.evaluation_cases(folder, "test")
         image = case.image if case.placement is None else case.placement.back(case.image)
         truth = case.label
-        ((_, predicted),) = task.outputs(trainer.network, [case], transform, trainer.device, size)
+        ((_, predicted),) = task.outputs(site.network, [case], transform, site.device, size)
         index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
         shown, photograph = windowed(image[0, :, :, index].numpy()), is_photograph(cases[name].image)
         if photograph and len(image) == 3:
-            pixels = trainer.folder.load_image(cases[name], "scale")
+            pixels = site.folder.load_image(cases[name], "scale")
             shown = pixels[..., 0].permute(1, 2, 0).numpy()
         views.append(
             CaseView(
-                *(trainer.name, name, rank, score, shown),
+                *(site.name, name, rank, score, shown),
                 truth=truth[0, :, :, index].numpy(),
                 prediction=predicted[0, :, :, index].cpu().numpy(),
                 downwards=photograph,
@@ -106,21 +106,21 @@ def _volumes(
 
 
 @torch.no_grad()
-def _photographs(trainer: SiteTrainer) -> list[CaseView]:
-    classes = trainer.config.classes
+def _photographs(site: SiteModel) -> list[CaseView]:
+    classes = site.config.classes
     ranked: list[tuple[float, str, Case, str, str]] = []
-    cases = trainer.folder.cases["test"]
-    for start in range(0, len(cases), trainer.config.batch_size):
-        chunk = cases[start : start + trainer.config.batch_size]
-        for inputs, targets in network_inputs(trainer, chunk):
-            shares = trainer.network(inputs).softmax(dim=1).cpu()
+    cases = site.folder.cases["test"]
+    for start in range(0, len(cases), site.config.batch_size):
+        chunk = cases[start : start + site.config.batch_size]
+        for inputs, targets in network_inputs(site, chunk):
+            shares = site.network(inputs).softmax(dim=1).cpu()
             for case, share, target in zip(chunk, shares, targets, strict=True):
                 truth, guess = classes[int(target)], classes[int(share.argmax())]
                 ranked.append((float(share[int(target)]), case.name, case, truth, guess))
     views = []
     for rank, (score, name, case, truth, guess) in _ends(sorted(ranked, key=lambda found: found[:2])):
-        pixels = trainer.folder.load_image(case, "scale").numpy().transpose(1, 2, 0)
-        views.append(CaseView(trainer.name, name, rank, score, pixels, truth, guess))
+        pixels = site.folder.load_image(case, "scale").numpy().transpose(1, 2, 0)
+        views.append(CaseView(site.name, name, rank, score, pixels, truth, guess))
     return views
 
 
@@ -130,18 +130,18 @@ def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
     return [("worst", ranked[0]), ("best", ranked[-1])]
 
 
-def network_inputs(trainer: SiteTrainer, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
+def network_inputs(site: SiteModel, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
     """The network's input in evaluation for some cases: slices with foreground, or photographs.
 
     Args:
-        trainer: the site.
+        site: the site's model.
         cases: some of its cases, of any split.
 
     Returns:
-        Batches: images (B, C, *spatial) and labels, on the trainer's device.
+        Batches: images (B, C, *spatial) and labels, on the model's device.
     """
-    assert trainer.samples is not None
-    return trainer.samples.batches(trainer.samples.of_cases(cases))
+    assert site.samples is not None
+    return site.samples.batches(site.samples.of_cases(cases))
 
 
 def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:

@@ -181,8 +181,8 @@ def _look(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _S
 
 def _look_at(seen: _Seen, run: Run, model: Path, data: Path, device: str, sites: Collection[str]) -> None:
     limit = run.config.get("limit")
-    for trainer, round_ in open_model(model, data, config=run.path, device=device, limit=limit):
-        folder = trainer.folder
+    for opened, complete in open_model(model, data, config=run.path, device=device, limit=limit):
+        folder = opened.folder
         if not folder.cases["test"] or folder.name not in {*run.sites, *run.unseen} & {*sites}:
             continue
         there = {case.name for case in folder.cases["test"]}
@@ -192,12 +192,12 @@ def _look_at(seen: _Seen, run: Run, model: Path, data: Path, device: str, sites:
             raise DataError(
                 "these are not the test cases that the run was tested with", site=folder.name, path=data
             )
-        if not trainer.recall_round(round_):  # an unseen site does not have the layers that sites keep
+        if not complete:
             continue
-        seen.views += extreme_cases(trainer, scores)
-        batches = list(network_inputs(trainer, spread(folder.cases["test"], _CASES[folder.task])))
+        seen.views += extreme_cases(opened, scores)
+        batches = list(network_inputs(opened, spread(folder.cases["test"], _CASES[folder.task])))
         try:
-            found = site_features(trainer.network, (images for images, _ in batches))
+            found = site_features(opened.network, (images for images, _ in batches))
         except ValueError as error:  # stages that are not known, or no slice with foreground
             seen.without_features = str(error)
             continue
@@ -207,7 +207,7 @@ def _look_at(seen: _Seen, run: Run, model: Path, data: Path, device: str, sites:
         seen.sites += [folder.name + (" (unseen)" if folder.name in run.unseen else "")] * len(kept)
         if folder.task == "classification":
             labels = torch.cat([labels for _, labels in batches]).tolist()
-            seen.labels += [trainer.config.classes[int(labels[i])] for i in kept]
+            seen.labels += [opened.config.classes[int(labels[i])] for i in kept]
 
 
 def _features(section: ET.Element, seen: Mapping[str, _Seen]) -> None:

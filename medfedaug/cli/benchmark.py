@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Device, Engine, Init, Limit, Pictures, Threads
+from medfedaug.cli.options import Device, Init, Limit, Pictures, Threads
 from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import ConfigError, RunFailed
 
@@ -103,9 +103,12 @@ def benchmark(
         bool, typer.Option("--cross-site", help="Also test each site's local model at every site.")
     ] = False,
     engine: Annotated[
-        Engine,
-        typer.Option(help="inprocess: all runs share the decoded images; nvflare: each run decodes its own."),
-    ] = Engine.inprocess,
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="inprocess: all runs share the decoded images; nvflare: each run decodes its own.",
+        ),
+    ] = "inprocess",
     device: Device = "auto",
     jobs: Annotated[
         int, typer.Option(min=1, help="Number of runs at the same time, each in its own process.")
@@ -169,7 +172,7 @@ def benchmark(
             preset,
             asked.root,
             asked.out,
-            engine=engine.value,
+            engine=engine,
             device=device,
             jobs=jobs,
             memory=int(memory * 2**30),

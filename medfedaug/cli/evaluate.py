@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
-from medfedaug.cli.options import CrossSite, Device, Engine, Limit, Local, State
+from medfedaug.cli.options import CrossSite, Device, Limit, Local, State
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,9 +47,13 @@ def evaluate(
     local: Local = None,
     cross_site: CrossSite = False,
     engine: Annotated[
-        Engine,
-        typer.Option(help="With --local or --cross-site: nvflare makes every site a process, as in a job."),
-    ] = Engine.inprocess,
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="As in a job, each site by itself: inprocess, the default with --local or --cross-site, or "
+            "nvflare, which makes every site a process.",
+        ),
+    ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     from medfedaug.nvflare_jobs.kit import open_kit
@@ -57,7 +61,7 @@ def evaluate(
     from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
-    if local or cross_site or engine is Engine.nvflare:
+    if local or cross_site or engine is not None:
         if split is not Split.test or limit is not None or pseudonyms is not None:
             raise ConfigError("--local and --cross-site have no --split, --limit or --pseudonyms")
         _evaluate_sites(
@@ -65,7 +69,7 @@ def evaluate(
             *(model, data),
             local=local or [],
             cross_site=cross_site,
-            engine=engine.value,
+            engine=engine or "inprocess",
             device=device,
             config=config,
             state=state,

@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -24,7 +23,6 @@ __all__ = [
     "CrossSite",
     "Data",
     "Device",
-    "Engine",
     "Given",
     "Init",
     "Limit",
@@ -38,13 +36,6 @@ __all__ = [
     "Tracking",
     "takes",
 ]
-
-
-class Engine(str, Enum):
-    """Engine that transports requests and replies between the server and the sites."""
-
-    nvflare = "nvflare"
-    inprocess = "inprocess"
 
 
 Given = Mapping[type, dict[str, Any]]

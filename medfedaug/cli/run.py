@@ -17,7 +17,6 @@ from medfedaug.cli.options import (
     CrossSite,
     Data,
     Device,
-    Engine,
     Given,
     Init,
     Local,
@@ -70,8 +69,13 @@ def simulate(
         str | None, typer.Option(help="segmentation or classification; by default it follows from the data.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="nvflare: every site is a process; inprocess: the sites take turns.")
-    ] = Engine.nvflare,
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="nvflare: every site is a process; inprocess: the sites take turns; or an engine that an "
+            "installed package adds.",
+        ),
+    ] = "nvflare",
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
@@ -130,7 +134,7 @@ def simulate(
         return
     with resumable("--resume"), RoundProgress(config.rounds) as progress:
         settings: dict[str, Any] = {
-            "engine": engine.value,
+            "engine": engine,
             "device": device,
             "overwrite": overwrite,
             "resume": resume,

@@ -1,28 +1,20 @@
-"""Models of finished runs, scored by sites that are apart: in process, or in NVFlare's simulator."""
+"""Let sites score models of finished runs, each on its own cases, with any engine."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import ENGINES, check_device
-from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.protocol import evaluate
+from medfedaug.experiments.engines import find_engine
+from medfedaug.experiments.simulate import check_device
+from medfedaug.federation.engine import SiteEvaluation
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
-from medfedaug.federation.server.output import EVALUATION, STATE
-from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.utils.validation import check_choice
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
 
@@ -94,7 +86,7 @@ def evaluate_sites(
         local: see `evaluated_runs`.
         cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         on_event: see there.
-        engine: ``"inprocess"`` or ``"nvflare"``.
+        engine: its name; see `medfedaug.experiments.engines.find_engine`.
         device: the sites' device.
         config: see `evaluated_runs`.
         state: see there.
@@ -106,53 +98,20 @@ def evaluate_sites(
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    check_choice("engine", engine, ENGINES)
+    carried_by = find_engine(engine)
     check_device(device)
     runs, states = evaluated_runs(model, local, config=config, state=state)
-    evaluation = Evaluation(runs, cross_site=cross_site, on_event=on_event)  # checked before data are read
-    names = [site.name for site in find_sites(data_dir)]
-    execution = execution or Execution()
-    if engine == "nvflare":
-        # Imported here: the in-process engine works without NVFlare, and its import takes seconds.
-        from medfedaug.nvflare_jobs.evaluation import EvaluationRecipe
-        from medfedaug.nvflare_jobs.simulator import run_job
-
-        with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
-            _gather_states(states, names, Path(folder) / STATE)
-            recipe = EvaluationRecipe(
-                runs=runs, cross_site=cross_site, min_clients=len(names), execution=execution
-            )
-            output = run_job(
-                *(recipe, data_dir, names, Path(folder), EVALUATION),
-                device=device,
-                on_event=on_event,
-                state_dir=Path(folder) / STATE,
-                execution=execution,
-            )
-            return dict(json.loads((output / EVALUATION).read_text()))
-    storage = SiteSettings.load(None).storage
-    sites = {
-        name: EvaluationSite(
-            name,
-            {
-                key: SiteTrainer(
-                    *(run.config, data_dir, device, states[key] / name),
-                    threads=execution.threads,
-                    storage=storage,
-                )
-                for key, run in runs.items()
-            },
+    Evaluation(runs, cross_site=cross_site)  # checked before data are read
+    return carried_by.evaluate(
+        SiteEvaluation(
+            runs=runs,
+            cross_site=cross_site,
+            states=states,
+            data_dir=Path(data_dir),
+            sites=[site.name for site in find_sites(data_dir)],
+            device=device,
+            execution=execution or Execution(),
+            storage=SiteSettings.load(None).storage,
+            on_event=on_event,
         )
-        for name in names
-    }
-    evaluate(evaluation, SitesInProcess(sites))
-    return evaluation.results()
-
-
-def _gather_states(states: Mapping[str, Path], sites: Sequence[str], target: Path) -> None:
-    """Copy what sites keep of several runs to one folder for each site, as at a hospital."""
-    for folder in dict.fromkeys(states.values()):
-        for name in sites:
-            for file in sorted((folder / name).glob("*.pt")):
-                os.makedirs(target / name, exist_ok=True)
-                shutil.copyfile(file, target / name / file.name)
+    )

@@ -1,14 +1,13 @@
-"""A whole federation on one machine: check the data, run an engine, leave the results in one folder."""
+"""Run a whole federation on one machine: prepare, carry, finish."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,12 @@ from medfedaug.data.quality.file_hashes import (
 from medfedaug.data.quality.intensity_scales import uneven_sites
 from medfedaug.data.sites import SiteFolder, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
-from medfedaug.federation import FederationServer, run_in_process
+from medfedaug.experiments.engines import find_engine
+from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
+from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.pooled import run_pooled
+from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.run_definition import bundle_run_settings, define
 from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.federation.server.output import (
@@ -42,7 +43,6 @@ from medfedaug.federation.server.output import (
     STATE,
     STATISTICS,
     file_hashes,
-    write_run,
 )
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (
@@ -60,12 +60,8 @@ from medfedaug.runs.folder import (
 )
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import remove_unfinished, write_json
-from medfedaug.utils.validation import check_choice
 
-__all__ = ["ENGINES", "check_device", "configure", "simulate"]
-
-ENGINES = ("nvflare", "inprocess")
-"""Engines: a process for each site, or all sites in turn in one process."""
+__all__ = ["check_device", "configure", "simulate"]
 
 _FILES = "files"  # of `results.json`: a hash for each site
 
@@ -115,6 +111,35 @@ def usual_settings(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**settled, **given, "bundle": settled["bundle"], "plan": settled["plan"]}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Simulation:
+    """A run on this machine that has been checked and may be carried.
+
+    Args:
+        run: for the engine.
+        engine: carries it.
+        composition: network and methods.
+        out: the folder for its files.
+        made_with: a hash of each site's files, by which a finished run is known not to be of others.
+        uneven: the sites whose images lie on different scales, with a sentence.
+    """
+
+    run: FederationRun
+    engine: Engine
+    composition: Composition
+    out: Path
+    made_with: dict[str, str] = field(default_factory=dict)
+    uneven: dict[str, str] = field(default_factory=dict)
+
+    def tell(self, **event: Any) -> None:
+        if self.run.on_event is not None:
+            self.run.on_event(event)
+
+    @property
+    def state(self) -> Path:
+        return self.out / STATE
+
+
 def simulate(
     data_dir: str | Path,
     out: str | Path,
@@ -145,7 +170,8 @@ def simulate(
             ``statistics.json``, ``report.html``, ``model_card.html`` and, with NVFlare, ``nvflare.log`` and
             ``tracking``.
         config: the run; channels and classes are taken from the data.
-        engine: ``"nvflare"`` or ``"inprocess"``; without effect where all images are in one place.
+        engine: its name (`medfedaug.experiments.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or
+            that of another package; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
         resume: continue an interrupted run after its last finished round; a finished one is not run again,
@@ -154,8 +180,8 @@ def simulate(
         tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
-        execution: see `medfedaug.config.run.Execution`; with NVFlare and without a number of threads, the
-            sites share the cores.
+        execution: see `medfedaug.config.run.Execution`; where sites are processes, and without a number of
+            threads, they share the cores.
         sites: the sites where they are open already, with the ``limit`` of ``config``.
         storage: where every site keeps its prepared images; by default as ``MEDFEDAUG_MEMORY`` and
             ``MEDFEDAUG_CACHE`` say.
@@ -173,18 +199,69 @@ def simulate(
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    check_choice("engine", engine, ENGINES)
-    out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is not a folder")
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other")
+    prepared = _prepare(
+        Path(data_dir),
+        Path(out),
+        config,
+        find_engine(engine),
+        device=device,
+        execution=execution or Execution(),
+        sites=sites,
+        init=init,
+        loop=loop,
+        resume=resume,
+        tracking=tracking,
+        on_event=on_event,
+        storage=storage or SiteSettings.load(None).storage,
+    )
+    with only_process(prepared.out):
+        earlier = _earlier_results(prepared, overwrite=overwrite, resume=resume)
+        if earlier is not None:
+            return earlier
+        prepared = _begin(prepared)
+        work = make_workspace(prepared.out)
+        try:
+            results = _finish(prepared, work, _carry(prepared, work))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            if not server_checkpoint(prepared.state).exists():  # nothing to continue: leave no trace
+                remove_state(prepared.state)
+        # The sites' own layers are part of the trained model; what else is there served to continue.
+        remove_state(prepared.state, server_only=prepared.composition.personal)
+        _draw(prepared, pictures=pictures)
+        return results
+
+
+def _prepare(
+    data_dir: Path,
+    out: Path,
+    config: RunConfig,
+    engine: Engine,
+    *,
+    device: str,
+    execution: Execution,
+    sites: Sequence[SiteFolder] | None,
+    init: str | Path | None,
+    loop: str | None,
+    resume: bool,
+    tracking: str | None,
+    **run: Any,
+) -> _Simulation:
+    """Check that data, settings, methods and engine go together, before anything is written.
+
+    Raises:
+        MedFedAugError: one line that says what is wrong and where.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is not a folder")
     check_device(device)
     sites = sites or find_sites(data_dir, limit=config.limit)
     if resume and server_checkpoint(out / STATE).exists():
         began = kept_fingerprint(out / STATE)
         if began is not None:
-            check_unchanged(began, fingerprint_files(sites), Path(data_dir))
+            check_unchanged(began, fingerprint_files(sites), data_dir)
     config = replace(config, **federation_settings(sites, config.holdout))
     sites = [site.with_channels(config.channel_names) for site in sites]
     composition = Composition(config)  # whether methods and network go together
@@ -197,103 +274,154 @@ def simulate(
     if loop is not None:
         reference, script = loop_reference(loop)
         config = replace(config, loop=reference)
-    if composition.pools_data:  # nothing is there for NVFlare to carry
-        engine = "pooled"
-    if tracking and engine != "nvflare":
+    if composition.pools_data:
+        engine = PooledEngine()  # nothing travels that another one could carry
+    if tracking and not engine.tracks:
         raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
-    if config.loop is not None and engine != "nvflare":
+    if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
             "a loop of one's own runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
         )
-    execution = execution or Execution()
-    if engine == "nvflare" and not execution.threads:
+    if engine.own_processes and not execution.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         execution = replace(execution, threads=max(1, (os.cpu_count() or 1) // training))
-    with only_process(out):
-        state = out / STATE
-        finished = is_json_with(out / RESULTS, "config", "rounds", "test")
-        if finished and not overwrite:
-            if resume:
-                return _finished(out, config, sites, Path(data_dir))
-            raise ConfigError(
-                f"{out} holds the results of an earlier run; choose another folder or --overwrite"
-            )
-        check_results(out)
-        if overwrite:
-            remove_results(out)
-        remove_unfinished(server_checkpoint(state).parent)
-        interrupted = server_checkpoint(state).exists()
-        if interrupted and not resume:
-            raise ConfigError(
-                f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew"
-            )
-        if interrupted:
-            same = FederationServer(config, travels=engine != "pooled")
-            same.restore(server_checkpoint(state))  # raises where it is of another run
-            remove_workspaces(out)
-        else:
-            keep_fingerprint(state, fingerprint_files(sites))
+    prepared = FederationRun(
+        config=config,
+        data_dir=data_dir,
+        sites=sites,
+        device=device,
+        state_dir=out / STATE,
+        execution=execution,
+        initial=initial,
+        script=script,
+        tracking=tracking,
+        lock=sites_lock(out) if engine.own_processes else None,
+        **run,
+    )
+    return _Simulation(run=prepared, engine=engine, composition=composition, out=out)
 
-        made_with = fingerprint_sites(sites)
-        started = time.perf_counter()
 
-        def tell(**event: Any) -> None:
-            if on_event is not None:
-                on_event(event)
+def _earlier_results(simulation: _Simulation, *, overwrite: bool, resume: bool) -> dict[str, Any] | None:
+    """Make room for a run's files, or return the results of one that is finished and asked for again.
 
-        # Whoever published a benchmark has seen to its intensities, and so has a Bundle.
-        published = is_federation(Path(data_dir)) and read_federation(data_dir)[0] != OWN_DATA
-        found = {} if published or config.bundle else uneven_sites(sites)
-        uneven = {site: str(scales) for site, scales in found.items()}
-        for site, scales in found.items():
-            tell(event="uneven", site=site, reason=scales.sentence(composition.intensity))
-        work = make_workspace(out)
-        try:
-            run: dict[str, Any] = {
-                "config": config,
-                "data_dir": data_dir,
-                "device": device,
-                "on_event": on_event,
-                "state_dir": state,
-                "resume": interrupted,
-                "execution": execution,
-                "storage": storage or SiteSettings.load(None).storage,
-                "initial": initial,
-            }
-            if engine == "nvflare":
-                tell(event="stage", text=f"starting NVFlare: a server and {len(sites)} sites, a process each")
-                names = [site.name for site in sites]
-                run["script"] = script
-                _run_nvflare(work, tracking=tracking, sites=names, lock=sites_lock(out), **run)
-            else:
-                carry = run_pooled if engine == "pooled" else run_in_process
-                write_run(work, carry(sites=sites, **run))
-            seconds = time.perf_counter() - started
-            told = {"engine": engine, "seconds": seconds, _FILES: made_with}
-            results = _finish(work, out, sites, composition, Path(data_dir), told, uneven)
-        except RunFailed as error:
-            if not (work / FINAL_MODEL).exists():
-                raise
-            publish(work, out, [path.name for path in work.glob("*.pt")])
-            raise RunFailed(
-                f"{error} [the last good model: {out / FINAL_MODEL}; --resume continues]"
-            ) from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            if not server_checkpoint(state).exists():  # nothing that could be continued: leave no trace
-                remove_state(state)
-        # The sites' own layers are part of the trained model; what else is there served to continue.
-        remove_state(state, server_only=composition.personal)
-        # Imported here: matplotlib takes a second, and is needed only now.
-        from medfedaug.analysis import write_report
-        from medfedaug.analysis.model_card import write_model_card
-        from medfedaug.runs.finished_run import FinishedRun
+    Raises:
+        ConfigError: when the folder holds something that the run may not replace or continue.
+    """
+    out = simulation.out
+    if not overwrite and is_json_with(out / RESULTS, "config", "rounds", "test"):
+        if resume:
+            return _finished(simulation)
+        raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
+    check_results(out)
+    if overwrite:
+        remove_results(out)
+    checkpoint = server_checkpoint(simulation.state)
+    remove_unfinished(checkpoint.parent)
+    if checkpoint.exists() and not resume:
+        raise ConfigError(f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew")
+    return None
 
-        tell(event="stage", text="drawing report.html and the model card")
-        write_model_card(FinishedRun.of(out), out)
-        shown = data_dir if pictures and not config.bundle else None
-        write_report([out], out / "report.html", data=shown, device=device)
-        return results
+
+def _finished(simulation: _Simulation) -> dict[str, Any]:
+    """Return the results of a finished run, if it is this one.
+
+    Raises:
+        ConfigError: when it is another one, or its files are damaged.
+    """
+    out, run = simulation.out, simulation.run
+    results: dict[str, Any] = json.loads((out / RESULTS).read_text())
+    try:
+        same = RunConfig.from_dict(asked_settings(results)) == run.config
+    except (ConfigError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
+    if not same:
+        raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
+    if isinstance(made_with := results.get(_FILES), dict):  # an earlier release recorded none
+        check_made_with(made_with, fingerprint_sites(run.sites), out, run.data_dir)
+    return results
+
+
+def _begin(simulation: _Simulation) -> _Simulation:
+    """Note what the run is made with, or check that it goes on with the same.
+
+    Raises:
+        ConfigError: for a checkpoint of another run.
+    """
+    run, state = simulation.run, simulation.state
+    resume = server_checkpoint(state).exists()
+    if resume:
+        same = FederationServer(run.config, travels=simulation.engine.travels)
+        same.restore(server_checkpoint(state))  # raises where it is of another run
+        remove_workspaces(simulation.out)
+    else:
+        keep_fingerprint(state, fingerprint_files(run.sites))
+    # Whoever published a benchmark has seen to its intensities, and so has a Bundle.
+    published = is_federation(run.data_dir) and read_federation(run.data_dir)[0] != OWN_DATA
+    found = {} if published or run.config.bundle else uneven_sites(run.sites)
+    for site, scales in found.items():
+        simulation.tell(event="uneven", site=site, reason=scales.sentence(simulation.composition.intensity))
+    return replace(
+        simulation,
+        run=replace(run, resume=resume),
+        made_with=fingerprint_sites(run.sites),
+        uneven={site: str(scales) for site, scales in found.items()},
+    )
+
+
+def _carry(simulation: _Simulation, work: Path) -> dict[str, Any]:
+    """Let the engine run the federation, and keep the last good models of one that fails.
+
+    Raises:
+        MedFedAugError: when it failed.
+    """
+    started = time.perf_counter()
+    try:
+        results = simulation.engine.run(simulation.run, work)
+    except RunFailed as error:
+        if not (work / FINAL_MODEL).exists():
+            raise
+        out = simulation.out
+        publish(work, out, [path.name for path in work.glob("*.pt")])
+        raise RunFailed(f"{error} [the last good model: {out / FINAL_MODEL}; --resume continues]") from error
+    return {**results, "engine": simulation.engine.name, "seconds": time.perf_counter() - started}
+
+
+def _finish(simulation: _Simulation, work: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Complete and write the results, and move all files to the run's folder."""
+    run, composition = simulation.run, simulation.composition
+    results[_FILES] = simulation.made_with
+    results["data"] = run.data_dir.resolve().name
+    if is_federation(run.data_dir):
+        results["data"], _, results["data_options"] = read_federation(run.data_dir)
+    if simulation.uneven:
+        results["input"]["uneven"] = simulation.uneven
+    if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
+        done = RunConfig.from_dict(results["config"])
+        task = define(done).task(done, normalised=composition.normalises_input)
+        statistics = {
+            site.name: task.statistics(site, composition.statistics_over)
+            for site in run.sites
+            if site.name in results["sites"]
+        }
+        intensity = {"none": "raw", "bundle": "bundle"}.get(results["input"]["scaling"], "scale")
+        save_statistics(work / STATISTICS, statistics, intensity)
+    results[HASHES] = file_hashes(work)
+    write_json(work / RESULTS, results)
+    publish(work, simulation.out)
+    return results
+
+
+def _draw(simulation: _Simulation, *, pictures: bool) -> None:
+    # Imported here: matplotlib takes a second, and is needed only now.
+    from medfedaug.analysis import write_report
+    from medfedaug.analysis.model_card import write_model_card
+    from medfedaug.runs.finished_run import FinishedRun
+
+    out, run = simulation.out, simulation.run
+    simulation.tell(event="stage", text="drawing report.html and the model card")
+    write_model_card(FinishedRun.of(out), out)
+    shown = run.data_dir if pictures and not run.config.bundle else None
+    write_report([out], out / "report.html", data=shown, device=run.device)
 
 
 def check_device(device: str) -> None:
@@ -309,65 +437,3 @@ def check_device(device: str) -> None:
             raise RuntimeError("it computes nothing")
     except (RuntimeError, AssertionError) as error:  # the latter where torch is built without CUDA
         raise ConfigError(f"device {device} cannot be used: {first_line(error)}") from error
-
-
-def _finished(out: Path, config: RunConfig, sites: Sequence[SiteFolder], data_dir: Path) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((out / RESULTS).read_text())
-    try:
-        same = RunConfig.from_dict(asked_settings(results)) == config
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error
-    if not same:
-        raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
-    if isinstance(made_with := results.get(_FILES), dict):  # an earlier release recorded none
-        check_made_with(made_with, fingerprint_sites(sites), out, data_dir)
-    return results
-
-
-def _run_nvflare(work: Path, **run: Any) -> None:
-    # Imported here: the in-process engine works without NVFlare, and its import takes seconds.
-    from medfedaug.nvflare_jobs.simulator import LOG_FILE, output_folder, run_in_simulator
-
-    # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
-    with tempfile.TemporaryDirectory(prefix="medfedaug-") as simulator:
-        try:
-            run_in_simulator(work_dir=simulator, **run)
-        except RunFailed as error:
-            kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
-            shutil.copyfile(Path(simulator) / LOG_FILE, kept)
-            raise RunFailed(f"{error} [log: {kept}]") from error
-        finally:  # also of a run that failed: its last good models
-            for file in [*output_folder(simulator).glob("*"), Path(simulator) / LOG_FILE]:
-                if file.exists():
-                    shutil.move(str(file), work / file.name)
-
-
-def _finish(
-    work: Path,
-    out: Path,
-    sites: Sequence[SiteFolder],
-    composition: Composition,
-    data_dir: Path,
-    told: dict[str, Any],
-    uneven: dict[str, str],
-) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((work / RESULTS).read_text())
-    results.update(told, data=data_dir.resolve().name)
-    intensity = {"none": "raw", "bundle": "bundle"}.get(results["input"]["scaling"], "scale")
-    if uneven:
-        results["input"]["uneven"] = uneven
-    if is_federation(data_dir):
-        results["data"], _, results["data_options"] = read_federation(data_dir)
-    if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
-        done = RunConfig.from_dict(results["config"])
-        task = define(done).task(done, normalised=composition.normalises_input)
-        statistics = {
-            site.name: task.statistics(site, composition.statistics_over)
-            for site in sites
-            if site.name in results["sites"]
-        }
-        save_statistics(work / STATISTICS, statistics, intensity)
-    results[HASHES] = file_hashes(work)
-    write_json(work / RESULTS, results)
-    publish(work, out)
-    return results

@@ -19,6 +19,7 @@ from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.datasets.registry import MARKER, find_benchmark, find_root, write_federation
 from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
+from medfedaug.experiments.engines import find_engine
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.simulate import check_device, simulate
@@ -57,7 +58,7 @@ def run_all(
         preset: their protocol.
         root: as for `plan`.
         out: the sweep's folder.
-        engine: ``"inprocess"``, where all runs of a process share the decoded images, or ``"nvflare"``.
+        engine: its name; with ``"inprocess"`` all runs of a process share the decoded images.
         device: the device of all sites.
         jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
         memory: bytes of decoded images that a process keeps.
@@ -71,8 +72,8 @@ def run_all(
     Returns:
         The folders of failed runs, each with the reason.
     """
-    if jobs > 1 and engine != "inprocess":
-        raise ConfigError("several jobs need --engine inprocess: NVFlare's sites are processes already")
+    if jobs > 1 and find_engine(engine).own_processes:
+        raise ConfigError(f"--jobs needs --engine inprocess: with {engine} the sites are processes already")
     check_device(device)
     out, source = Path(out), find_root(root, preset.benchmark)
     check_folder(out)

@@ -8,21 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
+from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.messages import Reply, Request
-from medfedaug.federation.protocol import Accept, Carrier, run
+from medfedaug.federation.protocol import Accept, Carrier, evaluate, run
 from medfedaug.federation.server.checkpoint import server_checkpoint
+from medfedaug.federation.server.evaluation import Evaluation
+from medfedaug.federation.server.output import write_files
 from medfedaug.federation.server.server import FederationServer
+from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 
-__all__ = ["InProcessCarrier", "SitesInProcess", "run_in_process"]
+__all__ = ["InProcessCarrier", "InProcessEngine", "SitesInProcess", "run_in_process"]
 
 # If a checkpoint takes less than this number of seconds, it is written after each round; otherwise so seldom
 # that it takes at most this share of the time.
@@ -91,6 +95,51 @@ def run_in_process(
     return server
 
 
+class InProcessEngine(Engine):
+    """The sites take turns in this process."""
+
+    name = "inprocess"
+    carrier: ClassVar[type[InProcessCarrier]]
+
+    def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
+        """Run a federation; see `Engine.run`."""
+        server = run_in_process(
+            run.config,
+            run.data_dir,
+            run.sites,
+            run.device,
+            run.on_event,
+            state_dir=run.state_dir,
+            resume=run.resume,
+            execution=run.execution,
+            carrier=self.carrier,
+            storage=run.storage,
+            initial=run.initial,
+        )
+        return write_files(work, server)
+
+    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
+        """Let sites score models; see `Engine.evaluate`."""
+        asked = Evaluation(evaluation.runs, cross_site=evaluation.cross_site, on_event=evaluation.on_event)
+        sites = {name: self._scoring_site(name, evaluation) for name in evaluation.sites}
+        evaluate(asked, SitesInProcess(sites))
+        return asked.results()
+
+    def _scoring_site(self, name: str, evaluation: SiteEvaluation) -> EvaluationSite:
+        trainers = {
+            key: SiteTrainer(
+                run.config,
+                evaluation.data_dir,
+                evaluation.device,
+                evaluation.states[key] / name,
+                threads=evaluation.execution.threads,
+                storage=evaluation.storage,
+            )
+            for key, run in evaluation.runs.items()
+        }
+        return EvaluationSite(name, trainers)
+
+
 class Answers(Protocol):
     """A site, in a federation or in an evaluation."""
 
@@ -142,6 +191,9 @@ class InProcessCarrier(SitesInProcess):
     def round_done(self, server: FederationServer) -> None:
         """Save, if it is time to."""
         self.saving.save(last=server.round == server.config.rounds)
+
+
+InProcessEngine.carrier = InProcessCarrier
 
 
 class Saving:

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from monai.fl.utils.constants import ExtraItems
 from torch.utils.data import Dataset
 
 from medfedaug.config.run import derive_seed
 from medfedaug.data.augmentation import ConcatenatedDataset
-from medfedaug.federation.in_process import InProcessCarrier, Saving, run_in_process
+from medfedaug.federation.in_process import InProcessCarrier, InProcessEngine, Saving, run_in_process
 from medfedaug.federation.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site.trainer import SiteTrainer
 
-__all__ = ["PooledCarrier", "run_pooled"]
+__all__ = ["PooledCarrier", "PooledEngine", "run_pooled"]
 
 
 class PooledCarrier(InProcessCarrier):
@@ -39,7 +38,7 @@ class PooledCarrier(InProcessCarrier):
         for name, trainer in sorted(self.trainers.items()):
             if trainer.samples is None:  # a resumed run has not asked it for anything yet
                 trainer.take_plan(self.server.planning.planned())
-                trainer.initialize({ExtraItems.CLIENT_NAME: name})
+                trainer.open(name)
         training = [trainer for _, trainer in sorted(self.trainers.items()) if trainer.trains]
         return ConcatenatedDataset(
             [trainer.own_dataset(derive_seed(seed, trainer.name)) for trainer in training]
@@ -72,3 +71,11 @@ class PooledCarrier(InProcessCarrier):
 
 run_pooled = partial(run_in_process, carrier=PooledCarrier)
 """Train on the images of all sites together; otherwise as `run_in_process`."""
+
+
+class PooledEngine(InProcessEngine):
+    """All images are in one place: the engine of runs whose method says so, whatever engine was named."""
+
+    name = "pooled"
+    travels = False
+    carrier = PooledCarrier

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from monai.fl.utils.exchange_object import ExchangeObject
-
 from medfedaug.data.sites import find_sites, is_federation, is_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.metrics.registry import over_sites
 from medfedaug.privacy import PrivacyPolicy, Pseudonyms, released_scores
 from medfedaug.runs.finished_run import FinishedRun
@@ -26,8 +24,8 @@ def open_model(
     limit: int | None = None,
     device: str = "auto",
     state: str | Path | None = None,
-) -> Iterator[tuple[SiteTrainer, int]]:
-    """A global model at one site after the other.
+) -> Iterator[tuple[SiteModel, bool]]:
+    """Open a global model at one site after the other.
 
     Args:
         model: see `medfedaug.runs.finished_run.FinishedRun.open`, as for ``config`` and ``state``.
@@ -38,18 +36,24 @@ def open_model(
         state: where the sites keep what is theirs.
 
     Yields:
-        The site's trainer with the global model in its network, and the round that the model is of, for
-        `SiteTrainer.recall_round`. One site at a time, since a trainer holds the site's images.
+        The site's model, and whether it is complete: a site that did not train lacks the layers that sites
+        keep. One site at a time, since a model holds the site's images.
 
     Raises:
         MedFedAugError: one line that says what is wrong and where.
     """
-    return _at_sites(FinishedRun.open(model, config=config, state=state), Path(data), limit, device)
+    run = FinishedRun.open(model, config=config, state=state)
+    for name in _sites(run, Path(data)):
+        opened = run.at_site(name, data, device, limit=limit)
+        yield opened, opened.recall(run.local_state(name))
 
 
-def _at_sites(
-    run: FinishedRun, data: Path, limit: int | None, device: str
-) -> Iterator[tuple[SiteTrainer, int]]:
+def _sites(run: FinishedRun, data: Path) -> list[str]:
+    """List the sites of a folder, or the one that it is.
+
+    Raises:
+        ConfigError: when the run left layers at the sites, and they are not there.
+    """
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     if run.composition.personal and not run.payload and not run.sites_with_layers:
@@ -57,8 +61,7 @@ def _at_sites(
             f"{run.model}: its run left layers or weights at the sites, and {run.state} has none; "
             "say where with --state"
         )
-    for name in names:
-        yield run.trainer(name, data, device, limit=limit), run.round
+    return names
 
 
 def evaluate_model(
@@ -94,13 +97,14 @@ def evaluate_model(
     """
     run = FinishedRun.open(model, config=config, state=state)
     sites: dict[str, Any] = {}
-    for trainer, round_ in _at_sites(run, Path(data), limit, device):
+    for name in _sites(run, Path(data)):
+        trainer = run.trainer(name, data, device, limit=limit)
         if not trainer.folder.cases.get(split):
-            raise DataError(f"no case in the split {split!r}", site=trainer.name, path=trainer.folder.path)
-        scores = trainer.evaluate(ExchangeObject(), {"split": split, "round": round_, "full": True})
+            raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
+        scores = trainer.evaluate_round(split, run.round, full=True)
         # Nothing leaves the site here: as in a simulation, with which patient each case is of.
         policy, patients = PrivacyPolicy.of_simulation(), trainer.folder.patients(split)
-        found = released_scores(scores.metrics or {}, policy, patients)
-        sites[trainer.name] = pseudonyms.scores(found) if pseudonyms else found
+        found = released_scores(scores, policy, patients)
+        sites[name] = pseudonyms.scores(found) if pseudonyms else found
     scored = {name: run.whose(name, split) for name in sites}
     return {"split": split, "scored": scored, "sites": sites, **over_sites(sites, trainer.task.metrics)}

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig, recorded_settings
@@ -28,7 +26,8 @@ from medfedaug.federation.server.output import (
     check_unchanged,
     exchange_file,
 )
-from medfedaug.federation.site.state import RoundMemory
+from medfedaug.federation.site.model import SiteModel
+from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
 from medfedaug.models.tensor_files import load_tensors
@@ -192,15 +191,14 @@ class FinishedRun:
         """
         network = self.composition.network
         network.load_state_dict(self.weights, strict=False)
-        memory = RoundMemory(site, self.state / site)
-        memory.enter(self.record["run"])
-        latest = memory.latest(self.round)
-        if self.composition.personalising or (self.composition.kept_keys and not latest):
+        kept = self.local_state(site)
+        if self.composition.personalising or (self.composition.kept_keys and kept is None):
             raise ConfigError(
                 f"{self.model}: the model of {site} is not whole: its run left layers or weights at the "
                 f"sites, and {self.state} has none of {site} that could be sent"
             )
-        memory.recall(latest, network, {})
+        if kept is not None:
+            network.load_state_dict(kept.network, strict=False)
         return {k: v.detach().clone() for k, v in network.state_dict().items() if v.is_floating_point()}
 
     def whose(self, site: str, split: str = "test") -> str:
@@ -215,7 +213,23 @@ class FinishedRun:
             return self.composition.scored[split]
         return UNSEEN if site in self.record.get("unseen", ()) else f"{GLOBAL} (no site of the run)"
 
-    def trainer(
+    def local_state(self, site: str) -> LocalState | None:
+        """Read what a site kept with this model, in the last round in which it trained.
+
+        Args:
+            site: its name.
+
+        Returns:
+            ``None`` for a site that kept nothing.
+
+        Raises:
+            MedFedAugError: when its file is damaged.
+        """
+        kept = read_local_states(self.state / site / f"{self.record['run']}.pt")
+        last = max((round_ for round_ in kept if round_ <= self.round), default=0)
+        return kept.get(last)
+
+    def at_site(
         self,
         name: str,
         data: str | Path | SiteFolder,
@@ -223,12 +237,12 @@ class FinishedRun:
         *,
         limit: int | None = None,
         statistics: ChannelStatistics | None = None,
-    ) -> SiteTrainer:
-        """A site with the model in its network, ready to be scored or to predict.
+    ) -> SiteModel:
+        """Open the model at a site, ready for `SiteModel.recall` with `local_state`.
 
         Args:
-            name: the site's name; what this site keeps of the run is loaded.
-            data: the site's data, see `SiteTrainer`.
+            name: the site's name.
+            data: the site's data, see `SiteModel`.
             device: where to compute.
             limit: at most this many cases of each split.
             statistics: of the site, in place of those of its images.
@@ -237,15 +251,30 @@ class FinishedRun:
             MedFedAugError: one line that says what is wrong and where.
         """
         self.check_whole()
-        config = (
+        model = SiteModel(self._limited(limit), data, device, statistics=statistics)
+        model.open(name)
+        model.receive(self.weights, self.payload, self.payload)
+        return model
+
+    def trainer(
+        self, name: str, data: str | Path | SiteFolder, device: str = "auto", *, limit: int | None = None
+    ) -> SiteTrainer:
+        """Open the model at a site that may train it further before its test; otherwise as `at_site`.
+
+        Raises:
+            MedFedAugError: one line that says what is wrong and where.
+        """
+        self.check_whole()
+        trainer = SiteTrainer(self._limited(limit), data, device, self.state / name)
+        trainer.open(name)
+        trainer.enter_run(self.record["run"])
+        trainer.receive(self.weights, self.payload, self.payload)
+        return trainer
+
+    def _limited(self, limit: int | None) -> RunConfig:
+        return (
             self.config if limit is None else RunConfig.from_dict({**self.config.to_dict(), "limit": limit})
         )
-        trainer = SiteTrainer(config, data, device, self.state / name, statistics=statistics)
-        trainer.initialize({ExtraItems.CLIENT_NAME: name})
-        trainer.enter_run(self.record["run"])
-        exchange = {"payload": self.payload, "once": self.payload}
-        trainer.receive(ExchangeObject(weights=self.weights, statistics=exchange))
-        return trainer
 
 
 def _find_state(folder: Path, given: str | Path | None) -> Path:

@@ -22,7 +22,7 @@ from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.server.output import STATISTICS
-from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_drift import Familiar
@@ -156,21 +156,21 @@ class _Job:
         found.pending = {name: planned[name] for name in todo}
         self.tell({"event": "start", "cases": len(cases), "there": len(good) - len(todo), "todo": len(todo)})
         if todo:
-            trainer, transform = self.prepare(good)
+            model, transform = self.prepare(good)
             familiar = Familiar.of(run)
             used = self.statistics(transform, len(good))
             found.agree("statistics", used)
             if used and "file" in used:
-                pair = {"images": trainer.statistics(familiar.over)}
+                pair = {"images": model.statistics(familiar.over)}
                 save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
             found.told["notes"] = self.notes(familiar, used)
             found.told["compared_with_the_sites"] = familiar.sources
             try:
                 found.write()
-                with trainer.scoring():
-                    trainer.network.eval()
+                with model.scoring():
+                    model.network.eval()
                     for name in todo:
-                        self.predict(found, good[name], states[name], trainer, transform, familiar)
+                        self.predict(found, good[name], states[name], model, transform, familiar)
             finally:
                 found.write()  # also when somebody stops it
         else:
@@ -275,7 +275,7 @@ class _Job:
                 self.failed(found, case, error)
                 del good[name]
 
-    def prepare(self, good: dict[str, Case]) -> tuple[SiteTrainer, Compose]:
+    def prepare(self, good: dict[str, Case]) -> tuple[SiteModel, Compose]:
         """The network with all that it needs at the place of the images, and what an image passes before it.
 
         Raises:
@@ -284,8 +284,8 @@ class _Job:
         run = self.run
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
         origin = self.origin
-        trainer = run.trainer(origin.site, folder, self.device, statistics=origin.pair)
-        if not trainer.recall_round(run.round):
+        model = run.at_site(origin.site, folder, self.device, statistics=origin.pair)
+        if not model.recall(run.local_state(origin.site)):
             layers = run.sites_with_layers
             if origin.site:
                 raise ConfigError(
@@ -298,7 +298,7 @@ class _Job:
                 f"--site NAME, whose layers are in {run.state} (it {have}; --state names another folder), "
                 "or train with the method's argument unseen"
             )
-        return trainer, trainer.evaluation_transform()
+        return model, model.evaluation_transform()
 
     def statistics(self, transform: Compose, count: int) -> dict[str, Any] | None:
         """What the images are normalised with."""
@@ -349,7 +349,7 @@ class _Job:
         found: Predictions,
         case: Case,
         state: Sequence[Any],
-        trainer: SiteTrainer,
+        model: SiteModel,
         transform: Compose,
         familiar: Familiar,
     ) -> None:
@@ -357,12 +357,12 @@ class _Job:
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                told = self.unlike(case, trainer, familiar)
-                prediction = trainer.task.predict_case(
-                    trainer.network,
-                    trainer.task.evaluation_case(self.folder, case, labelled=False),
+                told = self.unlike(case, model, familiar)
+                prediction = model.task.predict_case(
+                    model.network,
+                    model.task.evaluation_case(self.folder, case, labelled=False),
                     transform,
-                    trainer.device,
+                    model.device,
                     self.run.config.batch_size,
                     self.probabilities or not self.dense,
                 )
@@ -382,10 +382,10 @@ class _Job:
             self.tell({"event": "unlike", "case": case.name, "text": text})
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, trainer: SiteTrainer, familiar: Familiar) -> list[str]:
+    def unlike(self, case: Case, model: SiteModel, familiar: Familiar) -> list[str]:
         told = []
         if "intensity" in familiar.sources:
-            preparation = trainer.task.preparation
+            preparation = model.task.preparation
             image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
             moments = preparation.moments(image, familiar.over)
             told += familiar.intensity_warnings(moments, self.run.config.channel_names)

@@ -1,4 +1,4 @@
-"""Find methods, networks and loops that installed packages add by entry points, and restrict their use.
+"""Find methods, networks, loops and engines that installed packages add by entry points, and restrict their use.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 
@@ -23,12 +23,13 @@ from packaging.utils import canonicalize_name
 
 from medfedaug.errors import ConfigError, first_line
 
-__all__ = ["LOOPS", "METHODS", "NETWORKS", "Plugin", "find", "installed", "names", "restrict"]
+__all__ = ["ENGINES", "LOOPS", "METHODS", "NETWORKS", "Plugin", "find", "installed", "names", "restrict"]
 
 METHODS, NETWORKS, LOOPS = "medfedaug.methods", "medfedaug.networks", "medfedaug.loops"
+ENGINES = "medfedaug.engines"
 """The groups of entry points."""
 
-_KINDS = {METHODS: "method", NETWORKS: "network", LOOPS: "training loop"}
+_KINDS = {METHODS: "method", NETWORKS: "network", LOOPS: "training loop", ENGINES: "engine"}
 
 _allowed: frozenset[str] | None = None
 """Names of packages; ``None`` for all."""
@@ -39,7 +40,7 @@ class Plugin:
     """Name that a package adds.
 
     Args:
-        group: `METHODS`, `NETWORKS` or `LOOPS`.
+        group: one of the groups of entry points above.
         name: what a user writes.
         package: the name of the package, as its distribution has it.
         entry: where the object is.
@@ -88,7 +89,7 @@ def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
     """The plugin of a name; ``None`` if the name is built in or no package adds it.
 
     Args:
-        group: `METHODS`, `NETWORKS` or `LOOPS`.
+        group: one of the groups of entry points above.
         name: what the user, or the job, wrote.
         built_in: the names of medfedaug itself, which no package may take.
 

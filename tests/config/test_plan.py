@@ -276,7 +276,7 @@ def test_statistics_are_of_what_the_network_sees(volumes_dir):
     """Of the resampled volume, whole or where it is brighter than the darkest voxel."""
     plan = Plan(spatial_dims=3, spacing=(2.0, 2.0, 2.0), orientation="RAS", patch_size=(16, 16, 16))
     trainer = SiteTrainer(volume_config(volumes_dir, plan=plan), volumes_dir / "site_B", "cpu")
-    trainer.initialize({"client_name": "site_B"})
+    trainer.open("site_B")
     images = []
     for case in trainer.folder.cases["training"]:
         whole = trainer.folder.load_image(case, "scale")[0]
@@ -480,7 +480,7 @@ def test_a_site_whose_fingerprint_is_none_is_named():
 def test_a_site_sends_no_fingerprint_of_fewer_cases_than_its_policy_allows(volumes_dir):
     config = volume_config(volumes_dir, plan=Plan(), planning={"memory": 0.1})
     trainer = SiteTrainer(config, volumes_dir / "site_A", "cpu", policy=PrivacyPolicy(min_images=10))
-    trainer.initialize({"client_name": "site_A"})
+    trainer.open("site_A")
     with pytest.raises(PrivacyRefused, match="min_images"):
         site_fingerprint(trainer)
 

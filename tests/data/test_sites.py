@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from benchmark_files import write_volume
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from running import SHARED
 
 from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, open_site, site_statistics
@@ -246,8 +244,8 @@ def test_a_single_image_trains_or_says_why_not(make_site, tmp_path, tiny_config)
 
 def train_once(config, data):
     trainer = SiteTrainer(config, data, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
-    trainer.train(ExchangeObject(), {"round": 1})
+    trainer.open("A")
+    trainer.train(1)
     return trainer
 
 

@@ -8,8 +8,6 @@ from statistics import fmean
 import pytest
 import torch
 from benchmark_files import write_lgg
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from sweeps import OFFICE_PRESET, planned, snapshot
 
 from medfedaug.config.run import RunConfig
@@ -105,7 +103,7 @@ def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
 
     def trainer(name: str) -> SiteTrainer:
         opened = SiteTrainer(config, data, "cpu", tmp_path / "copy" / name)
-        opened.initialize({ExtraItems.CLIENT_NAME: name})
+        opened.open(name)
         return opened
 
     # The same by hand for one pair: Amazon's model with its own norm layers, at DSLR.
@@ -113,7 +111,8 @@ def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
     source, target = trainer("amazon"), trainer("dslr")
     model = torch.load(folder / "global_model.pt", weights_only=True)
     source.network.load_state_dict(state["rounds"][record["selected_round"]]["network"], strict=False)
-    source.train(ExchangeObject(weights=model), {"round": found["round"]})
+    source.start_round(found["round"], model)
+    source.train(found["round"])
     network = source.network.eval()
     right = []
     for case in target.folder.cases["test"]:

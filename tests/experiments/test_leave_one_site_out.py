@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments import leave_one_site_out as holdout
@@ -71,7 +70,7 @@ def test_millimetres_and_pixels_have_no_common_mean(
 
 def test_an_unseen_site_of_fedrdn_is_normalised_with_its_own_statistics(three_sites, tiny_config):
     trainer = SiteTrainer(tiny_config("fedrdn", holdout=("B",)), three_sites, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "B"})
+    trainer.open("B")
     (transform,) = trainer.parts["fedrdn"].transforms(training=False)
     own = trainer.statistics()
     image = torch.rand(1, 8, 8) * 100

@@ -96,7 +96,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
     _, notes = write_tables(runs, OFFICE_PRESET, tmp_path)
     assert notes[0] == "UNFINISHED: 1 of 2 runs."
     assert notes[0] in (tmp_path / "table.md").read_text()
-    with pytest.raises(ConfigError, match="several jobs need --engine inprocess"):
+    with pytest.raises(ConfigError, match="--jobs needs --engine inprocess"):
         run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", jobs=2)
 
 

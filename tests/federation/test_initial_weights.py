@@ -7,8 +7,6 @@ import shutil
 import pytest
 import torch
 import torchvision_resnet
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from safetensors.torch import save_file
 
 from medfedaug.config.run import RunConfig
@@ -191,17 +189,18 @@ def test_what_a_site_has_trained_is_not_replaced_when_it_receives_the_weights_ag
     """As happens to every site when another one joins."""
     weights, config = initial(given[0], tiny_config("fedbn", limit=1))
     server, trainer = FederationServer(config, initial=weights), SiteTrainer(config, phantom_dir, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.open("site_A")
     model = {key: server.state[key] for key in server.shared}
-    once = {"once": weights.kept(trainer.kept_keys)}
+    once = weights.kept(trainer.kept_keys)
 
     def norms():
         return {key: trainer.network.state_dict()[key].clone() for key in trainer.kept_keys & given[1].keys()}
 
-    trainer.train(ExchangeObject(weights=model, statistics=once), {"round": 1})
+    trainer.start_round(1, model, once=once)
+    trainer.train(1)
     trained = norms()
     assert not any(torch.equal(value, given[1][key]) for key, value in trained.items())
-    trainer.start_round(2, ExchangeObject(weights=model, statistics=once))
+    trainer.start_round(2, model, once=once)
     assert all(torch.equal(value, trained[key]) for key, value in norms().items())
 
 

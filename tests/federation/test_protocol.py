@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from monai.utils import CommonKeys as Keys
 
 from medfedaug.config.run import Execution, RunConfig, derive_seed
@@ -199,7 +197,7 @@ def test_one_training_site_is_no_federation(tiny_config):
 
 def trainer_for(config, data, site="site_A"):
     trainer = SiteTrainer(config, data, device="cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: site})
+    trainer.open(site)
     return trainer
 
 
@@ -209,8 +207,9 @@ def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
     trainer = trainer_for(config, phantom_dir)
     start = Composition(config).network
     weights = {key: start.state_dict()[key].clone() for key in trainer.shared}
-    trainer.train(ExchangeObject(weights=weights), {"round": 1})
-    found = trainer.get_weights().weights
+    trainer.start_round(1, weights)
+    update = trainer.train(1)
+    found = update.weights
 
     batch = trainer.task.collate(trainer.samples.training())
     start.train()
@@ -220,15 +219,14 @@ def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
         expected = parameter.detach() - 0.1 * parameter.grad
         # The batch was shuffled: sums come in another order.
         torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
-    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert update.metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
 def test_a_round_repeats_to_the_bit_and_differs_by_round_site_and_seed(tiny_config, phantom_dir):
     def weights(config, site="site_A", round_=1):
         trainer = trainer_for(config, phantom_dir, site)
         torch.rand(3)  # whatever else the process drew
-        trainer.train(ExchangeObject(), {"round": round_})
-        return torch.cat([value.flatten() for value in trainer.get_weights().weights.values()])
+        return torch.cat([value.flatten() for value in trainer.train(round_).weights.values()])
 
     config = tiny_config("fedfa")
     first = weights(config)
@@ -243,27 +241,29 @@ def test_training_leaves_the_random_numbers_of_the_process_alone(tiny_config, ph
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
-    trainer.train(ExchangeObject(), {"round": 1})
+    trainer.train(1)
     assert torch.equal(torch.rand(2), expected)
 
 
 def test_fedbn_sends_no_norm_entries_and_evaluates_with_those_of_the_round(tiny_config, phantom_dir):
     trainer = trainer_for(tiny_config("fedbn"), phantom_dir)
-    trainer.train(ExchangeObject(), {"round": 1})
-    sent = trainer.get_weights().weights
+    sent = trainer.train(1).weights
     assert sent.keys().isdisjoint(trainer.kept_keys)
     assert len(trainer.kept_keys) > 20
     first = {key: trainer.network.state_dict()[key].clone() for key in trainer.kept_keys}
-    score = trainer.evaluate(ExchangeObject(weights=sent), {"split": "test", "round": 1}).metrics
-    trainer.train(ExchangeObject(weights=sent), {"round": 2})
+    trainer.receive(sent)
+    score = trainer.evaluate_round("test", 1)
+    trainer.start_round(2, sent)
+    trainer.train(2)
     assert any(not torch.equal(trainer.network.state_dict()[key], first[key]) for key in first)
-    assert trainer.evaluate(ExchangeObject(weights=sent), {"split": "test", "round": 1}).metrics == score
+    trainer.receive(sent)
+    assert trainer.evaluate_round("test", 1) == score
     assert all(torch.equal(trainer.network.state_dict()[key], first[key]) for key in first)
 
 
 def test_fedbn_says_why_an_unseen_site_has_no_score(tiny_config, phantom_dir):
     trainer = trainer_for(tiny_config("fedbn"), phantom_dir, "site_C")
-    scores = trainer.evaluate(ExchangeObject(), {"split": "test", "round": 1}).metrics
+    scores = trainer.evaluate_round("test", 1)
     assert scores["dice"] is None
     assert "this site has none" in scores["note"]
 

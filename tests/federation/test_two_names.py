@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from small_networks import SEGMENTING, marked
 
 from medfedaug.federation import SiteTrainer, run_in_process
@@ -51,11 +49,11 @@ def test_what_a_site_keeps_stays_when_it_receives_a_model(phantom_dir, tiny_conf
     config = tiny_config("fedbn", network="dynunet", network_args=FILTERS, rounds=1)
     server = run_in_process(config, phantom_dir, SITES, device="cpu")
     site = SiteTrainer(config, phantom_dir / "site_A", device="cpu")
-    site.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    site.open("site_A")
     with torch.no_grad():
         for norm in (module for module in site.network.modules() if "InstanceNorm" in type(module).__name__):
             norm.weight.fill_(7.0)
-    site.receive(ExchangeObject(weights={key: server.state[key] for key in site.shared}))
+    site.receive({key: server.state[key] for key in site.shared})
     kept = [site.network.state_dict()[key] for key in site.kept_keys if key.endswith("weight")]
     assert len(kept) > 5
     assert all(float(value.min()) == float(value.max()) == 7.0 for value in kept)

@@ -8,7 +8,6 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 from PIL import Image
 
 from medfedaug.config.run import RunConfig
@@ -283,7 +282,7 @@ def test_a_job_says_the_channels_by_name(run, hospitals, tmp_path):
     )
     assert config.in_channels == 2
     trainer = SiteTrainer(config, hospitals / "B", "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "B"})
+    trainer.open("B")
     assert trainer.folder.missing_channels == (1,)
     with pytest.raises(ConfigError, match="3 channels need as many different names"):
         RunConfig(channel_names=("FLAIR", "T2"), in_channels=3)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from monai.bundle import ConfigWorkflow
 from running import command
 
@@ -99,3 +101,47 @@ def test_the_bundle_needs_no_ignite():
         content = json.dumps(json.loads(config.read_text()))
         assert "Trainer" not in content
         assert "Evaluator" not in content
+
+
+def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path):
+    """In a process of its own, as a user starts it: it registers an engine, and starts one for each site."""
+    script = EXAMPLES / "process_engine.py"
+    command_line = [sys.executable, script, "--data", root, "--out", tmp_path / "own", "--rounds", "1"]
+    done = subprocess.run(list(map(str, command_line)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "own/results.json").read_text())["engine"] == "processes"
+    options = (
+        "--methods",
+        "fedrdn,fedfa",
+        "--rounds",
+        1,
+        "--engine",
+        "inprocess",
+        "--out",
+        tmp_path / "ours",
+    )
+    assert command("simulate", "--data", root, *options)[0] == 0
+    for name in ("global_model.pt", "final_model.pt", "global_exchange.pt"):
+        own, ours = (
+            torch.load(tmp_path / run / name, weights_only=True) if (tmp_path / run / name).exists() else {}
+            for run in ("own", "ours")
+        )
+        assert own.keys() == ours.keys()
+        assert all(torch.equal(own[key], ours[key]) for key in ours)
+
+
+def test_the_engine_of_the_architecture_page_is_the_example():
+    text, page = (EXAMPLES / "process_engine.py").read_text(), EXAMPLES.parent / "docs/architecture.md"
+    engine = text[text.index("def serve(") : text.index("def main(")].strip()
+    assert len([line for line in engine.splitlines() if line.strip()]) <= 45
+    assert "examples/process_engine.py" in page.read_text()
+
+
+def test_an_unknown_engine_is_refused_with_what_may_be_meant(root, tmp_path):
+    code, _, err = command(
+        *("simulate", "--data", root, "--methods", "fedavg"),
+        *("--engine", "nvflar", "--out", tmp_path / "run"),
+    )
+    assert code == 2
+    assert "engine 'nvflar' is not known; did you mean nvflare? All: nvflare, inprocess" in err
+    assert not (tmp_path / "run").exists()

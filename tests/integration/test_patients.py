@@ -310,7 +310,7 @@ def test_a_site_compares_models_patient_by_patient(tested_patients, tiny_config)
 
     def compared(**policy):
         trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(**policy))
-        trainer.initialize()
+        trainer.open("")
         site = EvaluationSite("A", {FEDERATION: trainer}).runs[FEDERATION]
         for model, scores in (("global", ours), ("local", theirs)):
             site.scored[model] = _Scored(ScoreRequest("test", model), scores)

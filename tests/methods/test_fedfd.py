@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, layers
-from monai.fl.utils.constants import ExtraItems
 from monai.networks.nets import BasicUNet
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
 from torch import nn
@@ -169,7 +168,7 @@ def test_an_unseen_site_is_scored_by_the_selected_model_with_what_belongs_to_it(
         for key, parameter in adapter.named_parameters():
             parameter.data.copy_(payload[f"{name}.adapter.{key}"])
     trainer = SiteTrainer(server.config, phantom_dir, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_C"})
+    trainer.open("site_C")
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     transform = trainer.evaluation_transform()
     assert trainer.task.evaluate(network, cases, transform, trainer.device, 4, full=True) == scores

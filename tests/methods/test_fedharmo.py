@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 from monai.utils import CommonKeys as Keys
 from reference import UNEVEN, assert_models, federated_averaging, pixels
 from torch import nn
@@ -187,13 +186,13 @@ def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
 def test_fedharmo_is_refused_by_a_site_that_adds_noise(phantom_dir, tiny_config):
     policy = PrivacyPolicy(min_images=1, noise_multiplier=1.0, max_epsilon=10.0)
     trainer = SiteTrainer(tiny_config("fedharmo"), phantom_dir, "cpu", policy=policy)
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.open("site_A")
     with pytest.raises(PrivacyRefused, match="fedharmo: there is no form of this exchange"):
-        trainer.get_data_stats()
+        trainer.prepare()
     few = SiteTrainer(tiny_config("fedharmo"), phantom_dir, "cpu", policy=PrivacyPolicy(min_images=100))
-    few.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    few.open("site_A")
     with pytest.raises(PrivacyRefused, match="min_images"):
-        few.get_data_stats()
+        few.prepare()
 
 
 def test_images_of_several_sizes_are_resized_to_one(make_site, tiny_config, tmp_path):

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from reference import UNEVEN, assert_models, federated_averaging
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -175,24 +173,25 @@ def test_the_shift_survives_a_restart_bit_for_bit(photo_config, tmp_path, over):
 
     def trainer(states):
         made = SiteTrainer(config, tmp_path / "photos", "cpu", states)
-        made.initialize({ExtraItems.CLIENT_NAME: "A"})
+        made.open("A")
         made.enter_run(run)
         return made
 
+    def second_round(trainer, weights):
+        trainer.start_round(2, weights)
+        return trainer.train(2)
+
     steady = trainer(tmp_path / "states")
-    steady.train(ExchangeObject(), {"round": 1})
-    back = ExchangeObject(weights=steady.get_weights().weights)
+    back = steady.train(1).weights
     restarted = trainer(tmp_path / "states")  # a new process would find the same
-    steady.train(back, {"round": 2})
-    restarted.train(back, {"round": 2})
+    first, second = second_round(steady, back), second_round(restarted, back)
     assert same(restarted.parts["fedrobust"].state(), steady.parts["fedrobust"].state())
-    assert same(restarted.get_weights().weights, steady.get_weights().weights)
+    assert same(second.weights, first.weights)
     size = {"channels": 3, "pixels": 3 * 16**2}[over]
     assert steady.parts["fedrobust"].state()["matrix"].shape == (size, size)
 
     forgetful = trainer(tmp_path / "elsewhere")
-    forgetful.train(back, {"round": 2})
-    assert not same(forgetful.get_weights().weights, steady.get_weights().weights)
+    assert not same(second_round(forgetful, back).weights, first.weights)
 
 
 def test_bad_arguments_and_images_are_refused_with_the_reason(photo_config, tmp_path):

@@ -95,7 +95,7 @@ def test_the_generic_head_is_balanced_and_the_personal_one_stays(federate, make_
         for guess, case in zip(found, open_site(run.root / site).cases["test"], strict=True):
             expected = float(run.config.classes[guess] == case.label)
             assert run.tested[site].metrics["cases"][case.name] == expected
-        assert set(run.sites[site].trainer.get_weights().weights) == set(run.models[0])
+        assert set(run.sites[site].trainer.composition.sent) == set(run.models[0])
 
 
 def test_a_site_scores_its_own_head_and_an_unseen_site_the_generic_one(federate):

@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean
 from torch import nn
 from torch.nn.functional import cross_entropy, softplus
@@ -187,7 +185,7 @@ def test_references_that_stay_survive_a_restart_bit_for_bit(photo_config, tmp_pa
 
     def trainer(states):
         made = SiteTrainer(config, tmp_path / "photos", "cpu", states)
-        made.initialize({ExtraItems.CLIENT_NAME: "A"})
+        made.open("A")
         made.enter_run(run)
         return made
 
@@ -195,19 +193,21 @@ def test_references_that_stay_survive_a_restart_bit_for_bit(photo_config, tmp_pa
     first = copy.deepcopy(steady.parts["fedsr"].representation.state_dict())
     server = next(m for m in Composition(config).methods if m.name == "fedsr").representation()
     assert same(first, server.state_dict())  # everybody's first weights are the server's
-    steady.train(ExchangeObject(), {"round": 1})
-    update = steady.get_weights()
-    back = ExchangeObject(weights=update.weights, statistics={"payload": update.statistics["payload"]})
+
+    def second_round(trainer):
+        trainer.start_round(2, update.weights, update.payload)
+        return trainer.train(2)
+
+    update = steady.train(1)
     restarted = trainer(tmp_path / "states")
-    steady.train(back, {"round": 2})
-    restarted.train(back, {"round": 2})
+    expected, found = second_round(steady), second_round(restarted)
     one = steady.parts["fedsr"].representation.state_dict()
     assert same(restarted.parts["fedsr"].representation.state_dict(), one)
-    assert same(restarted.get_weights().weights, steady.get_weights().weights)
+    assert same(found.weights, expected.weights)
     assert steady.parts["fedsr"].state().keys() == {"means", "spreads"}
 
     forgetful = trainer(tmp_path / "elsewhere")
-    forgetful.train(back, {"round": 2})
+    second_round(forgetful)
     assert not torch.equal(forgetful.parts["fedsr"].state()["means"], one["means"])
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from reference import (
     FINE_TUNING,
     UNEVEN,
@@ -74,8 +72,8 @@ def test_fine_tuning_is_local_training_before_the_test(phantom_dir, tiny_config,
     assert all(torch.equal(unseen[key], tuned.selection.state[key]) for key in tuned.shared)
 
     trainer = SiteTrainer(config, phantom_dir, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
-    trainer.receive(ExchangeObject(weights={key: tuned.selection.state[key] for key in tuned.shared}))
+    trainer.open("site_A")
+    trainer.receive({key: tuned.selection.state[key] for key in tuned.shared})
     seed = derive_seed(config.seed, "site_A", "fine-tuning")
     torch.manual_seed(seed)
     loader = trainer.samples.loader(trainer.own_dataset(seed), seed)

@@ -7,8 +7,6 @@ import math
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from monai.metrics import MMDMetric
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean
 from torch import nn
@@ -205,10 +203,10 @@ def test_everybody_begins_with_the_servers_generator_and_a_network_of_its_own(ph
     for site in "AB":
         torch.rand(ord(site) % 7)  # whatever else the process drew
         trainer = SiteTrainer(config, tmp_path / "photos", "cpu")
-        trainer.initialize({ExtraItems.CLIENT_NAME: site})
+        trainer.open(site)
         part = trainer.parts["fraug"]
         generators.append(copy.deepcopy(part.generator.state_dict()))
-        trainer.train(ExchangeObject(), {"round": 1})
+        trainer.train(1)
         transformations.append(part.transformation.state_dict())
     server = next(m for m in Composition(config).methods if m.name == "fraug").generator().state_dict()
     for key, value in server.items():
@@ -232,28 +230,26 @@ def test_rtnet_and_prototypes_survive_a_restart_bit_for_bit(photo_config, tmp_pa
 
     def trainer(states):
         made = SiteTrainer(config, tmp_path / "photos", "cpu", states)
-        made.initialize({ExtraItems.CLIENT_NAME: "A"})
+        made.open("A")
         made.enter_run(run)
         return made
 
-    def sent_back(update):
-        payload = update.statistics["payload"]
-        return ExchangeObject(weights=update.weights, statistics={"payload": payload})
+    def second_round(trainer):
+        trainer.start_round(2, update.weights, update.payload)
+        return trainer.train(2)
 
     steady = trainer(tmp_path / "states")
-    steady.train(ExchangeObject(), {"round": 1})
-    back = sent_back(steady.get_weights())
+    update = steady.train(1)
     restarted = trainer(tmp_path / "states")  # a new process would find the same
-    steady.train(back, {"round": 2})
-    restarted.train(back, {"round": 2})
+    expected, found = second_round(steady), second_round(restarted)
     one, other = steady.parts["fraug"].state(), restarted.parts["fraug"].state()
     assert {key.split("/")[0] for key in one} == {"means", "seen", "steps", "rtnet"}
     assert all(torch.equal(other[key], value) for key, value in one.items())
-    for key, value in steady.get_weights().weights.items():
-        assert torch.equal(restarted.get_weights().weights[key], value)
+    for key, value in expected.weights.items():
+        assert torch.equal(found.weights[key], value)
 
     forgetful = trainer(tmp_path / "elsewhere")
-    forgetful.train(back, {"round": 2})
+    second_round(forgetful)
     assert not torch.equal(forgetful.parts["fraug"].state()["rtnet/0.weight"], one["rtnet/0.weight"])
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from reference import UNEVEN, assert_steps, same, share_of
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -92,7 +90,7 @@ def test_the_loss_of_a_mixed_batch_is_the_weighted_sum(phantom_dir, tiny_config)
     config = tiny_config("mixup", settings={"mixup": {"alpha": 1.0}}, batch_size=1000)
     config = replace(config, optimizer="sgd", learning_rate=0.1)
     trainer = SiteTrainer(config, phantom_dir, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.open("site_A")
     seen = {}
     mix = trainer.parts["mixup"].mix
 
@@ -102,13 +100,13 @@ def test_the_loss_of_a_mixed_batch_is_the_weighted_sum(phantom_dir, tiny_config)
 
     trainer.parts["mixup"].mix = spy
     network = Composition(config).network.train()
-    trainer.train(ExchangeObject(), {"round": 1})
+    update = trainer.train(1)
     inputs, targets = seen["mixed"]
     outputs = network(inputs)
     loss = sum(weight * trainer.task.loss(outputs, labels) for weight, labels in targets)
-    assert trainer.last_metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert update.metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     loss.backward()
-    found = trainer.get_weights().weights
+    found = update.weights
     for name, parameter in network.named_parameters():
         expected = parameter.detach() - 0.1 * parameter.grad
         torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)

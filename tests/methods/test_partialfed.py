@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from reference import UNEVEN, assert_models, assert_tested_with_its_own, descend, federated_averaging, same
 from small_networks import build_small, needs_einops
 from torch import nn
@@ -142,21 +140,21 @@ def test_partialfed_with_norm_layers_is_fedbn_to_the_bit(phantom_dir, tiny_confi
 def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_config, tmp_path):
     """And finds it again after a restart."""
     config = tiny_config("partialfed", settings={"partialfed": {"strategy": "head"}})
-    extra, run = {ExtraItems.CLIENT_NAME: "site_A"}, "0" * 32
+    run = "0" * 32
     trainer = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
-    trainer.initialize(extra)
+    trainer.open("site_A")
     trainer.enter_run(run)
     kept = sorted(trainer.kept_keys)
     assert kept == ["final_conv.bias", "final_conv.weight"]
     initial = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    trainer.train(ExchangeObject(), {"round": 1})
+    sent = trainer.train(1).weights
     own = {key: trainer.network.state_dict()[key].clone() for key in kept}
     assert not any(torch.equal(own[key], initial[key]) for key in kept)
-    assert not set(kept) & trainer.get_weights().weights.keys()
-    loaded = ExchangeObject(weights={key: initial[key] for key in trainer.shared})
+    assert not set(kept) & sent.keys()
+    loaded = {key: initial[key] for key in trainer.shared}
 
     restarted = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
-    restarted.initialize(extra)
+    restarted.open("site_A")
     restarted.enter_run(run)
     for site in (trainer, restarted):
         site.receive(loaded)
@@ -164,7 +162,8 @@ def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_conf
         state = site.network.state_dict()
         assert all(torch.equal(state[key], own[key] if key in own else initial[key]) for key in site.shared)
         assert all(torch.equal(state[key], own[key]) for key in kept)
-        site.train(loaded, {"round": 2})
+        site.start_round(2, loaded)
+        site.train(2)
     states = trainer.network.state_dict(), restarted.network.state_dict()
     assert all(torch.equal(states[0][key], states[1][key]) for key in [*trainer.shared, *kept])
 

@@ -6,8 +6,6 @@ import json
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from reference import UNEVEN, assert_same, copied, descend, entries, mean, pixels
 from torch import nn
 from torch.func import functional_call
@@ -138,19 +136,19 @@ def test_a_site_that_loads_everything_is_fedavg_to_the_bit(phantom_dir, tiny_con
 def test_a_site_finds_its_weights_and_logits_again(phantom_dir, tiny_config, tmp_path):
     settings = {"partialfed_adaptive": {"epochs": 2, "learning_rate": 0.3}}
     config = tiny_config("partialfed_adaptive,fedbn", settings=settings)
-    extra, run = {ExtraItems.CLIENT_NAME: "site_A"}, "0" * 32
+    run = "0" * 32
 
     def start() -> SiteTrainer:
         trainer = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
-        trainer.initialize(extra)
+        trainer.open("site_A")
         trainer.enter_run(run)
         return trainer
 
     trainer = start()
     received = {key: trainer.network.state_dict()[key].clone() for key in trainer.shared}
-    data = ExchangeObject(weights=received)
-    trainer.train(data, {"round": 1})
-    trainer.train(data, {"round": 2})
+    for round_ in (1, 2):
+        trainer.start_round(round_, received)
+        trainer.train(round_)
     part = trainer.parts["partialfed_adaptive"]
     own = {key: trainer.network.state_dict()[key].clone() for key in trainer.shared}
     loaded = part.loaded()
@@ -159,7 +157,7 @@ def test_a_site_finds_its_weights_and_logits_again(phantom_dir, tiny_config, tmp
 
     again = start()
     for site in (trainer, again):
-        site.receive(data)
+        site.receive(received)
         assert site.recall_round(2)
         state = site.network.state_dict()
         for name, keys in part.layers.items():
@@ -167,7 +165,8 @@ def test_a_site_finds_its_weights_and_logits_again(phantom_dir, tiny_config, tmp
             assert all(torch.equal(state[key], expected[key]) for key in keys)
         assert site.recall_round(2)  # once more changes nothing
         assert all(torch.equal(value, state[key]) for key, value in site.network.state_dict().items())
-        site.train(data, {"round": 3})
+        site.start_round(3, received)
+        site.train(3)
     both = trainer.network.state_dict(), again.network.state_dict()
     assert all(torch.equal(both[0][key], both[1][key]) for key in both[0])
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from monai.utils import CommonKeys as Keys
 from reference import Recorder, assert_same, descend, entries, pixels, same
 
@@ -53,14 +51,12 @@ def test_a_single_site_is_trained_as_if_there_were_no_other(simulated, phantom_d
 
     for name in SITES[:2]:
         trainer = SiteTrainer(RunConfig.from_dict(results["config"]), phantom_dir, "cpu")
-        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.open(name)
         for round_ in (1, 2):
-            trainer.train(ExchangeObject(), {"round": round_})
+            update = trainer.train(round_)
             found = results["rounds"][round_ - 1]["sites"][name]["train_loss"]
-            assert found == trainer.last_metrics["train_loss"]
-        scores = trainer.evaluate(
-            ExchangeObject(), {"split": "test", "round": results["selected_round"]}
-        ).metrics
+            assert found == update.metrics["train_loss"]
+        scores = trainer.evaluate_round("test", results["selected_round"])
         assert results["test"]["sites"][name] == scores
     assert results["test"]["unseen"]["site_C"]["dice"] is None
     assert [entry["bytes_up"] + entry["bytes_down"] for entry in results["rounds"]] == [0, 0]
@@ -91,7 +87,7 @@ def test_pooled_is_a_step_on_everybodys_images(phantom_dir, tiny_config):
     samples = []
     for name in SITES[:2]:
         trainer = SiteTrainer(config, phantom_dir, "cpu")
-        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.open(name)
         dataset = trainer.own_dataset(0)
         samples += [dataset[i] for i in range(len(dataset))]
     batch = trainer.task.collate(samples)
@@ -132,7 +128,7 @@ def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config,
     expected = []
     for name in SITES[:2]:
         trainer = SiteTrainer(tiny_config("norm"), phantom_dir, "cpu")
-        trainer.initialize({ExtraItems.CLIENT_NAME: name})
+        trainer.open(name)
         expected += [image for batch in trainer.samples.images(trainer.samples.training()) for image in batch]
     assert len(found) == len(expected)
     for i, image in enumerate(expected):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 from monai.losses import DiceCELoss
 from monai.networks.nets import DynUNet, MedNeXt
 from small_networks import SEGMENTING, build_small
@@ -120,7 +119,7 @@ def test_a_site_trains_on_all_heads(name, phantom_dir):
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     for site in SITES:
         trainer = SiteTrainer(config, phantom_dir, "cpu")
-        trainer.initialize({ExtraItems.CLIENT_NAME: site})
+        trainer.open(site)
         ((images, labels),) = trainer.samples.batches(trainer.samples.training())
         heads = heads_of(name, Composition(config).network.train()(images))
         told = server.rounds[0]["sites"][site]["train_loss"]

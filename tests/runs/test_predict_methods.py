@@ -18,6 +18,10 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.photographs import load_label_photograph
 from medfedaug.data.io.readers import load_volume
 from medfedaug.data.sites import open_site, site_statistics
+from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.site.state import RoundMemory
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.privacy import PrivacyLedger
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
 
@@ -186,6 +190,21 @@ def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(run, phantom_dir
     assert run(*evaluate, "--state", kit)[0] == 0
     monkeypatch.setenv("MEDFEDAUG_STATE", str(kit / "medfedaug"))
     assert run(*evaluate)[0] == 0
+
+
+def test_prediction_opens_no_ledger_and_keeps_no_rounds(run, phantom_dir, tmp_path, monkeypatch):
+    model = simulated(phantom_dir, tmp_path / "run", "fedrdn,fedbn", *FEW)
+
+    def never(self, *args, **kwargs):
+        raise AssertionError(f"prediction has no use for {type(self).__name__}")
+
+    for part in (PrivacyGuard, PrivacyLedger, RoundMemory, SiteTrainer):
+        monkeypatch.setattr(part, "__init__", never)
+    images = ("--images", phantom_dir / "site_B", "--site", "site_B", "--no-previews")
+    code, _, err = run("predict", "--model", model, *images, "--out", tmp_path / "out")
+    assert code == 0, err
+    code, _, err = run("bundle", model, "--site", "site_B", "--out", tmp_path / "bundle")
+    assert code == 0, err
 
 
 def test_adapters_are_those_of_the_run_and_fine_tuning_is_left_out(run, phantom_dir, tmp_path):

@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from PIL import Image
 from running import SHARED
 from torch import nn
@@ -223,7 +221,7 @@ def test_statistics_over_the_foreground_of_photographs(make_photos, tmp_path, me
     methods = parse_methods(method, {method: {"over": "foreground"}})
     config = configure(find_sites(tmp_path / "photos"), methods=methods, network="lenet5", rounds=1)
     trainer = SiteTrainer(config, tmp_path / "photos/A", "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.open("A")
     bright = [
         trainer.folder.load_image(case)[:, :, 20:].flatten(1).double() / 255
         for case in trainer.folder.cases["training"]
@@ -245,12 +243,12 @@ def test_what_leaves_a_site_are_plain_tensors(make_photos, tmp_path):
     methods = ({"name": "fedrdn"}, {"name": "fedfa"}, {"name": "fedfa_h"})
     config = configure(find_sites(tmp_path / "photos"), methods=methods, network="lenet5", image_size=32)
     trainer = SiteTrainer(config, tmp_path / "photos", "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.open("A")
     own = trainer.statistics()
     once = {"fedrdn/mean/A": own.mean, "fedrdn/std/A": own.std, "fedrdn/count/A": torch.ones(1)}
-    trainer.train(ExchangeObject(statistics={"once": once}), {"round": 1})
-    sent = trainer.get_weights()
-    for value in (*sent.weights.values(), *sent.statistics["payload"].values()):
+    trainer.start_round(1, {}, once=once)
+    sent = trainer.train(1)
+    for value in (*sent.weights.values(), *sent.payload.values()):
         assert type(value) is torch.Tensor
         assert value.is_contiguous()
     batch = next(iter(trainer.samples.loader(trainer.own_dataset(0), 0)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 from torch import nn
 
 from medfedaug.config.run import RunConfig
@@ -60,9 +59,9 @@ def test_no_foreground_at_all_is_an_error(make_site):
     folder = make_site("A", cases=(1, 1, 1))
     write_volume(folder / "labels/0.nii.gz", np.zeros((16, 16, 4), np.uint8))
     trainer = SiteTrainer(RunConfig(), folder, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.open("A")
     with pytest.raises(DataError, match=r"site A.*no training slice"):
-        trainer.get_data_stats()
+        trainer.prepare()
 
 
 @pytest.mark.parametrize(("size", "classes"), [((32, 16), 2), ((30, 17), 3), ((16, 50), 4)])

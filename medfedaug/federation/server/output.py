@@ -29,6 +29,7 @@ __all__ = [
     "check_unchanged",
     "exchange_file",
     "file_hashes",
+    "write_files",
     "write_models",
     "write_run",
     "write_state",
@@ -42,12 +43,22 @@ HASHES = "sha256"
 
 
 def write_run(folder: str | Path, server: FederationServer) -> None:
-    """Write ``results.json``, the selected model, the last model and the statistics that were exchanged."""
+    """Write ``results.json``, and what `write_files` does."""
     folder = Path(folder)
+    results = write_files(folder, server)
+    write_json(folder / RESULTS, {**results, HASHES: file_hashes(folder)})
+
+
+def write_files(folder: Path, server: FederationServer) -> dict[str, Any]:
+    """Write the selected model, the last model and the statistics that were exchanged.
+
+    Returns:
+        The content of ``results.json``, for the caller to complete and write.
+    """
     write_models(folder, server)
     if server.statistics:
         save_statistics(folder / STATISTICS, server.statistics, server.intensity)
-    write_json(folder / RESULTS, {**server.results(), HASHES: file_hashes(folder)})
+    return server.results()
 
 
 def file_hashes(folder: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from medfedaug.methods.base import Method, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks import Sample
 from medfedaug.utils.secure_random import secret_normal
+
+if TYPE_CHECKING:
+    from medfedaug.federation.site.model import SiteModel
 
 __all__ = ["PrivateTraining"]
 
@@ -67,13 +70,11 @@ class PrivateTraining(LocalTraining):
     network's buffers are put back after every case. The time that a round takes is not covered.
 
     Args:
-        methods: those of the run.
+        model: the site's; see `LocalTraining`.
         clip: C.
         noise: σ.
         spend: called with the number of steps and q before the first step of a round; raises if the site's
             budget does not allow them.
-        *args: of `LocalTraining`.
-        **more: of `LocalTraining`.
 
     Attributes:
         random: draws sets, samples and seeds; the operating system's.
@@ -94,18 +95,12 @@ class PrivateTraining(LocalTraining):
     private: ClassVar[bool] = True
 
     def __init__(
-        self,
-        *args: Any,
-        methods: Sequence[Method],
-        clip: float,
-        noise: float,
-        spend: Callable[[int, float], None],
-        **more: Any,
+        self, model: SiteModel, *, clip: float, noise: float, spend: Callable[[int, float], None]
     ) -> None:
-        super().__init__(*args, **more)
+        super().__init__(model)
         self.clip, self.noise, self.spend = clip, noise, spend
         self.random: random.Random = secrets.SystemRandom()
-        self._check(methods)
+        self._check(model.composition.methods)
 
     def _check(self, methods: Sequence[Method]) -> None:
         for name, module in self.network.named_modules():

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monai.fl.utils.exchange_object import ExchangeObject
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, DataError, PrivacyRefused
@@ -102,23 +101,21 @@ class _EvaluatedSite(Site):
         reply, started = Reply(request.task, request.round), time.perf_counter()
         asked, trainer = Asked.from_dict(request.scoring), self.trainer
         trainer.saves_each_round = False
-        data = ExchangeObject(
-            weights=request.weights, statistics={"once": request.once, "payload": request.payload}
-        )
         if request.task == LEND:
             if not trainer.policy.lend_models:
                 raise PrivacyRefused(
                     self.name, "its own models stay here (lend_models of its privacy policy)"
                 )
-            reply.weights, reply.payload = _lend(trainer, data, request.round)
+            trainer.receive(request.weights, request.payload, request.once)
+            reply.weights, reply.payload = _lend(trainer, request.round)
             return reply
         if not trainer.folder.cases["test"]:
             raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
+        trainer.receive(request.weights, request.payload, request.once)
         if asked.own:
-            scored = trainer.evaluate(data, {"split": "test", "round": request.round, "full": True})
-            found = dict(scored.metrics or {})
+            found = trainer.evaluate_round("test", request.round)
         else:
-            found = _score_given(trainer, data, request.weights, request.lent)
+            found = _score_given(trainer, request.weights, request.lent)
             self._ready = False  # the network has had another site's model in it
         model = self.door.asked(request, trainer, "")
         left = self.door.release(model, found, trainer)
@@ -157,13 +154,12 @@ class _EvaluatedSite(Site):
         return self.door.compare(asked, self.scored[other].asked.model, test, unit, self.trainer)
 
 
-def _lend(trainer: SiteTrainer, data: ExchangeObject, round_: int) -> tuple[dict[str, Tensor], Payload]:
+def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload]:
     """The model that the site is scored with: all entries of its network, and what methods keep for it.
 
     Raises:
         DataError: when the site has no model of its own.
     """
-    trainer.receive(data)
     trained = trainer.memory.latest(round_) or (trainer.composition.epochs_before_test and trainer.trains)
     if not trained or not trainer.recall_round(round_):
         raise DataError("has no model of its own in this run", site=trainer.name)
@@ -176,11 +172,8 @@ def _lend(trainer: SiteTrainer, data: ExchangeObject, round_: int) -> tuple[dict
     return weights, {key: value.detach().cpu().clone() for key, value in states.items()}
 
 
-def _score_given(
-    trainer: SiteTrainer, data: ExchangeObject, weights: Mapping[str, Tensor], lent: Payload
-) -> dict[str, Any]:
+def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], lent: Payload) -> dict[str, Any]:
     """Score a model with nothing of this site's but the statistics of its images."""
-    trainer.receive(data)
     state = trainer.network.state_dict()
     lacking = [key for key in trainer.kept_keys if state[key].is_floating_point() and key not in weights]
     if lacking and not trainer.complete_network():

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from monai.utils import CommonKeys as Keys
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.base import SiteFolder
 from medfedaug.data.prefetch import ahead
 from medfedaug.errors import DataError, MedFedAugError
-from medfedaug.federation.run_definition import Definition, define
 from medfedaug.federation.site.interrupted_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.tasks import Task
+
+if TYPE_CHECKING:
+    from medfedaug.federation.site.model import SiteModel
 
 __all__ = ["LocalRound", "LocalTraining", "learning_rate"]
 
@@ -78,15 +78,7 @@ class LocalTraining:
     """The training of one site.
 
     Args:
-        folder: the site's data, for messages.
-        network: the network to train.
-        task: defines the loss.
-        config: the optimiser's settings.
-        device: the network's device.
-        parts: the methods' site halves, by name.
-        ahead: how many batches are made ahead (`medfedaug.data.cache.Storage`).
-        frozen: entries of the network that are not trained.
-        definition: makes the optimiser; by default that of the settings.
+        model: the site's model: network, task, settings and the methods' site halves.
 
     Attributes:
         private: whether nothing of the training may leave but the weights: no loss, no time, no metric.
@@ -94,24 +86,17 @@ class LocalTraining:
 
     private: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        folder: SiteFolder,
-        network: nn.Module,
-        task: Task,
-        config: RunConfig,
-        device: torch.device,
-        parts: Mapping[str, SitePart],
-        ahead: int = 0,
-        frozen: frozenset[str] = frozenset(),
-        definition: Definition | None = None,
-    ) -> None:
-        self.definition = definition or define(config)
-        self.ahead = ahead
-        self.folder, self.network, self.task, self.config = folder, network, task, config
-        self.device, self.parts = device, parts
-        self.frozen = frozen
-        self.criterion = DeepSupervision(network).criterion(task.loss)
+    def __init__(self, model: SiteModel) -> None:
+        self.folder, self.network, self.task, self.config = (
+            model.folder,
+            model.network,
+            model.task,
+            model.config,
+        )
+        self.device, self.parts = model.device, model.parts
+        self.ahead = model.storage.ahead
+        self.frozen, self.definition = model.composition.frozen, model.composition.definition
+        self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
 
     def try_out(self, samples: SiteSamples) -> None:
         """Check that the network can be trained at all, before any budget is spent for it.

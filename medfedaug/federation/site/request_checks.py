@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from monai.fl.utils.exchange_object import ExchangeObject
-from torch import nn
+from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError, UpdateRefused
 from medfedaug.federation.messages import own_entries
 from medfedaug.federation.server.tensor_checks import SoundModel, check_values
-from medfedaug.methods.base import SitePart
+from medfedaug.methods.base import Payload, SitePart
 
 __all__ = ["check_received"]
 
@@ -20,7 +19,10 @@ def check_received(
     network: nn.Module,
     shared: Sequence[str],
     parts: Mapping[str, SitePart],
-    data: ExchangeObject,
+    *,
+    weights: Mapping[str, Tensor],
+    payload: Payload,
+    once: Payload,
 ) -> None:
     """Check what the server sent as it checks what sites send: shapes, types, finite values, variances.
 
@@ -29,12 +31,14 @@ def check_received(
         network: with every method's layers in it.
         shared: the entries of its state dict that the server sends.
         parts: the methods' site halves, by name.
-        data: the global model, and under ``once`` and ``payload`` what the methods exchange.
+        weights: the global model's entries; none where the server sent no model.
+        payload: what the methods exchange in every round.
+        once: what they exchanged before training.
 
     Raises:
         MedFedAugError: naming the entry, what was expected and what came.
     """
-    weights, exchanged = data.weights or {}, data.statistics or {}
+    exchanged = {"once": once, "payload": payload}
     missing = sorted(set(shared) - set(weights)) if weights else []
     if missing:
         raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
@@ -44,12 +48,12 @@ def check_received(
             model = SoundModel(network, shared)
             model.check_values(site, {key: weights[key] for key in shared})
         for kind in ("once", "payload"):
-            check_values(site, exchanged.get(kind) or {})
+            check_values(site, exchanged[kind])
         for method, part in parts.items():
             for kind, exchange in (("once", part.before_training), ("payload", part.every_round)):
-                payload = own_entries(exchanged.get(kind) or {}, method)
-                if exchange is not None and payload:
-                    exchange.check(payload)
+                entries = own_entries(exchanged[kind], method)
+                if exchange is not None and entries:
+                    exchange.check(entries)
     except UpdateRefused as error:
         told = str(error).removeprefix(f"site {site}, ")
         raise MedFedAugError(f"site {site}: refused what the server sent: {told}") from error

@@ -24,7 +24,7 @@ from medfedaug.statistics import ChannelStatistics, average_moments, image_momen
 from medfedaug.tasks import Sample
 from medfedaug.tasks.base import plain_tensor
 
-__all__ = ["Brought", "OwnSamples", "own_or_prepared", "own_scores"]
+__all__ = ["Brought", "OwnSamples", "own_scores"]
 
 Score = Callable[[nn.Module, str], Mapping[str, float | None]]
 """Scores a network on a split, and returns the task's metric by the name of the case."""
@@ -86,12 +86,12 @@ class OwnSamples(SiteSamples):
     """The samples of a site whose training images a script prepares itself.
 
     Args:
-        *place: see `SiteSamples`.
         own: the samples, as the script prepares them.
+        **site: see `SiteSamples`.
     """
 
-    def __init__(self, *place: Any, own: Sequence[Sample]) -> None:
-        super().__init__(*place)
+    def __init__(self, *, own: Sequence[Sample], **site: Any) -> None:
+        super().__init__(**site)
         self._own = own
 
     def training(self) -> Sequence[Sample]:
@@ -140,16 +140,6 @@ class OwnSamples(SiteSamples):
     def batch_transform(self) -> Compose:
         """The methods' transforms alone: the script has done the rest."""
         return Compose(self._method_transforms(training=False))
-
-
-def own_or_prepared(own: Sequence[Sample] | None, *place: Any) -> SiteSamples:
-    """The samples of a site: a script's own, or where it has none those that the job's pipeline prepares.
-
-    Args:
-        own: the script's.
-        *place: see `SiteSamples`.
-    """
-    return SiteSamples(*place) if own is None else OwnSamples(*place, own=own)
 
 
 def own_scores(

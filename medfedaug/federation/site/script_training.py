@@ -10,24 +10,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.transforms import Compose, RandomizableTrait, Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.duplicates import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
-from medfedaug.federation.run_definition import Definition
 from medfedaug.federation.site.interrupted_round import HalfRound
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.script_components import Brought
 from medfedaug.methods.base import SitePart, Step
-from medfedaug.tasks import Task
 from medfedaug.tasks.base import plain_tensor
+
+if TYPE_CHECKING:
+    from medfedaug.federation.site.model import SiteModel
 
 __all__ = ["Desk", "Federation", "ForeignLoop", "LoopTraining"]
 
@@ -158,16 +158,9 @@ class LoopTraining(LocalTraining):
     """The methods' part of the training of one site, for a loop that is not the federation's.
 
     Args:
-        folder: see `LocalTraining`, as for all that is not here.
-        network: see there.
-        task: see there.
-        config: see there.
-        device: see there.
-        parts: see there.
+        model: see `LocalTraining`; the job must not freeze entries of the network.
         loop: the script.
         criterion: the script's own loss.
-        frozen: entries of the network that the job does not train; there must be none.
-        definition: see `LocalTraining`.
 
     Raises:
         ConfigError: when a method's local step cannot be given to another loop.
@@ -175,24 +168,17 @@ class LoopTraining(LocalTraining):
 
     def __init__(
         self,
-        folder: SiteFolder,
-        network: nn.Module,
-        task: Task,
-        config: RunConfig,
-        device: torch.device,
-        parts: Mapping[str, SitePart],
+        model: SiteModel,
         loop: ForeignLoop,
         criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
-        frozen: frozenset[str] = frozenset(),
-        definition: Definition | None = None,
     ) -> None:
-        super().__init__(folder, network, task, config, device, parts, definition=definition)
+        super().__init__(model)
         self.loop = loop
         self.criterion = criterion or self.criterion
         for name, part in self.parts.items():
             self._check(name, part)
-        if frozen:
-            raise ConfigError("a loop of one's own decides what it trains: leave freeze out of the job")
+        if self.frozen:
+            raise ConfigError("`freeze` has no effect with a custom loop; remove it")
         self.transform = _MethodTransform(lambda: self._transforms(training=True))
         self.evaluation_transform = _MethodTransform(lambda: self._transforms(training=False))
         self._step: Step | None = None

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from monai.fl.utils.constants import ExtraItems, WeightType
-from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.messages import (
@@ -28,7 +26,6 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
-from medfedaug.federation.planning.fingerprint import SPACING
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
 from medfedaug.federation.server.site_sampling import site_weight
 from medfedaug.federation.site.gate import ROUND, Door
@@ -46,10 +43,10 @@ _log = logging.getLogger(__name__)
 class Site:
     """An engine's view of a site: a request in, a reply out, also after an error.
 
-    Only this class turns requests into calls of a `ClientAlgo`. All engines use it and therefore do the same.
-    An error at a site becomes `Reply.error`, one line for the server's log, and never an exception, which
-    would end the whole federation. After an error the next request begins with a new network and with what
-    the site had kept, since the state after an interrupted training is unknown.
+    Only this class turns requests into calls of a `SiteTrainer`, and all engines use it. An error at a site
+    becomes `Reply.error`, one line for the server's log, and never an exception, which would end the whole
+    federation. After an error the next request begins with a new network and with what the site had kept,
+    since the state after an interrupted training is unknown.
 
     Args:
         name: the site's name in the federation.
@@ -118,7 +115,7 @@ class Site:
     def _open(self, should_stop: Callable[[], bool] | None) -> None:
         """Admit the job, and build the network and the methods anew."""
         self.door.admit(self.trainer.config, should_stop or (lambda: False))
-        self.trainer.initialize({ExtraItems.CLIENT_NAME: self.name})
+        self.trainer.open(self.name)
         self.door.opened(self.trainer)
         self._ready, self._scored = True, False
 
@@ -182,23 +179,14 @@ class Site:
 
     def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
         trainer, reply, started = self.trainer, Reply(request.task, request.round), time.perf_counter()
-        data = ExchangeObject(
-            weights=request.weights,
-            weight_type=WeightType.WEIGHTS,
-            statistics={"once": request.once, "payload": request.payload},
-        )
         if request.task == FINGERPRINT:
             reply.payload = site_fingerprint(trainer)
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
         elif request.task == PREPARE:
-            statistics = trainer.get_data_stats().statistics or {}
-            reply.payload = statistics["payload"]
-            reply.num_samples = statistics["num_samples"]
+            reply = trainer.prepare()
             least = 0 if trainer.policy.scores != SUMMARY else trainer.policy.min_images
-            counts = {split: n for split, n in statistics["cases"].items() if not 0 < n < least}
-            reply.metrics = {"cases": counts, "input": statistics["input"]}
-            if statistics[SPACING]:
-                reply.metrics[SPACING] = statistics[SPACING]
+            counts = {split: n for split, n in reply.metrics["cases"].items() if not 0 < n < least}
+            reply.metrics["cases"] = counts
         elif request.task in MASK_TASKS:
             if not self._is_secure:
                 raise MedFedAugError(f"site {self.name}: this job is not under secure aggregation")
@@ -211,19 +199,15 @@ class Site:
                 once = request.once or trainer.memory.once
                 sealing = self._masks.sealing(request, self._member(), once)
             trainer.memory.forget(request.selected_round, request.round)
-            trainer.start_round(request.round, data)
+            trainer.start_round(request.round, request.weights, request.payload, request.once)
             self.door.met(request, trainer)
             # The model in the request is the result of the previous round; the initial model is untrained.
+            score: dict[str, Any] = {}
             if trainer.config.validates(request.round - 1):
-                before = {"split": "validation", "round": request.round - 1}
-                scored = trainer.evaluate(ExchangeObject(), before).metrics or {}
-                self._validated(reply, request, scored)
-            trainer.train(ExchangeObject(), {"round": request.round, "should_stop": should_stop})
-            update = trainer.get_weights()
-            reply.weights = update.weights or {}
-            reply.payload = (update.statistics or {})["payload"]
-            reply.metrics.update(update.metrics or {})
-            reply.num_samples = int(reply.metrics.pop("samples"))
+                found = trainer.evaluate_round("validation", request.round - 1)
+                score = self._validation_score(request, found)
+            reply = trainer.train(request.round, should_stop)
+            reply.metrics = {**score, **reply.metrics}
             whose = len(trainer.folder.cases_of_patients("training"))
             if "train_loss" in reply.metrics:
                 loss = reply.metrics["train_loss"]
@@ -237,22 +221,24 @@ class Site:
             split, place = "test", "test"
             if request.task == VALIDATE:
                 split, place = "validation", f"{ROUND}{request.round}"
-            scored = trainer.evaluate(data, {"split": split, "round": request.round}).metrics or {}
+            trainer.receive(request.weights, request.payload, request.once)
+            scored = trainer.evaluate_round(split, request.round)
             self.door.met(request, trainer)
             reply.metrics = self.door.release(self.door.asked(request, trainer, place), scored, trainer)
         return reply
 
-    def _validated(self, reply: Reply, request: Request, scored: Mapping[str, Any]) -> None:
-        """Put the validation score of the model of the round before in an update, or why there is none."""
+    def _validation_score(self, request: Request, scored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what an update says of the model of the round before: its score, or why there is none."""
         trainer, metric = self.trainer, self.trainer.task.metric
         try:
             asked = self.door.asked(request, trainer, f"{ROUND}{request.round - 1}")
             told = self.door.release(asked, scored, trainer)
         except PrivacyRefused as error:
             told = {metric: None, "note": str(error)}
-        reply.metrics[f"val_{metric}"] = told[metric]
+        score = {f"val_{metric}": told[metric]}
         if told[metric] is None and "note" in told:
-            reply.metrics[UNSCORED] = told["note"]
+            score[UNSCORED] = told["note"]
+        return score
 
     @property
     def _is_secure(self) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,15 +15,52 @@ from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpo
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.utils.files import remove_unfinished
 
-__all__ = ["RoundMemory"]
+__all__ = ["LocalState", "RoundMemory", "read_local_states"]
 
 
-@dataclass
-class _Kept:
-    """What a site keeps after a round: entries of the network, and the methods' own state."""
+@dataclass(frozen=True)
+class LocalState:
+    """What stays at a site after a round: entries of the network, and the methods' own state.
+
+    Args:
+        network: entries of the state dict that are neither sent nor received.
+        methods: by method, `medfedaug.methods.base.SitePart.state`.
+    """
 
     network: dict[str, Tensor]
     methods: dict[str, Payload]
+
+    @classmethod
+    def of(cls, network: nn.Module, keys: Iterable[str], parts: Mapping[str, SitePart]) -> LocalState:
+        """Copy the state after a finished round.
+
+        Args:
+            network: the trained network.
+            keys: the entries of its state dict that stay at the site.
+            parts: the methods' site halves, by name.
+        """
+        state = network.state_dict()
+        return cls(
+            network={key: _copy(state[key]) for key in keys},
+            methods={
+                name: {key: _copy(value) for key, value in part.state().items()}
+                for name, part in parts.items()
+            },
+        )
+
+
+def read_local_states(file: Path) -> dict[int, LocalState]:
+    """Read what a site kept in a run, by round; nothing where there is no file.
+
+    Raises:
+        MedFedAugError: when the file is damaged.
+    """
+    saved = load_checkpoint(file) if file.exists() else {}
+    return _states(saved)
+
+
+def _states(saved: Mapping[str, Any]) -> dict[int, LocalState]:
+    return {round_: LocalState(**kept) for round_, kept in saved.get("rounds", {}).items()}
 
 
 class RoundMemory:
@@ -50,8 +88,7 @@ class RoundMemory:
         self.once: Payload = {}
         self.present = 0
         self.checkpointed: tuple[int, ...] = ()
-        self._rounds: dict[int, _Kept] = {}
-        self._aside: Payload = {}
+        self._rounds: dict[int, LocalState] = {}
 
     def enter(self, run: str) -> bool:
         """Load what was kept in a run, if the site took part in it before a restart.
@@ -76,7 +113,7 @@ class RoundMemory:
         # Only now: a request after one that failed here must not find an empty memory of the run.
         self.run, self.present = run, 0
         self.sent, self.once = saved.get("sent"), saved.get("once", {})
-        self._rounds = {r: _Kept(**kept) for r, kept in saved.get("rounds", {}).items()}
+        self._rounds = _states(saved)
         return True
 
     @property
@@ -96,62 +133,36 @@ class RoundMemory:
         return self.begun and not self.latest(round_)
 
     def start_over(self) -> None:
-        """Forget every round; what the network and the methods hold of one is for the caller to replace."""
+        """Forget every round. The caller replaces what network and methods hold of one."""
         self._rounds, self.present = {}, 0
 
     def network_is_new(self) -> None:
-        """The network has been built anew: nothing of any round is in it."""
-        self.present, self._aside = 0, {}
-
-    def set_aside(self, network: nn.Module, keys: Iterable[str]) -> None:
-        """Keep entries of the network in which others are to stand for a score, until the next `recall`."""
-        state = network.state_dict()
-        self._aside = self._aside or {key: state[key].clone() for key in keys}
+        """Note that the network has been built anew: no round's state is in it."""
+        self.present = 0
 
     def forget(self, selected: int, current: int) -> None:
         """Drop the state of rounds that can no longer be requested."""
         needed = {self.latest(round_) for round_ in (selected, current - 1, *self.checkpointed)}
         self._rounds = {r: state for r, state in self._rounds.items() if r in needed}
 
-    def remember(
-        self, round_: int, network: nn.Module, keys: Iterable[str], parts: Mapping[str, SitePart]
-    ) -> None:
-        """Keep the state after a finished round.
+    def remember(self, round_: int, state: LocalState) -> None:
+        """Keep the state after a finished round, which is the one in the network."""
+        self._rounds[round_] = state
+        self.present = round_
+
+    def recall(self, round_: int) -> LocalState | None:
+        """Return the state that was kept after a round, for the caller to load.
 
         Args:
-            round_: the round.
-            network: the trained network.
-            keys: the entries of its state dict that stay at the site.
-            parts: the methods' site halves, by name.
-        """
-        state = network.state_dict()
-        self._rounds[round_] = _Kept(
-            network={key: _copy(state[key]) for key in keys},
-            methods={
-                name: {key: _copy(value) for key, value in part.state().items()}
-                for name, part in parts.items()
-            },
-        )
-        self.present = round_
-
-    def recall(self, round_: int, network: nn.Module, parts: Mapping[str, SitePart]) -> bool:
-        """Restore the state that was kept after a round, if another one is in its place.
+            round_: one that `latest` has returned.
 
         Returns:
-            Whether a round was restored.
+            ``None`` if it is in the network already, or the round is 0.
         """
-        if self._aside:
-            network.load_state_dict(self._aside, strict=False)
-            self._aside = {}
         if not round_ or round_ == self.present:
-            return False
-        kept = self._rounds[round_]
-        network.load_state_dict(kept.network, strict=False)
-        for name, part in parts.items():
-            if kept.methods[name]:
-                part.restore(kept.methods[name])
+            return None
         self.present = round_
-        return True
+        return self._rounds[round_]
 
     def save(self) -> None:
         """Write the file, if there is a folder."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,28 +11,24 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.script_training import ForeignLoop, LoopTraining
-from medfedaug.methods.base import Method
+
+if TYPE_CHECKING:
+    from medfedaug.federation.site.model import SiteModel
 
 __all__ = ["local_training"]
 
 
 def local_training(
+    model: SiteModel,
     guard: PrivacyGuard,
-    methods: Sequence[Method],
-    place: tuple[Any, ...],
-    ahead: int,
-    more: tuple[Any, ...],
     loop: ForeignLoop | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LocalTraining:
-    """The training of a site.
+    """Choose the training of a site.
 
     Args:
+        model: the site's.
         guard: knows the site's policy, and its account.
-        methods: those of the run.
-        place: the first arguments of `LocalTraining`, up to the methods' site halves.
-        ahead: how many batches are made ahead.
-        more: the last arguments of `LocalTraining`, from the frozen entries on.
         loop: a script's own, if it trains.
         criterion: the script's loss.
 
@@ -46,13 +42,10 @@ def local_training(
                 f"site {guard.site}: it trains with differential privacy (sgd_noise_multiplier of its "
                 "privacy policy), and nothing bounds what one case changes in a loop of one's own"
             )
-        by_script: tuple[Any, ...] = (*place, loop, criterion, *more)
-        return LoopTraining(*by_script)
-    own: tuple[Any, ...] = (*place, ahead, *more)
+        return LoopTraining(model, loop, criterion)
     if not policy.sgd_noise_multiplier:
-        return LocalTraining(*own)
+        return LocalTraining(model)
     # Imported here: Opacus is an extra, and takes seconds.
     from medfedaug.federation.site.dp_sgd import PrivateTraining
 
-    clip, noise = policy.sgd_clip, policy.sgd_noise_multiplier
-    return PrivateTraining(*own, methods=methods, clip=clip, noise=noise, spend=guard.train)
+    return PrivateTraining(model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=guard.train)

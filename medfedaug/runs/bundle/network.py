@@ -16,7 +16,7 @@ from medfedaug.data.base import SPLITS
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.run_definition import network_arguments
-from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.networks import network_definition
 from medfedaug.runs.bundle.inference_config import Pair, inference_config
 from medfedaug.runs.finished_run import FinishedRun
@@ -69,9 +69,9 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
     # A site without images: it has the site's own layers and pair, where there are any.
     splits: dict[str, Any] = dict.fromkeys(SPLITS, ())
     folder = VolumeFolder(origin.site, run.model.parent, config.classes, splits)
-    trainer = run.trainer(origin.site, folder, "cpu", statistics=origin.pair)
-    task = cast(SegmentationTask, trainer.task)
-    pair = _pair(trainer)
+    model = run.at_site(origin.site, folder, "cpu", statistics=origin.pair)
+    task = cast(SegmentationTask, model.task)
+    pair = _pair(model)
     try:
         definition = network_definition(**network_arguments(config))
     except ValueError as error:
@@ -85,7 +85,7 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
         photographs=_of_photographs(run),
         bfloat16=config.precision == "bfloat16",
     )
-    with _scored(trainer, run) as network:
+    with _scored(model, run) as network:
         weights = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
         plain = _plain_network(content, weights, run)
         example = _example(plain, task, config.in_channels, run)
@@ -102,10 +102,10 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
     return PlainInference(content, weights, plain, example, pair, fixed)
 
 
-def _pair(trainer: SiteTrainer) -> Pair | None:
+def _pair(model: SiteModel) -> Pair | None:
     """Mean and deviation of what is before the network, when that is all there is."""
     pair: Pair | None = None
-    for method, part in trainer.parts.items():
+    for method, part in model.parts.items():
         try:
             transforms = part.transforms(training=False)
         except DataError as error:  # there are no images to compute them of
@@ -132,18 +132,18 @@ def _of_photographs(run: FinishedRun) -> bool:
 
 
 @contextmanager
-def _scored(trainer: SiteTrainer, run: FinishedRun) -> Iterator[nn.Module]:
-    """The network as the site's cases are scored with it."""
-    if not trainer.recall_round(run.round):
-        keeping = [method.name for method in run.composition.methods if method.kept_at_site(trainer.network)]
+def _scored(model: SiteModel, run: FinishedRun) -> Iterator[nn.Module]:
+    """Yield the network as the site's cases are scored with it."""
+    if not model.recall(run.local_state(model.name)):
+        keeping = [method.name for method in run.composition.methods if method.kept_at_site(model.network)]
         named = ", ".join(run.sites_with_layers)
         raise ConfigError(
             f"{' and '.join(keeping)}: layers of the model stay at the sites"
             + (f"; name one with --site ({named})" if named else f", and {run.state} has none")
         )
-    with trainer.scoring():
-        trainer.network.eval()
-        yield trainer.network
+    with model.scoring():
+        model.network.eval()
+        yield model.network
 
 
 def _plain_network(content: dict[str, Any], weights: dict[str, Tensor], run: FinishedRun) -> nn.Module:

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 from PIL import Image, PngImagePlugin
 from running import SHARED
 
@@ -222,7 +221,7 @@ def test_a_case_is_drawn_upright_and_in_colour(make_pictures, tiny_config):
     folder = make_pictures("A", size=(24, 20))
     config = tiny_config(in_channels=3, classes=("background", "lesion"))
     trainer = SiteTrainer(config, folder, "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.open("A")
     (view,) = extreme_cases(trainer, {"3": 0.5})
     pixels = np.asarray(Image.open(folder / "images/3.png")) / 255
     np.testing.assert_allclose(view.image, pixels.swapaxes(0, 1), atol=1e-6)

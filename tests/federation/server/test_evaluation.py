@@ -119,7 +119,7 @@ def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, co
     run = evaluated_runs(hospitals / "runs/ditto", [f"site_A={hospitals / 'runs/single'}"])[0]["local site_A"]
     trainer = SiteTrainer(run.config, hospitals / "data", "cpu")
     trainer.name = "site_B"
-    trainer.initialize()
+    trainer.open("")
     trainer.network.load_state_dict(run.weights, strict=False)
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     by_hand = trainer.score(cases)["dice"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import reference
 import torch
-from monai.fl.utils.constants import ExtraItems
 from PIL import Image
 from private_steps import by_hand, epsilon
 from running import TINY_NETWORK
@@ -114,7 +113,7 @@ def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_con
     """A volume has many slices: one of them at most is in a step, and no step has the same cases."""
     config = tiny_config(batch_size=2, network_args={**TINY_NETWORK, "norm": "instance"}, local_epochs=20)
     trainer = SiteTrainer(config, phantom_dir / "site_A", "cpu", policy=private())
-    trainer.initialize({ExtraItems.CLIENT_NAME: "site_A"})
+    trainer.open("site_A")
     loader = trainer.training.batches(trainer.samples, trainer.own_dataset(0), 0)
     ranges = trainer.samples.training().ranges()
     assert len(ranges) == 3
@@ -167,7 +166,7 @@ def test_steps_and_statistics_are_in_one_account_over_rounds_and_jobs(federation
     # Two rounds of two steps of three of six cases, and one release of FedRDN.
     assert found[0] == pytest.approx(epsilon((2.0, 0.5, 4), (4.0, 1.0, 1)))
     kept = SiteTrainer(config, federation.root, "cpu", policy=policy, ledger=ledger)
-    kept.initialize({ExtraItems.CLIENT_NAME: "A"})
+    kept.open("A")
     for _ in range(3):
         kept.guard.train(2, 0.5)
     assert kept.guard.metrics()["privacy/epsilon"] == pytest.approx(epsilon((2.0, 0.5, 6)))
@@ -179,7 +178,7 @@ def test_several_cases_of_a_patient_cost_more(federation):
     trainer = SiteTrainer(
         config, federation.root, "cpu", policy=private(cases_per_patient=2, sgd_noise_multiplier=3.0)
     )
-    trainer.initialize({ExtraItems.CLIENT_NAME: "A"})
+    trainer.open("A")
     trainer.guard.train(5, 0.25)
     expected = epsilon((1.5, 1 - 0.75**2, 5))
     assert trainer.guard.metrics()["privacy/epsilon"] == pytest.approx(expected)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
-from monai.fl.utils.exchange_object import ExchangeObject
 from sweeps import planned
 
 from medfedaug.config.plan import Plan
@@ -24,9 +22,9 @@ def trained(office: Path, **changes) -> dict[str, torch.Tensor]:
         runs[0].config, task="classification", in_channels=3, classes=("bird", "tiger"), **changes
     )
     trainer = SiteTrainer(config, office / "amazon", "cpu")
-    trainer.initialize({ExtraItems.CLIENT_NAME: "amazon"})
+    trainer.open("amazon")
     start = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    trainer.train(ExchangeObject(), {"round": 1})
+    trainer.train(1)
     return {**{f"start {k}": v for k, v in start.items()}, **trainer.network.state_dict()}
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from monai.fl.utils.constants import ExtraItems
 
 from medfedaug.config.run import RunConfig
 from medfedaug.config.training_scripts import loop_reference
@@ -32,7 +31,7 @@ class Reads(ForeignLoop):
 def files_at(folder: SiteFolder, config: RunConfig) -> list[dict]:
     trainer = SiteTrainer(config, folder, "cpu")
     trainer.loop = Reads()
-    trainer.initialize({ExtraItems.CLIENT_NAME: folder.name})
+    trainer.open(folder.name)
     return trainer.loop.files
 
 

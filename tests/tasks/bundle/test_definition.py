@@ -224,7 +224,7 @@ def test_fedrdn_is_at_the_end_of_the_deterministic_part_and_the_bundles_own_scri
     pairs = server.statistics
     site = find_sites(phantom)[0]
     plain = SiteTrainer(settings(bundle, phantom), site, "cpu")
-    plain.initialize({})
+    plain.open("")
     images = [plain.samples.training().draw(i, np.random.RandomState(0))["image"] for i in (0, 1)]
     possible = [
         (image - pair.mean.float().view(-1, 1, 1, 1)) / pair.std.float().view(-1, 1, 1, 1)
@@ -249,7 +249,7 @@ def test_patches_are_standardised_by_the_landmarks_of_their_volume(make, phantom
     found = {}
     for methods in ("fedavg", "nyul"):
         trainer = SiteTrainer(settings(bundle, phantom, methods), site, "cpu")
-        trainer.initialize({})
+        trainer.open("")
         if methods == "nyul":
             trainer.parts["nyul"].apply({"steps": torch.arange(1.0, 11.0)[None]})
         samples = trainer.samples.training()
@@ -266,7 +266,7 @@ def test_patches_are_standardised_by_the_landmarks_of_their_volume(make, phantom
 
 def test_training_images_of_a_method_are_the_same_crops_each_time_and_are_not_augmented(make, phantom):
     trainer = SiteTrainer(settings(make("volumes"), phantom), find_sites(phantom)[0], "cpu")
-    trainer.initialize({})
+    trainer.open("")
     samples = trainer.samples
     first, again = ([batch.clone() for batch in samples.images(samples.training())] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

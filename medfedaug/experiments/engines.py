@@ -1,0 +1,63 @@
+"""The engines by name: those of this package, of other packages, and of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation.engine import Engine
+from medfedaug.utils import plugins
+from medfedaug.utils.validation import not_known
+
+__all__ = ["engine_names", "find_engine", "register"]
+
+
+def _nvflare() -> Engine:
+    # Imported here: the other engines work without NVFlare, and its import takes seconds.
+    from medfedaug.nvflare_jobs.simulator import NVFlareEngine
+
+    return NVFlareEngine()
+
+
+def _in_process() -> Engine:
+    from medfedaug.federation.in_process import InProcessEngine
+
+    return InProcessEngine()
+
+
+_ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": _in_process}
+
+
+def register(engine: type[Engine]) -> type[Engine]:
+    """Register an engine of a script under its name; a class decorator.
+
+    Raises:
+        ConfigError: for a name that another engine has.
+    """
+    if engine.name in _ENGINES:
+        raise ConfigError(f"there is an engine {engine.name!r} already; give the new one another name")
+    _ENGINES[engine.name] = engine
+    return engine
+
+
+def engine_names() -> list[str]:
+    """List the names that `find_engine` knows."""
+    return [*_ENGINES, *plugins.names(plugins.ENGINES, _ENGINES)]
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of a name.
+
+    Raises:
+        ConfigError: for an unknown name, with the nearest one that is known; for a package that cannot be
+            loaded, or whose entry point is no engine.
+    """
+    if name in _ENGINES:
+        return _ENGINES[name]()
+    plugin = plugins.find(plugins.ENGINES, name, _ENGINES)
+    if plugin is None:
+        raise ConfigError(f"engine {name!r} {not_known(name, engine_names())}")
+    found = plugin.load()
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise ConfigError(f"{plugin.what} is not a subclass of medfedaug.federation.engine.Engine")
+    return found()

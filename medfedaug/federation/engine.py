@@ -1,0 +1,131 @@
+"""`Engine`: runs a federation, or an evaluation, on one machine; each carries by a `Carrier` of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.storage import Storage
+from medfedaug.data.base import SiteFolder
+from medfedaug.errors import ConfigError
+from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.server.evaluation import EvaluatedRun
+
+__all__ = ["Engine", "FederationRun", "SiteEvaluation"]
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationRun:
+    """A run that has been checked, with all that an engine needs to carry it.
+
+    Args:
+        config: the run.
+        data_dir: the folder that holds the sites' folders.
+        sites: the sites' data, unseen sites included.
+        device: the sites' device.
+        state_dir: a folder for what server and sites need after a restart; ``None`` keeps nothing.
+        resume: continue from what is in ``state_dir``.
+        execution: see `medfedaug.config.run.Execution`.
+        storage: where every site keeps its prepared images.
+        initial: the weights to start from, of a run that was configured with some.
+        script: the file of the run's own training loop, of a run that has one.
+        tracking: ``"tensorboard"`` or ``"mlflow"``; ``None`` for neither.
+        lock: a file to lock as long as a process of the run is alive; ``None`` where all is one process.
+        on_event: see `medfedaug.federation.FederationServer`.
+    """
+
+    config: RunConfig
+    data_dir: Path
+    sites: Sequence[SiteFolder]
+    device: str = "auto"
+    state_dir: Path | None = None
+    resume: bool = False
+    execution: Execution = field(default_factory=Execution)
+    storage: Storage = field(default_factory=Storage)
+    initial: InitialWeights | None = None
+    script: Path | None = None
+    tracking: str | None = None
+    lock: Path | None = None
+    on_event: OnEvent | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteEvaluation:
+    """An evaluation that has been checked: models of finished runs, which sites score on their own cases.
+
+    Args:
+        runs: see `medfedaug.federation.server.evaluation.Evaluation`.
+        cross_site: see there.
+        states: the folder in which the sites of each run keep what is theirs, by the run's name in ``runs``.
+        data_dir: the folder that holds the sites' folders.
+        sites: their names.
+        device: the sites' device.
+        execution: see `medfedaug.config.run.Execution`.
+        storage: where every site keeps its prepared images.
+        on_event: see `medfedaug.federation.server.evaluation.Evaluation`.
+    """
+
+    runs: Mapping[str, EvaluatedRun]
+    cross_site: bool
+    states: Mapping[str, Path]
+    data_dir: Path
+    sites: Sequence[str]
+    device: str = "auto"
+    execution: Execution = field(default_factory=Execution)
+    storage: Storage = field(default_factory=Storage)
+    on_event: OnEvent | None = None
+
+
+class Engine(ABC):
+    """Carries requests and replies between a server and its sites, all on one machine.
+
+    It decides nothing about a run: `medfedaug.federation.protocol` does. Its own part is a
+    `medfedaug.federation.protocol.Carrier`. A package adds one by an entry point of the group
+    ``medfedaug.engines``, or a script by `medfedaug.experiments.engines.register`.
+
+    Attributes:
+        name: what a user writes after ``--engine``.
+        own_processes: whether each site is a process, so that the sites share the cores.
+        tracks: whether it can write for TensorBoard or MLflow.
+        runs_scripts: whether it can run a training loop of a user's own.
+        travels: whether models travel between server and sites; otherwise all images are in one place.
+    """
+
+    name: ClassVar[str]
+    own_processes: ClassVar[bool] = False
+    tracks: ClassVar[bool] = False
+    runs_scripts: ClassVar[bool] = False
+    travels: ClassVar[bool] = True
+
+    @abstractmethod
+    def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
+        """Run a federation to its end, or go on with one.
+
+        Args:
+            run: the run.
+            work: an empty folder, which gets the models and all other files but ``results.json``; also the
+                last models of a run that failed.
+
+        Returns:
+            `medfedaug.federation.FederationServer.results`.
+
+        Raises:
+            MedFedAugError: when too few sites can train, or too few updates of a round can be used.
+        """
+
+    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
+        """Let sites score models.
+
+        Returns:
+            The content of ``evaluation.json``.
+
+        Raises:
+            ConfigError: for an engine that carries no evaluations.
+        """
+        raise ConfigError(f"the engine {self.name} carries no evaluations")
