@@ -36,11 +36,13 @@ def _memory(field: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def one_round(sites: int, network: str, threads: int) -> dict[str, float]:
+def one_round(sites: int, network: str, threads: int, compare: str) -> dict[str, float]:
     """Milliseconds per site and for the end of the round, and megabytes above the start."""
     torch.set_num_threads(threads)
     config = RunConfig(
-        methods=tuple(parse_methods("fedfa,fedfa_h")), network_args={"features": list(NETWORKS[network])}
+        methods=tuple(parse_methods("fedfa,fedfa_h")),
+        network_args={"features": list(NETWORKS[network])},
+        compare_sites=compare,
     )
     server = FederationServer(config)
     for index in range(sites):
@@ -60,7 +62,9 @@ def one_round(sites: int, network: str, threads: int) -> dict[str, float]:
 
     before, seconds = _memory("VmRSS"), 0.0
     for index in range(sites):
-        reply = Reply(TRAIN, 1, weights=weights, payload=payload, num_samples=50 + index % 50)
+        # Each site's own tensors, as from a connection.
+        own = {key: value.clone() for key, value in weights.items()}
+        reply = Reply(TRAIN, 1, weights=own, payload=payload, num_samples=100)
         started = time.perf_counter()
         if not server.accept(f"site_{index}", reply):
             raise SystemExit(f"refused: {server.rounds[-1]['refused']}")
@@ -81,15 +85,18 @@ def main() -> None:
     arguments = parser(__doc__, repeats=1)
     arguments.add_argument("--sites", type=int, nargs="+", default=[10, 100, 3400])
     arguments.add_argument("--network", choices=list(NETWORKS), default="default", help="BasicUNet's widths")
+    arguments.add_argument("--compare-sites", choices=("updates", "statistics"), default="updates")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     print(hardware())
-    print(f"{options.network} U-Net, fedfa,fedfa_h")
+    print(f"{options.network} U-Net, fedfa,fedfa_h, sites are compared by {options.compare_sites}")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         first: dict[str, float] = {}
         for sites in options.sites:
             for _ in range(options.repeats):
-                found = pool.apply(one_round, (sites, options.network, options.threads))
+                found = pool.apply(
+                    one_round, (sites, options.network, options.threads, options.compare_sites)
+                )
                 first = first or found
                 size = found["MB of an update"]
                 print(

@@ -156,6 +156,14 @@ class RunConfig:
         "Eq. 1), or uniform (FedFA+ Eq. 1).",
         choices=("samples", "uniform"),
     )
+    compare_sites: str = setting(
+        "updates",
+        "What the server holds until the end of a round to compare the sites: updates, or statistics, which "
+        "are what methods exchange. With statistics each model is averaged as it arrives: memory does not "
+        "grow with the number of sites, the lengths of their steps are not compared, and a share is limited "
+        "by the samples of all sites that the round asks.",
+        choices=("updates", "statistics"),
+    )
     max_share: float = setting(
         MAX_SHARE,
         "The largest share that a site may have in the average, in what methods exchange too, above 0 and up "

@@ -132,7 +132,11 @@ class SiteExchange(ABC):
 
 
 class ServerExchange(ABC):
-    """The server's half of an exchange. It works on a stream: memory does not grow with the number of sites.
+    """The server's half of an exchange, which takes one site's payload after the other.
+
+    Nothing of a payload is kept here. The server itself holds the updates of a round until its end, where
+    entries have `kinds` and are compared between the sites; with ``compare_sites="statistics"`` it holds the
+    payloads alone.
 
     `accept` is called once per site, with a payload that has the keys and shapes of `shapes`, is finite and
     has passed `check`. Then `result` returns what is sent to every site, and the next `accept` starts again.
@@ -142,8 +146,7 @@ class ServerExchange(ABC):
     kinds: Mapping[str, str] = {}
     """The kinds of the values by key: those of `Contributions.kinds`, ``variance``, ``weights`` (anything
     that is trained) or ``steps``. Entries with a kind are compared between the sites before they are used,
-    and a site far outside is refused (`medfedaug.federation.server.outlier_checks`). For an exchange of every
-    round, the server then keeps all updates until the end of the round."""
+    and a site far outside is refused (`medfedaug.federation.server.outlier_checks`)."""
     needed_at_inference: bool = False
     """For an exchange before training: whether the finished model needs its result, which is then kept beside
     the model. The result of an exchange in every round is always kept."""

@@ -229,8 +229,9 @@ class FedFASite(SitePart, SiteExchange):
 class FedFAServer(ServerExchange):
     """The server's half: the variance over the sites (Eq. 6), then γ (Eq. 7).
 
-    The variance is built up by Welford's recurrence, so that no site's statistics are kept. For all sites at
-    once it is `medfedaug.functional.across_site_variance`, with which the tests compare it.
+    The variance is built up by Welford's recurrence. The server holds the statistics of all sites until the
+    end of a round, to compare them, and then passes them on in the order of the sites' names. For all sites
+    at once the variance is `medfedaug.functional.across_site_variance`, with which the tests compare it.
     """
 
     def __init__(self, channels: dict[str, int], modulate: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Find methods, networks, loops and engines that installed packages add by entry points, and restrict their use.
+"""Find methods, networks, loops and engines of installed packages by entry points; restrict their use.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 

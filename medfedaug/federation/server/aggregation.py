@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages import Reply, namespaced, own_entries
 from medfedaug.federation.refusal import refusal
@@ -48,10 +49,10 @@ class Aggregation:
         max_share: called for the largest share of a site in the mean; ``None`` for no limit.
         norm: that of the parameters as the run began
             (`medfedaug.federation.server.tensor_checks.SoundModel`).
-
-    Updates are held until the end of the round (`medfedaug.federation.server.held_updates`), since only then
-    it is known what a share is, how far the sites go, and what they exchange
-    (`medfedaug.federation.server.outlier_checks`).
+        hold_models: whether whole updates are held until the end of the round
+            (`medfedaug.federation.server.held_updates`). Only then it is known what a share is, how far the
+            sites go, and what they exchange (`medfedaug.federation.server.outlier_checks`). Otherwise models
+            are averaged as they arrive, in that order, and what the methods exchange is held alone.
 
     Attributes:
         once: the exchanges before training, by method.
@@ -69,6 +70,8 @@ class Aggregation:
         context: ServerContext,
         max_share: Callable[[], float | None] = lambda: None,
         norm: float = 1.0,
+        *,
+        hold_models: bool = True,
     ) -> None:
         methods = composition.methods
         self.once = _there({m.name: m.before_training(context) for m in methods})
@@ -77,7 +80,8 @@ class Aggregation:
         self.sent, self._network = composition.sent, composition.network
         self.layout: SumLayout | None = None
         self.masks: ServerMasks | None = None
-        self.max_share, self.norm = max_share, norm
+        self.max_share, self.norm, self.hold_models = max_share, norm, hold_models
+        self._capped: Mapping[str, float] = {}
         self.weights: dict[str, float] = {}
         self.lowered: dict[str, tuple[float, float]] = {}
         self._mean, self._held = WeightedMean(), HeldUpdates()
@@ -151,8 +155,14 @@ class Aggregation:
         needed = {name for name, exchange in self.once.items() if exchange.needed_at_inference}
         return {key: value for key, value in once.items() if key.split("/", 1)[0] in needed}
 
-    def start_round(self) -> None:
-        """Start a new mean."""
+    def start_round(self, weights: Mapping[str, float] | None = None) -> None:
+        """Start a new mean.
+
+        Args:
+            weights: those of all sites that the round asks; a share of their sum is limited here where models
+                are not held.
+        """
+        self._capped = {} if self.hold_models else capped_weights(dict(weights or {}), self.max_share())
         self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
         self._steps, self._doubted, self.lowered = {}, {}, {}
 
@@ -172,7 +182,17 @@ class Aggregation:
             weight: the site's weight; the method that computes the global model may change it.
             steps: how far the site went (`medfedaug.federation.server.tensor_checks.SoundModel.steps`).
             doubt: why it is refused where too few updates come to compare it with.
+
+        Raises:
+            MedFedAugError: where models are not held, for one in doubt.
         """
+        if not self.hold_models:
+            if doubt is not None:
+                raise MedFedAugError(doubt)
+            weight, updates = self._weigh(site, reply, self._capped.get(site, weight))
+            self._use_model(site, reply, weight, updates)
+            self._held.put(site, Reply(reply.task, reply.round, payload=reply.payload))
+            return
         self.weights[site] = weight
         self._held.put(site, reply)
         if steps is not None:
@@ -184,9 +204,15 @@ class Aggregation:
         """At the end of a round: compare what the sites sent, and use what is not far outside.
 
         Returns:
-            The sites that are refused, with the reason.
+            The sites that are refused, with the reason. Where models are not held, the model of such a site
+            is in the mean, and what its methods exchanged is left out.
         """
         held = self._held.take()
+        if not self.hold_models:
+            far = self._each.judge({site: self._each.sizes(reply.payload) for site, reply in held.items()})
+            for site in sorted(held.keys() - far.keys()):
+                self._use_payload(site, held[site], self.weights[site])
+            return {site: f"{error}; its model is averaged" for site, error in sorted(far.items())}
         sizes = {site: self._each.sizes(reply.payload) for site, reply in held.items()}
         far = {**judge_steps(self._steps, self.norm), **self._each.judge(sizes)}
         refused = {site: str(error) for site, error in sorted(far.items())}
@@ -203,17 +229,27 @@ class Aggregation:
         return refused
 
     def _use(self, site: str, reply: Reply, weight: float) -> None:
+        weight, updates = self._weigh(site, reply, weight)
+        self._use_payload(site, reply, weight)  # first, since a method may refuse it
+        self._use_model(site, reply, weight, updates)
+
+    def _weigh(self, site: str, reply: Reply, weight: float) -> tuple[float, dict[str, SiteUpdate]]:
         updates = {}
         for name, aggregator in self.aggregators.items():
             own = own_entries(reply.payload, name)
             updates[name] = SiteUpdate(site, reply.round, reply.weights, own, weight)
             weight = aggregator.weigh(updates[name])
-        for name, exchange in self.every_round.items():
-            exchange.accept(site, own_entries(reply.payload, name), weight)
+        return weight, updates
+
+    def _use_model(self, site: str, reply: Reply, weight: float, updates: Mapping[str, SiteUpdate]) -> None:
         for name, update in updates.items():
             self.aggregators[name].accept(update)
         self._mean.add(reply.weights, weight)
         self.weights[site] = weight
+
+    def _use_payload(self, site: str, reply: Reply, weight: float) -> None:
+        for name, exchange in self.every_round.items():
+            exchange.accept(site, own_entries(reply.payload, name), weight)
 
     def finish_round(self, round_: int, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
         """Returns the state dict of the new global model, and what the sites receive with it.

@@ -119,6 +119,7 @@ class FederationServer:
                 context,
                 lambda: self.participation.largest_share(len(self.sites)),
                 SoundModel(composition.network, composition.sent).norm,
+                hold_models=config.compare_sites == "updates",
             )
         self.participation.least = self.aggregation.least_updates
         self.acceptance = Acceptance(composition.network, composition.sent, self.aggregation)
@@ -272,7 +273,10 @@ class FederationServer:
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
-        self.aggregation.start_round()
+        weights = {
+            site: self.participation.weight(self.sites[site]) for site in targets if site in self.sites
+        }
+        self.aggregation.start_round(weights)
         once = self._once.due(targets)
         request = self._request(TRAIN, self.round, self.state, self.payload, once)
         self.record.start_round(request, targets, self.config.rounds)
