@@ -1,5 +1,11 @@
 """Augmentation against feature shift for medical imaging sites that train together without sharing images.
 
+The names that most scripts need are here, and nothing is imported before one of them is used::
+
+    import medfedaug as mfa
+
+    run = mfa.simulate("data", "runs/fedrdn", methods="fedrdn", rounds=20)
+
 The sub-packages, by what a user looks for:
 
 * `medfedaug.transforms`: MONAI transforms (FedRDN).
@@ -14,11 +20,12 @@ The sub-packages, by what a user looks for:
 from importlib.util import find_spec
 from pathlib import Path
 
-from medfedaug._version import __version__
+import lazy_loader
 
 # In the folder of the repository Python finds this folder before the installed package, and transforms/,
 # models/ and nvflare_jobs/ lie beside it there. An editable install finds them by itself.
 if find_spec("medfedaug.transforms") is None:
     __path__.append(str(Path(__file__).resolve().parents[1]))
 
-__all__ = ["__version__"]
+# Names are imported when they are used; the stub beside this file lists them.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,12 +18,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.server.output import JOB_FOLDER
+from medfedaug.federation.job_folder import JOB_FOLDER, RESULTS
 from medfedaug.nvflare_jobs.kit import Kit
 from medfedaug.privacy import LEDGER_FILE
 from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
 from medfedaug.privacy.site_settings import SiteSettings
-from medfedaug.runs.folder import RESULTS
 
 __all__ = ["Leftover", "remove", "survey"]
 

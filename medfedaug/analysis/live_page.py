@@ -6,17 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-from medfedaug.analysis import page
-from medfedaug.analysis.plots import tidy
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
 from medfedaug.utils.event_text import Teller
 from medfedaug.utils.validation import is_number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Watched", "find_events", "has_process", "sparkline", "write_watch_page"]
 
@@ -168,6 +166,8 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
         out: the page.
         name: of the run, for the title.
     """
+    from medfedaug.analysis import page  # and with it Matplotlib, which a look at the state does without
+
     html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}")
     head = html.find("head")
     if head is not None and watched.state == "running":
@@ -188,6 +188,11 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
 
 
 def _curves(watched: Watched, width: float) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from medfedaug.analysis.plots import tidy
+
     wide = width > 5
     drawing = Figure(figsize=(width, 3.0 if wide else 5.0), layout="constrained")
     panels = drawing.subplots(1, 2) if wide else drawing.subplots(2, 1)

@@ -40,11 +40,12 @@ def watch(
     """
     with err_console.status("starting"):
         from medfedaug.analysis.live_page import Watched, find_events, write_watch_page
-        from medfedaug.analysis.page import check_page
         from medfedaug.errors import ConfigError
         from medfedaug.utils.event_text import follow
 
     if page is not None:
+        from medfedaug.analysis.page import check_page
+
         check_page(page)
     live = out_console.is_terminal and not once
     path = find_events(kit)

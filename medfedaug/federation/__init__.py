@@ -1,23 +1,6 @@
 """The protocol, the server, the site and the in-process runner; no engine is imported here."""
 
-from medfedaug.federation.in_process import run_in_process
-from medfedaug.federation.messages import Reply, Request
-from medfedaug.federation.protocol import Carrier, run
-from medfedaug.federation.server.server import FederationServer
-from medfedaug.federation.site.data_folder import resolve_data_folder
-from medfedaug.federation.site.site import Site
-from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.functional.weighted_mean import WeightedMean
+import lazy_loader
 
-__all__ = [
-    "Carrier",
-    "FederationServer",
-    "Reply",
-    "Request",
-    "Site",
-    "SiteTrainer",
-    "WeightedMean",
-    "resolve_data_folder",
-    "run",
-    "run_in_process",
-]
+# Names are imported when they are used; the stub beside this file lists them.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

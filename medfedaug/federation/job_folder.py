@@ -1,13 +1,15 @@
-"""The files that say how a job stands, in the folder of the job in a kit's workspace."""
+"""Names of the files of a job, in its folder in a kit's workspace."""
 
 from __future__ import annotations
 
-__all__ = ["ALIVE", "EVENTS", "JOB_FOLDER", "PULSE", "SESSION"]
+__all__ = ["ALIVE", "EVENTS", "JOB_FOLDER", "PULSE", "RESULTS", "SESSION"]
 
 JOB_FOLDER = "medfedaug"
 """The folder of our files in the run folder of a job."""
 EVENTS = "events.jsonl"
 """What has happened, one JSON object a line."""
+RESULTS = "results.json"
+"""Settings and scores of a finished run."""
 ALIVE = "alive"
 """Touched by the job's process every `PULSE` seconds."""
 PULSE = 10.0

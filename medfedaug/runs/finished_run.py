@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig, recorded_settings
-from medfedaug.data.base import SiteFolder
+from medfedaug.data.base import SPLITS, SiteFolder
+from medfedaug.data.images import ImageFolder
+from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import (
@@ -36,7 +40,33 @@ from medfedaug.runs.results_schema import check_record
 from medfedaug.statistics import ChannelStatistics, load_statistics
 from medfedaug.utils.files import parse_json, sha256
 
-__all__ = ["FinishedRun"]
+if TYPE_CHECKING:
+    from medfedaug.runs.predictions_file import Predictions
+
+__all__ = ["FinishedRun", "load_run"]
+
+
+def load_run(folder: str | Path, *, state: str | Path | None = None) -> FinishedRun:
+    """Open a finished run, to look at its results and to use its model.
+
+    Args:
+        folder: the folder of a run, or a model in it (`FinishedRun.open`).
+        state: where the sites keep what is theirs; by default the folder ``state`` of the run.
+
+    Raises:
+        ConfigError: one line that says what is wrong and where.
+
+    Example:
+        In a notebook::
+
+            import medfedaug as mfa
+
+            run = mfa.load_run("runs/fedrdn")
+            pandas.DataFrame(run.test_table())
+            run.predict("new/patient.nii.gz", "predicted", site="site_A")
+            network = run.network()
+    """
+    return FinishedRun.open(folder, state=state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +207,88 @@ class FinishedRun:
             ConfigError: naming the file that is missing.
         """
         check_unchanged(exchange_file(self.model), self.record)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The content of ``results.json``: settings, rounds, test scores."""
+        return self.record
+
+    def test_table(self) -> list[dict[str, Any]]:
+        """Test scores as rows, ready for ``pandas.DataFrame``: one for each site, and one for their mean.
+
+        Returns:
+            ``site``, ``trained`` (``None`` in the row of the mean), and a column for each metric; ``None``
+            where a site has no score.
+        """
+        test = self.record.get("test", {})
+        mean = test.get("mean", {})
+        rows = [
+            {"site": site, "trained": group == "sites", **{name: scores.get(name) for name in mean}}
+            for group in ("sites", "unseen")
+            for site, scores in test.get(group, {}).items()
+        ]
+        return [*rows, {"site": "mean", "trained": None, **mean}] if rows else []
+
+    def network(self, site: str = "") -> nn.Module:
+        """Build the network with the model's weights, in evaluation mode on the CPU.
+
+        Its input is an image as the run's data pipeline gives it: scaled, and normalised where a method of
+        the run normalises. `predict` does that, too.
+
+        Args:
+            site: the site whose own layers or weights the network gets, where the run left some at the sites.
+
+        Raises:
+            ConfigError: for a site that took no part in the run, and where the model is not whole without a
+                site, with the sites to name.
+        """
+        known = {*self.record.get("sites", {}), *self.record.get("unseen", ()), *self.sites_with_layers}
+        if site and site not in known:
+            raise ConfigError(f"{site!r} took no part in the run, whose sites are {', '.join(sorted(known))}")
+        kind = VolumeFolder if self.config.task == "segmentation" else ImageFolder
+        splits: dict[str, Any] = dict.fromkeys(SPLITS, ())
+        model = self.at_site(site, kind(site, self.model.parent, self.config.classes, splits), "cpu")
+        with self.scoring(model) as network:
+            return copy.deepcopy(network)
+
+    def predict(self, images: str | Path, out: str | Path, **options: Any) -> Predictions:
+        """Predict images, and write label maps or classes.
+
+        Args:
+            images: a file or a folder.
+            out: the folder to write to.
+            **options: of `medfedaug.runs.predict.predict_images`, ``site`` among them.
+
+        Returns:
+            The content of ``predictions.json``.
+
+        Raises:
+            MedFedAugError: one line that says what is wrong and where.
+        """
+        from medfedaug.runs.predict import predict_images  # which needs this module
+
+        return predict_images(self, images, out, **options)
+
+    @contextmanager
+    def scoring(self, model: SiteModel) -> Iterator[nn.Module]:
+        """Yield the network with which a site's cases are scored.
+
+        Args:
+            model: of `at_site`.
+
+        Raises:
+            ConfigError: where layers of the model stay at the sites, and `state` has none of this one.
+        """
+        if not model.recall(self.local_state(model.name)):
+            keeping = [m.name for m in self.composition.methods if m.kept_at_site(model.network)]
+            named = ", ".join(self.sites_with_layers)
+            raise ConfigError(
+                f"{' and '.join(keeping)}: layers of the model stay at the sites"
+                + (f"; name one with --site ({named})" if named else f", and {self.state} has none")
+            )
+        with model.scoring():
+            model.network.eval()
+            yield model.network
 
     @property
     def sites_with_layers(self) -> list[str]:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from medfedaug.federation import WeightedMean
+from medfedaug.functional.weighted_mean import WeightedMean
 
 
 def mean_of(models, weights, order):

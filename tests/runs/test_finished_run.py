@@ -8,7 +8,10 @@ import zipfile
 
 import pytest
 import torch
-from finished_runs import simulated
+from finished_runs import FEW, simulated
+
+import medfedaug as mfa
+from medfedaug.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +145,47 @@ def test_layers_that_a_site_kept_are_not_used_with_a_flipped_bit(run, phantom_di
     code, shown, err = run("evaluate", "--model", made, "--data", phantom_dir, "--out", tmp_path / "s.json")
     assert code == 2, shown
     assert "differs from its checksum" in " ".join(err.split())
+
+
+def test_a_notebook_has_results_table_network_and_predictions(made, run, phantom_dir, tmp_path):
+    finished = mfa.load_run(made)
+    record = json.loads((made / "results.json").read_text())
+    assert finished.results == record
+    rows = {row.pop("site"): row for row in finished.test_table()}
+    assert rows.pop("mean") == {"trained": None, **record["test"]["mean"]}
+    for site, row in rows.items():
+        group = "unseen" if site in record["unseen"] else "sites"
+        scores = record["test"][group][site]
+        assert row == {"trained": group == "sites", **{name: scores[name] for name in record["test"]["mean"]}}
+    assert set(rows) == {*record["test"]["sites"], *record["test"]["unseen"]}
+    network = finished.network()
+    assert not network.training
+    weights = torch.load(made / "global_model.pt", weights_only=True)
+    assert all(torch.equal(network.state_dict()[key], value) for key, value in weights.items())
+    image = next((phantom_dir / "site_A/images").glob("*.nii.gz"))
+    found = finished.predict(image, tmp_path / "own", site="site_A", previews=False)
+    code, _, err = run(
+        *("predict", "--model", made, "--images", image, "--out", tmp_path / "command", "--no-previews"),
+        *("--site", "site_A"),
+    )
+    assert code == 0, err
+    assert not found.failed
+    assert (tmp_path / "own" / image.name).read_bytes() == (tmp_path / "command" / image.name).read_bytes()
+
+
+def test_a_network_whose_layers_stay_at_the_sites_is_that_of_a_site(phantom_dir, tmp_path):
+    folder = simulated(phantom_dir, tmp_path / "run", "fedbn", *FEW)
+    finished = mfa.load_run(folder)
+    with pytest.raises(ConfigError, match=r"fedbn: layers of the model stay at the sites; name one .*site_A"):
+        finished.network()
+    with pytest.raises(ConfigError, match="'nowhere' took no part in the run, whose sites are site_A"):
+        finished.network("nowhere")
+    states = [finished.network(site).state_dict() for site in ("site_A", "site_B")]
+    own = [key for key in states[0] if not torch.equal(states[0][key], states[1][key])]
+    assert own
+    assert all(".adn.N." in key for key in own)  # the norm layers, and nothing else
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"no finished run; name the folder of one"):
+        mfa.load_run(tmp_path)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
+from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER, RESULTS
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
@@ -35,7 +35,7 @@ __all__ = [
     "write_state",
 ]
 
-RESULTS, GLOBAL_MODEL, FINAL_MODEL = "results.json", "global_model.pt", "final_model.pt"
+GLOBAL_MODEL, FINAL_MODEL = "global_model.pt", "final_model.pt"
 STATISTICS, STATE = "statistics.json", "state"
 EVALUATION = "evaluation.json"
 HASHES = "sha256"

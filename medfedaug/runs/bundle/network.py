@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -85,7 +83,7 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
         photographs=_of_photographs(run),
         bfloat16=config.precision == "bfloat16",
     )
-    with _scored(model, run) as network:
+    with run.scoring(model) as network:
         weights = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
         plain = _plain_network(content, weights, run)
         example = _example(plain, task, config.in_channels, run)
@@ -129,21 +127,6 @@ def _of_photographs(run: FinishedRun) -> bool:
     scores = run.record.get("test", {})
     entries = [*scores.get("sites", {}).values(), *scores.get("unseen", {}).values()]
     return "fixed" in run.record["input"]["scaling"] or any(entry.get("unit") == "px" for entry in entries)
-
-
-@contextmanager
-def _scored(model: SiteModel, run: FinishedRun) -> Iterator[nn.Module]:
-    """Yield the network as the site's cases are scored with it."""
-    if not model.recall(run.local_state(model.name)):
-        keeping = [method.name for method in run.composition.methods if method.kept_at_site(model.network)]
-        named = ", ".join(run.sites_with_layers)
-        raise ConfigError(
-            f"{' and '.join(keeping)}: layers of the model stay at the sites"
-            + (f"; name one with --site ({named})" if named else f", and {run.state} has none")
-        )
-    with model.scoring():
-        model.network.eval()
-        yield model.network
 
 
 def _plain_network(content: dict[str, Any], weights: dict[str, Tensor], run: FinishedRun) -> nn.Module:

@@ -1,0 +1,9 @@
+from .in_process import run_in_process as run_in_process
+from .messages import Reply as Reply
+from .messages import Request as Request
+from .protocol import Carrier as Carrier
+from .protocol import run as run
+from .server.server import FederationServer as FederationServer
+from .site.data_folder import resolve_data_folder as resolve_data_folder
+from .site.site import Site as Site
+from .site.trainer import SiteTrainer as SiteTrainer

@@ -1,0 +1,62 @@
+"""The names of `import medfedaug as mfa`, which are imported when they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import medfedaug as mfa
+
+NAMES = {
+    "FFALayer": "medfedaug.models",
+    "FedRDN": "medfedaug.transforms",
+    "FedRDNd": "medfedaug.transforms",
+    "channel_statistics": "medfedaug.statistics",
+    "insert_ffa": "medfedaug.models",
+    "join": "medfedaug.client",
+    "load_run": "medfedaug.runs.finished_run",
+    "load_statistics": "medfedaug.statistics",
+    "remove_ffa": "medfedaug.models",
+    "simulate": "medfedaug.experiments.simulate",
+}
+
+
+def python(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_import_alone_brings_no_library():
+    script = "import sys, medfedaug as mfa; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    assert not {"torch", "monai", "numpy", "nvflare", "matplotlib", "pydantic"} & set(python(script).split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_that_of_its_module(name):
+    assert getattr(mfa, name) is getattr(import_module(NAMES[name]), name)
+
+
+def test_the_list_is_whole():
+    assert set(dir(mfa)) == set(mfa.__all__) == {*NAMES, "functional", "__version__"}
+    assert mfa.functional is import_module("medfedaug.functional")
+    assert mfa.__version__ == import_module("medfedaug._version").__version__
+    with pytest.raises(AttributeError):
+        mfa.no_such_name  # noqa: B018
+
+
+def test_simulate_stays_the_function_after_an_import_of_its_module():
+    script = (
+        "import medfedaug as mfa; from medfedaug.simulate import configure; import medfedaug.simulate; "
+        "print(callable(mfa.simulate), mfa.simulate.__module__)"
+    )
+    assert python(script).split() == ["True", "medfedaug.experiments.simulate"]
+
+
+@pytest.mark.parametrize("package", ["analysis", "federation", "nvflare_jobs"])
+def test_the_names_of_packages_that_import_on_demand_are_there(package):
+    module = import_module(f"medfedaug.{package}")
+    assert module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None
