@@ -12,7 +12,7 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-slow lint docs wheel clean
+.PHONY: install demo test test-slow lint catalogue docs wheel clean
 
 install: $(STAMP)
 
@@ -60,6 +60,11 @@ lint: install
 	$(BIN)/python -m pip install --quiet --no-deps --target build/typed .
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml
 	cd build/typed && ../../$(BIN)/lint-imports --no-cache --config ../../pyproject.toml
+
+# What the commands `methods`, `networks` and `datasets` show: made from the classes, after a change of their texts,
+# arguments or defaults. The command reads the file, and so needs no PyTorch.
+catalogue: install
+	$(BIN)/python -m medfedaug.cli.describe
 
 # The pages, the tutorials among them, which run as they are built. A warning is an error, and so is a link within the
 # pages that leads nowhere, or a public name without a description.

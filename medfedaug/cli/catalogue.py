@@ -1,35 +1,27 @@
-"""List methods, networks and data sets, described by the code itself.
+"""The methods, networks and data sets that a user can choose, from a file that is made from their classes.
 
-Texts are docstrings; arguments and defaults are signatures. What another package adds is listed without
-importing it, and imported when it is described by name.
+The file, ``catalogue.json``, spares a command that only lists them the import of PyTorch and MONAI. ``make
+catalogue`` writes it anew (`medfedaug.cli.describe`). Additions of other packages are listed by their entry
+points; one of them is imported when it is asked for by name, and so is a network by its class path.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from medfedaug.data.datasets.registry import BENCHMARKS
-from medfedaug.errors import ConfigError, first_line
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.methods import registry
-from medfedaug.methods.base import Method
-from medfedaug.models import build_network, networks
-from medfedaug.models.stages import known_stages
+from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
-from medfedaug.utils.class_paths import constructor_parameters
-from medfedaug.utils.docstrings import read_docstring
-from medfedaug.utils.validation import not_known
+from medfedaug.utils.validation import match_case, not_known
 
 __all__ = [
     "BESIDE_THE_MODEL",
+    "FILE",
     "ONLY_FOR",
     "Argument",
     "Described",
@@ -41,10 +33,7 @@ __all__ = [
     "known_networks",
 ]
 
-# Of a network: what follows from the data, and what is never taken.
-_SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
-_SIZES = {"segmentation": (1, 2), "classification": (3, 10)}
-"""Channels and classes with which a network is built to be described, by task."""
+FILE = Path(__file__).with_name("catalogue.json")
 BESIDE_THE_MODEL, ONLY_FOR = "sent beside the model", "only for"
 """Headings of the facts of a method."""
 
@@ -56,11 +45,11 @@ class Argument:
     Args:
         name: its name.
         default: its default as JSON; empty where a value is needed.
-        text: what it is; empty where nothing is said of it.
+        text: its description; empty where there is none.
     """
 
     name: str
-    default: str
+    default: str = ""
     text: str = ""
 
 
@@ -69,16 +58,18 @@ class Described:
     """Description of a choice: a method, a network or a data set.
 
     Args:
-        name: what a user writes.
-        what: what it is or does, in one line.
-        facts: short facts by heading.
+        name: the name that a user writes.
+        what: its description in one line.
+        listed: short facts by heading, for the list of all.
+        facts: facts by heading.
         text: more, in paragraphs.
-        arguments: what it takes.
+        arguments: its arguments.
         package: the package that adds it; empty for what is built in.
     """
 
     name: str
-    what: str
+    what: str = ""
+    listed: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     text: tuple[str, ...] = ()
     arguments: tuple[Argument, ...] = ()
@@ -86,49 +77,35 @@ class Described:
 
 
 def known_methods() -> list[Described]:
-    """List all methods, each in a line; nothing of another package is imported."""
-    own = [_method(name, cls) for name, cls in registry.built_in_methods().items()]
-    return [
-        *own,
-        *map(_combination, registry.COMBINATIONS),
-        *_added(plugins.METHODS, registry.BUILT_IN_NAMES),
-    ]
+    """List all methods; nothing of another package is imported."""
+    return _known("methods", plugins.METHODS)
 
 
 def describe_method(name: str) -> Described:
-    """A method with its arguments, and what leaves a site.
+    """Describe a method: its arguments, and what leaves a site.
+
+    Args:
+        name: its name, in capitals or not.
 
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
     """
-    _check_name("method", name, registry.method_names())
-    if name in registry.COMBINATIONS:
-        return _combination(name)
-    cls = registry.find_class(name)
-    line, doc = _method(name, cls), read_docstring(cls)
-    facts = dict(line.facts)
-    exchanged = [text for text in doc.paragraphs if text.startswith("Exchange")]
-    if exchanged:
-        facts[BESIDE_THE_MODEL] = f"{line.facts[BESIDE_THE_MODEL]}. {' '.join(exchanged)}"
-    if cls.contains:
-        facts["includes"] = ", ".join(cls.contains)
-    text = [doc.summary, *(text for text in doc.paragraphs if text not in exchanged)]
-    if differs := doc.sections.get("Deviations"):
-        text.append(f"Deviations: {differs}")
-    plain_object = cls.__init__ is object.__init__
-    arguments = {} if plain_object else dict(inspect.signature(cls).parameters)
-    found = _arguments(arguments, doc.arguments)
-    return Described(name, line.what, facts, tuple(text), found, _package(plugins.METHODS, name))
+    name = match_case(name, [one.name for one in known_methods()])
+    found = _find("method", name, known_methods())
+    if plugins.find(plugins.METHODS, name, _built_in("methods")):
+        from medfedaug.cli import describe  # and with it PyTorch
+
+        return describe.describe_method(name)
+    return found
 
 
 def known_networks() -> list[Described]:
-    """List all networks that have a name, each in a line; nothing of another package is imported."""
-    own = [_network(name) for name in networks.built_in_networks()]
-    return own + _added(plugins.NETWORKS, networks.built_in_networks())
+    """List all networks that have a name; nothing of another package is imported."""
+    return _known("networks", plugins.NETWORKS)
 
 
 def describe_network(name: str) -> Described:
-    """A network with its arguments, and with its stages and size in 2D and 3D.
+    """Describe a network: its arguments, and its stages and size in 2D and 3D.
 
     Args:
         name: a name, or the class path of a network of MONAI.
@@ -136,151 +113,57 @@ def describe_network(name: str) -> Described:
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
     """
-    if "." not in name:
-        _check_name("network", name, networks.network_names())
-    try:
-        builder, _ = networks.find_builder(name)
-    except ValueError as error:
-        raise ConfigError(f"network {name!r}: {error}") from error
-    line = _network(name)
-    of, chosen = getattr(builder, "cls", builder), getattr(builder, "defaults", {})
-    facts = {**line.facts, **_sizes(name)}
-    parameters = {
-        key: parameter.replace(default=chosen.get(key, parameter.default))
-        for key, parameter in constructor_parameters(of).items()
-        if key not in _SETTLED
-    }
-    if isinstance(builder, networks.OwnNetwork):  # gives what has no default by itself
-        parameters = {key: p for key, p in parameters.items() if p.default is not p.empty}
-    doc = read_docstring(of)
-    told = {key: _sentence(text) for key, text in doc.arguments.items()}
-    found = _arguments(parameters, told)
-    return Described(name, line.what, facts, (), found, _package(plugins.NETWORKS, name))
+    found = None if "." in name else _find("network", name, known_networks())
+    # The file is of one version of MONAI; classes and defaults of the installed one may be others.
+    other = _content()["monai"] != metadata.version("monai")
+    if other or found is None or plugins.find(plugins.NETWORKS, name, _built_in("networks")):
+        from medfedaug.cli import describe  # and with it PyTorch
+
+        return describe.describe_network(name)
+    return found
 
 
 def known_data_sets() -> list[Described]:
-    """List all published data sets that can be named, each in a line."""
-    return [Described(name, found.description) for name, found in BENCHMARKS.items()]
+    """List all published data sets that can be named."""
+    return list(_content()["data_sets"].values())
 
 
 def describe_data_set(name: str) -> Described:
-    """A published data set: where to get it, how its folder looks, its options, and its protocols.
+    """Describe a published data set: its address, the layout of its folder, its options and its protocols.
 
     Raises:
         ConfigError: for a name that is not known.
     """
-    _check_name("data set", name, list(BENCHMARKS))
-    found = BENCHMARKS[name]
-    protocols = [preset.name for preset in PRESETS.values() if preset.benchmark == name]
-    facts = {"get it from": found.source, "layout": found.layout, "protocols": ", ".join(protocols)}
-    told = {
-        "fraction": "share of each site's training cases that is used.",
-        "unseen": "a site that does not train and is tested with all its cases.",
-        **read_docstring(found.open).arguments,
+    return _find("data set", name, known_data_sets())
+
+
+def _known(kind: str, group: str) -> list[Described]:
+    usable = plugins.names(group, _built_in(kind))
+    packages = {plugin.name: plugin.package for plugin in plugins.installed(group)}
+    return [*_content()[kind].values(), *(Described(name, package=packages[name]) for name in usable)]
+
+
+def _built_in(kind: str) -> Collection[str]:
+    return _content()[kind].keys()
+
+
+def _find(what: str, name: str, known: Sequence[Described]) -> Described:
+    names = [one.name for one in known]
+    if name not in names:
+        raise ConfigError(f"{what} {name!r} {not_known(name, names)}")
+    return known[names.index(name)]
+
+
+@cache
+def _content() -> dict[str, Any]:
+    """The version of MONAI that the file is of, and by kind and name the descriptions in their order."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        kind: found if kind == "monai" else {one["name"]: _read(one) for one in found}
+        for kind, found in content.items()
     }
-    options = [Argument(key, _json(value), told.get(key, "")) for key, value in found.options.items()]
-    return Described(name, found.description, facts, arguments=tuple(options))
 
 
-def _method(name: str, cls: type[Method]) -> Described:
-    def has(hook: str) -> bool:
-        return getattr(cls, hook) is not getattr(Method, hook)
-
-    times = ["less"] if has("kept_at_site") else []
-    times += ["once"] if has("before_training") else []
-    times += ["every round"] if has("every_round") else []
-    limits = [] if set(cls.tasks) == set(Method.tasks) else list(cls.tasks)
-    limits += [] if set(cls.dimensions) == set(Method.dimensions) else [f"{n}D" for n in cls.dimensions]
-    sent = "; ".join(times) or "nothing"
-    facts = {
-        BESIDE_THE_MODEL: "the images themselves" if cls.pools_data else sent,
-        ONLY_FOR: ", ".join(limits),
-    }
-    module = sys.modules[cls.__module__].__doc__ or ""
-    own = cls.__module__.startswith("medfedaug.")  # where a file is a method, and says first what it does
-    title, _, does = module.partition("\n")[0].partition(": ") if own else ("", "", "")
-    what = does or title or read_docstring(cls).summary
-    return Described(name, what[:1].upper() + what[1:], facts)
-
-
-def _combination(name: str) -> Described:
-    parts = []
-    for part in registry.COMBINATIONS[name]:
-        given = "".join(f" with {key}={_json(value)}" for key, value in part.get("args", {}).items())
-        parts.append(part["name"] + given)
-    return Described(name, f"The same as {' and '.join(parts)}.", {BESIDE_THE_MODEL: "as there"})
-
-
-def _network(name: str) -> Described:
-    builder, _ = networks.find_builder(name)
-    of, task = getattr(builder, "cls", builder), networks.task_of(name)
-    said = _sentence(read_docstring(of).summary)
-    monai = of.__module__.startswith("monai.")
-    what = f"MONAI's {of.__name__}: {said}" if monai else said
-    return Described(name, what, {"for": task} if task else {})
-
-
-def _sizes(name: str) -> dict[str, str]:
-    facts = {}
-    channels, classes = _SIZES[networks.task_of(name) or "segmentation"]
-    for dims in (2, 3):
-        sizes = {"spatial_dims": dims, "in_channels": channels, "out_channels": classes}
-        try:
-            net = _empty(name, **sizes)
-        except Exception as error:  # whatever a network says of arguments or sizes that it lacks
-            facts[f"in {dims}D"] = f"not with its defaults: {first_line(error)}"
-            continue
-        count = sum(parameter.numel() for parameter in net.parameters()) / 1e6
-        facts[f"in {dims}D"] = f"{count:.2f} million parameters ({channels} channels, {classes} classes)"
-        facts["stages"] = _stages(net)
-    return facts
-
-
-def _empty(name: str, **sizes: int) -> nn.Module:
-    """A network without weights: AlexNet's in 3D take a gigabyte, and seconds to draw."""
-    try:
-        with torch.device("meta"):
-            return build_network(name, **sizes)
-    except (RuntimeError, NotImplementedError):  # Swin computes numbers with tensors
-        with torch.random.fork_rng(devices=[]):
-            return build_network(name, **sizes)
-
-
-def _stages(net: nn.Module) -> str:
-    stages = known_stages(net)
-    if not stages:
-        return "not known; methods that act on features take modules by name, as fedfa's stages"
-    return ", ".join(f"{stage.name} ({stage.channels} channels)" for stage in stages)
-
-
-def _added(group: str, built_in: Collection[str]) -> list[Described]:
-    """What other packages add and may be used here."""
-    usable = plugins.names(group, built_in)
-    found = {plugin.name: plugin.package for plugin in plugins.installed(group)}
-    return [Described(name, "", package=found[name]) for name in usable]
-
-
-def _package(group: str, name: str) -> str:
-    return next((plugin.package for plugin in plugins.installed(group) if plugin.name == name), "")
-
-
-def _arguments(parameters: Mapping[str, inspect.Parameter], told: Mapping[str, str]) -> tuple[Argument, ...]:
-    return tuple(
-        Argument(name, "" if p.default is p.empty else _json(p.default), told.get(name, ""))
-        for name, p in parameters.items()
-        if p.kind is not p.VAR_KEYWORD
-    )
-
-
-def _check_name(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise ConfigError(f"{what} {name!r} {not_known(name, known)}")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, default=str)
-
-
-def _sentence(text: str) -> str:
-    """The first sentence of a text; what is no sentence is taken as one."""
-    return text.partition(". ")[0].rstrip(".:") + "." if text else ""
+def _read(one: dict[str, Any]) -> Described:
+    arguments = tuple(Argument(**argument) for argument in one.get("arguments", ()))
+    return Described(**{**one, "text": tuple(one.get("text", ())), "arguments": arguments})

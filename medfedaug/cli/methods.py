@@ -22,7 +22,6 @@ def methods(
     """List the methods for --methods, or show one: what it does, its arguments, what leaves a site."""
     from medfedaug.analysis.recorded_gains import gains_of
     from medfedaug.cli.catalogue import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
-    from medfedaug.methods.registry import spelt
 
     if name is None:
         _print_list(known_methods(), BESIDE_THE_MODEL, ONLY_FOR)
@@ -30,9 +29,9 @@ def methods(
         _line("Several go together, separated by commas: --methods fedrdn,fedfa")
         _line("Arguments and details of one: medfedaug methods NAME")
     else:
-        name = spelt(name)
-        _print_one(describe_method(name), f"--set {name}.{{name}}={{default}}")
-        if gains := gains_of(name):
+        found = describe_method(name)
+        _print_one(found, f"--set {found.name}.{{name}}={{default}}")
+        if gains := gains_of(found.name):
             _line("\nMeasured here, as the difference from fedavg 95% interval, verdict (docs/results):")
             for gain in gains:
                 _line(f"  {gain}")
@@ -76,7 +75,7 @@ def _print_list(found: Sequence[Described], *headings: str) -> None:
         column.max_width = len("classification")  # what a method does is the longest, and needs the room
     for one in found:
         what = one.what or f"Added by the package {one.package}."
-        table.add_row(one.name, what, *(one.facts.get(heading, "") for heading in headings))
+        table.add_row(one.name, what, *(one.listed.get(heading, "") for heading in headings))
     out_console.print(table)
 
 

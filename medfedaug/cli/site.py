@@ -209,7 +209,10 @@ def jobs(
         ),
     ] = False,
 ) -> None:
-    """List the jobs that a site has seen, and print what those that wait would run and send."""
+    """List the jobs that a site has seen, and print what those that wait for approval would run and send.
+
+    With a hash, print it for that job.
+    """
     from collections import Counter
     from datetime import datetime
 
@@ -245,7 +248,7 @@ def jobs(
         )
     out_console.print(table)
     for entry in entries:
-        if job or entry.verdict == WAITING:
+        if job or (entry.verdict == WAITING and settings.jobs.approve):
             print_page(["", *summary(entry)])
 
 

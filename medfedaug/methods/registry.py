@@ -12,7 +12,7 @@ from medfedaug.methods import catalogue
 from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
 from medfedaug.utils import plugins
-from medfedaug.utils.validation import not_known
+from medfedaug.utils.validation import match_case, not_known
 
 __all__ = [
     "BUILT_IN_NAMES",
@@ -94,8 +94,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
 def spelt(name: str) -> str:
     """A name as its method has it, which may be with capitals; an unknown one stays as it is."""
     known = [*BUILT_IN_NAMES, *(plugin.name for plugin in plugins.installed(plugins.METHODS))]
-    alike = [other for other in known if other.lower() == name.lower()]
-    return name if name in alike else (alike or [name])[0]
+    return match_case(name, known)
 
 
 def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:

@@ -10,7 +10,15 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.utils.printable import is_printable
 
-__all__ = ["check_choice", "check_keys", "check_printable", "is_number", "not_known", "number_or_none"]
+__all__ = [
+    "check_choice",
+    "check_keys",
+    "check_printable",
+    "is_number",
+    "match_case",
+    "not_known",
+    "number_or_none",
+]
 
 _LONGEST = 1_000
 
@@ -49,6 +57,17 @@ def not_known(name: Any, choices: Iterable[str]) -> str:
     near = near or get_close_matches(text, choices)
     meant = f"did you mean {' or '.join(near)}? All: " if near else "choose from "
     return f"is not known; {meant}{', '.join(choices)}"
+
+
+def match_case(name: str, known: Iterable[str]) -> str:
+    """Return the known name that differs from a name in capitals alone; an unknown name stays as it is.
+
+    Example:
+        >>> match_case("FedAvg", ("fedavg", "fedrdn")), match_case("lora", ("fedavg",))
+        ('fedavg', 'lora')
+    """
+    alike = [other for other in known if other.lower() == name.lower()]
+    return name if name in alike else (alike or [name])[0]
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from installed_package import installed as installed
 from installed_package import package as package
 
 from medfedaug.analysis.recorded_gains import gains_of
+from medfedaug.cli import catalogue, describe
 from medfedaug.cli.catalogue import describe_method, describe_network
 from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.experiments.presets import PRESETS
@@ -23,6 +24,21 @@ from medfedaug.models import build_network, insert_ffa, network_names
 
 def first_words(text: str) -> list[str]:
     return [line.split()[0] for line in text.splitlines() if line and not line.startswith(" ")]
+
+
+@pytest.mark.parametrize("kind", ["methods", "networks", "data_sets"])
+def test_the_catalogue_is_that_of_the_classes(kind):
+    written, found = json.loads(catalogue.FILE.read_text(encoding="utf-8")), describe.catalogue()
+    if kind == "networks" and written["monai"] != found["monai"]:
+        pytest.skip(f"the catalogue is of MONAI {written['monai']}")
+    assert written[kind] == json.loads(json.dumps(found[kind])), "write it anew: make catalogue"
+
+
+def test_networks_of_another_monai_are_described_from_their_classes(run, monkeypatch):
+    content = {**catalogue._content(), "monai": "0"}
+    monkeypatch.setattr(catalogue, "_content", lambda: content)
+    monkeypatch.setattr(describe, "_sizes", lambda name: {"in 2D": "read from the class"})
+    assert "read from the class" in run("networks", "unet")[1]
 
 
 def test_every_name_is_in_its_list(run):

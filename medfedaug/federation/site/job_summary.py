@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import num_bytes
-from medfedaug.federation.server.server import FederationServer
-from medfedaug.methods.base import ServerExchange
 from medfedaug.privacy.job_log import JobBook, JobEntry
+
+if TYPE_CHECKING:
+    from medfedaug.methods.base import ServerExchange
 
 __all__ = ["job_state", "record", "summary"]
 
@@ -73,8 +74,13 @@ def _purpose(config: Mapping[str, object]) -> str:
 def summary(entry: JobEntry) -> list[str]:
     """The page of a job, in lines of text.
 
-    What leaves is read off what the server's half of each method would accept.
+    What leaves is read off what the server's half of each method would accept, which is built for it.
     """
+    from medfedaug.federation.messages import (
+        num_bytes,  # and with it PyTorch, which a list of jobs does without
+    )
+    from medfedaug.federation.server.server import FederationServer
+
     lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
     try:
         config = RunConfig.from_dict(entry.config)

@@ -1,0 +1,225 @@
+"""Methods, networks and data sets in words that come from the code itself, for the catalogue of the command.
+
+Texts are docstrings; arguments and defaults are signatures. Reading them needs PyTorch and MONAI, so that
+``make catalogue`` writes them to a file (`medfedaug.cli.catalogue`). A test compares file and
+classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
+from medfedaug.data.datasets.registry import BENCHMARKS
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.experiments.presets import PRESETS
+from medfedaug.methods import registry
+from medfedaug.methods.base import Method
+from medfedaug.models import build_network, networks
+from medfedaug.models.stages import known_stages
+from medfedaug.utils import plugins
+from medfedaug.utils.class_paths import constructor_parameters
+from medfedaug.utils.docstrings import read_docstring
+from medfedaug.utils.files import write_atomic
+
+__all__ = ["catalogue", "describe_data_set", "describe_method", "describe_network", "write_catalogue"]
+
+# Of a network: what follows from the data, and what is never taken.
+_SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
+_SIZES = {"segmentation": (1, 2), "classification": (3, 10)}
+"""Channels and classes with which a network is built to be described, by task."""
+
+
+def catalogue() -> dict[str, Any]:
+    """All that is built in, described, as plain JSON types."""
+    return {
+        "monai": metadata.version("monai"),
+        "methods": _plain(map(describe_method, registry.BUILT_IN_NAMES)),
+        "networks": _plain(map(describe_network, networks.built_in_networks())),
+        "data_sets": _plain(map(describe_data_set, BENCHMARKS)),
+    }
+
+
+def write_catalogue() -> None:
+    """Write the catalogue beside the module that reads it."""
+    text = json.dumps(catalogue(), indent=1, ensure_ascii=False) + "\n"
+    write_atomic(FILE, lambda file: file.write(text.encode()))
+
+
+def describe_method(name: str) -> Described:
+    """A method with its arguments, and what leaves a site.
+
+    Raises:
+        ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
+    """
+    if name in registry.COMBINATIONS:
+        return _combination(name)
+    cls = registry.find_class(name)
+    line, doc = _method(name, cls), read_docstring(cls)
+    facts = dict(line.facts)
+    exchanged = [text for text in doc.paragraphs if text.startswith("Exchange")]
+    if exchanged:
+        facts[BESIDE_THE_MODEL] = f"{line.facts[BESIDE_THE_MODEL]}. {' '.join(exchanged)}"
+    if cls.contains:
+        facts["includes"] = ", ".join(cls.contains)
+    text = [doc.summary, *(text for text in doc.paragraphs if text not in exchanged)]
+    if differs := doc.sections.get("Deviations"):
+        text.append(f"Deviations: {differs}")
+    plain_object = cls.__init__ is object.__init__
+    arguments = {} if plain_object else dict(inspect.signature(cls).parameters)
+    found = _arguments(arguments, doc.arguments)
+    package = _package(plugins.METHODS, name)
+    return Described(name, line.what, line.facts, facts, tuple(text), found, package)
+
+
+def describe_network(name: str) -> Described:
+    """A network with its arguments, and with its stages and size in 2D and 3D.
+
+    Args:
+        name: a name, or the class path of a network of MONAI.
+
+    Raises:
+        ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
+    """
+    try:
+        builder, _ = networks.find_builder(name)
+    except ValueError as error:
+        raise ConfigError(f"network {name!r}: {error}") from error
+    line = _network(name)
+    of, chosen = getattr(builder, "cls", builder), getattr(builder, "defaults", {})
+    facts = {**line.facts, **_sizes(name)}
+    parameters = {
+        key: parameter.replace(default=chosen.get(key, parameter.default))
+        for key, parameter in constructor_parameters(of).items()
+        if key not in _SETTLED
+    }
+    if isinstance(builder, networks.OwnNetwork):  # gives what has no default by itself
+        parameters = {key: p for key, p in parameters.items() if p.default is not p.empty}
+    doc = read_docstring(of)
+    told = {key: _sentence(text) for key, text in doc.arguments.items()}
+    found = _arguments(parameters, told)
+    return Described(name, line.what, line.facts, facts, (), found, _package(plugins.NETWORKS, name))
+
+
+def describe_data_set(name: str) -> Described:
+    """A published data set: where to get it, how its folder looks, its options, and its protocols."""
+    found = BENCHMARKS[name]
+    protocols = [preset.name for preset in PRESETS.values() if preset.benchmark == name]
+    facts = {"get it from": found.source, "layout": found.layout, "protocols": ", ".join(protocols)}
+    told = {
+        "fraction": "share of each site's training cases that is used.",
+        "unseen": "a site that does not train and is tested with all its cases.",
+        **read_docstring(found.open).arguments,
+    }
+    options = [Argument(key, _json(value), told.get(key, "")) for key, value in found.options.items()]
+    return Described(name, found.description, facts=facts, arguments=tuple(options))
+
+
+def _method(name: str, cls: type[Method]) -> Described:
+    def has(hook: str) -> bool:
+        return getattr(cls, hook) is not getattr(Method, hook)
+
+    times = ["less"] if has("kept_at_site") else []
+    times += ["once"] if has("before_training") else []
+    times += ["every round"] if has("every_round") else []
+    limits = [] if set(cls.tasks) == set(Method.tasks) else list(cls.tasks)
+    limits += [] if set(cls.dimensions) == set(Method.dimensions) else [f"{n}D" for n in cls.dimensions]
+    sent = "; ".join(times) or "nothing"
+    facts = {BESIDE_THE_MODEL: "the images themselves" if cls.pools_data else sent}
+    facts |= {ONLY_FOR: ", ".join(limits)} if limits else {}
+    module = sys.modules[cls.__module__].__doc__ or ""
+    own = cls.__module__.startswith("medfedaug.")  # where a file is a method, and says first what it does
+    title, _, does = module.partition("\n")[0].partition(": ") if own else ("", "", "")
+    what = does or title or read_docstring(cls).summary
+    return Described(name, what[:1].upper() + what[1:], facts, facts)
+
+
+def _combination(name: str) -> Described:
+    parts = []
+    for part in registry.COMBINATIONS[name]:
+        given = "".join(f" with {key}={_json(value)}" for key, value in part.get("args", {}).items())
+        parts.append(part["name"] + given)
+    facts = {BESIDE_THE_MODEL: "as there"}
+    return Described(name, f"The same as {' and '.join(parts)}.", facts, facts)
+
+
+def _network(name: str) -> Described:
+    builder, _ = networks.find_builder(name)
+    of, task = getattr(builder, "cls", builder), networks.task_of(name)
+    said = _sentence(read_docstring(of).summary)
+    monai = of.__module__.startswith("monai.")
+    what = f"MONAI's {of.__name__}: {said}" if monai else said
+    facts = {"for": task} if task else {}
+    return Described(name, what, facts, facts)
+
+
+def _sizes(name: str) -> dict[str, str]:
+    facts = {}
+    channels, classes = _SIZES[networks.task_of(name) or "segmentation"]
+    for dims in (2, 3):
+        sizes = {"spatial_dims": dims, "in_channels": channels, "out_channels": classes}
+        try:
+            net = _empty(name, **sizes)
+        except Exception as error:  # whatever a network says of arguments or sizes that it lacks
+            facts[f"in {dims}D"] = f"not with its defaults: {first_line(error)}"
+            continue
+        count = sum(parameter.numel() for parameter in net.parameters()) / 1e6
+        facts[f"in {dims}D"] = f"{count:.2f} million parameters ({channels} channels, {classes} classes)"
+        facts["stages"] = _stages(net)
+    return facts
+
+
+def _empty(name: str, **sizes: int) -> nn.Module:
+    """A network without weights: AlexNet's in 3D take a gigabyte, and seconds to draw."""
+    try:
+        with torch.device("meta"):
+            return build_network(name, **sizes)
+    except (RuntimeError, NotImplementedError):  # Swin computes numbers with tensors
+        with torch.random.fork_rng(devices=[]):
+            return build_network(name, **sizes)
+
+
+def _stages(net: nn.Module) -> str:
+    stages = known_stages(net)
+    if not stages:
+        return "not known; methods that act on features take modules by name, as fedfa's stages"
+    return ", ".join(f"{stage.name} ({stage.channels} channels)" for stage in stages)
+
+
+def _plain(found: Iterable[Described]) -> list[dict[str, Any]]:
+    # What is empty is left out, for whoever reads the differences.
+    return [{key: value for key, value in asdict(one).items() if value} for one in found]
+
+
+def _package(group: str, name: str) -> str:
+    return next((plugin.package for plugin in plugins.installed(group) if plugin.name == name), "")
+
+
+def _arguments(parameters: Mapping[str, inspect.Parameter], told: Mapping[str, str]) -> tuple[Argument, ...]:
+    return tuple(
+        Argument(name, "" if p.default is p.empty else _json(p.default), told.get(name, ""))
+        for name, p in parameters.items()
+        if p.kind is not p.VAR_KEYWORD
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of a text; what is no sentence is taken as one."""
+    return text.partition(". ")[0].rstrip(".:") + "." if text else ""
+
+
+if __name__ == "__main__":
+    write_catalogue()
