@@ -65,8 +65,8 @@ def foreign_note(found: Sequence[ForeignPair]) -> str:
     return (
         "Images lie far from 0 under other sites' statistics, in deviations: "
         f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. So it is where one site stores bright what the "
-        "other stores dark. FedRDN shows the network each image under all sites' statistics, and can fall "
-        "below fedavg there: compare single and norm with it first."
+        "other stores dark. FedRDN shows the network each image under all sites' statistics, and fell below "
+        "norm at such sites: compare single, fedavg and norm with it first."
     )
 
 
