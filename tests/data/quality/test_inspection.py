@@ -397,7 +397,7 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
         run_in_process(replace(config, local_steps=1), tmp_path / "data", folders, "cpu")
     warned = {str(one.message) for one in found if "far from 0" in str(one.message)}
     assert [text.split(":")[0] for text in sorted(warned)] == [f"site site_{name}" for name in "ABCD"]
-    assert all("compare single and norm with it first" in text for text in warned)
+    assert all("compare single, fedavg and norm with it first" in text for text in warned)
 
 
 def test_sites_that_are_merely_apart_are_not_foreign_to_each_other(tmp_path):
