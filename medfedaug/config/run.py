@@ -158,8 +158,8 @@ class RunConfig:
     )
     compare_sites: str = setting(
         "updates",
-        "What the server holds until the end of a round to compare the sites: updates, or statistics, which "
-        "are what methods exchange. With statistics each model is averaged as it arrives: memory does not "
+        "Values that the server holds until the end of a round to compare the sites: updates, or statistics, "
+        "which methods exchange. With statistics each model is averaged as it arrives: memory does not "
         "grow with the number of sites, the lengths of their steps are not compared, and a share is limited "
         "by the samples of all sites that the round asks.",
         choices=("updates", "statistics"),

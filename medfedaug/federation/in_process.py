@@ -157,7 +157,7 @@ class SitesInProcess(Carrier):
         self.sites = dict(sorted(sites.items()))
 
     def connected(self) -> list[str]:
-        """All sites."""
+        """List all sites."""
         return list(self.sites)
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
@@ -180,7 +180,7 @@ class InProcessCarrier(SitesInProcess):
     """
 
     travels = True
-    """Whether anything travels between the sites."""
+    """Flag: values travel between the sites."""
 
     sites: dict[str, Site]  # type: ignore[assignment]
 

@@ -7,7 +7,7 @@ __all__ = ["ALIVE", "EVENTS", "JOB_FOLDER", "PULSE", "RESULTS", "SESSION"]
 JOB_FOLDER = "medfedaug"
 """The folder of our files in the run folder of a job."""
 EVENTS = "events.jsonl"
-"""What has happened, one JSON object a line."""
+"""File of a job's events, one JSON object per line."""
 RESULTS = "results.json"
 """Settings and scores of a finished run."""
 ALIVE = "alive"

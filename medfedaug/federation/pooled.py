@@ -20,7 +20,7 @@ __all__ = ["PooledCarrier", "PooledEngine", "run_pooled"]
 
 
 class PooledCarrier(InProcessCarrier):
-    """One site trains on the images of all sites, and its update is used as the update of every site.
+    """Let one site train on the images of all sites, and use its update as the update of every site.
 
     The mean of equal models is the same model bit for bit.
     """
@@ -74,7 +74,7 @@ run_pooled = partial(run_in_process, carrier=PooledCarrier)
 
 
 class PooledEngine(InProcessEngine):
-    """All images are in one place: the engine of runs whose method says so, whatever engine was named."""
+    """Engine of runs whose method pools all images in one place, whatever engine was named."""
 
     name = "pooled"
     travels = False

@@ -127,7 +127,7 @@ _BY_GDCM = {
 
 @dataclass(frozen=True)
 class DicomSlice:
-    """One slice: a file, or a frame of a file that holds many.
+    """Slice of a series: a file, or a frame of a file that holds many.
 
     Args:
         file: where its voxels are.
@@ -162,7 +162,7 @@ class DicomSlice:
 
 @dataclass(frozen=True)
 class DicomInstance:
-    """What the header of one file says; nothing of it names a patient.
+    """Header of one file, without anything that names a patient.
 
     Args:
         path: the file.
@@ -291,14 +291,14 @@ class DicomSeries:
 
     @property
     def text(self) -> str:
-        """What it is, for a list from which somebody chooses: description, part and number of slices."""
+        """Describe the series for a list to choose from: description, part and number of slices."""
         number = f"series {self.first.number}" if self.first.number else "a series"
         named = [number, self.first.description, self.part, self.first.modality]
         return f"{' '.join(filter(None, named))} ({_count(len(self.slices), 'slice')}, UID {self.uid})"
 
     @property
     def doubt(self) -> str:
-        """Why nobody who predicts a folder means it, though it can be read; empty for a usual series."""
+        """Reason why a prediction of a folder leaves the series out; empty for a usual series."""
         if "LOCALIZER" in self.first.image_type:
             return "a localiser"
         if self.first.sop_class.startswith(_SECONDARY_CAPTURE):
@@ -323,7 +323,7 @@ class DicomScan:
 
 @dataclass
 class Selection:
-    """Which series of a scan are cases.
+    """Series of a scan that are cases.
 
     Args:
         chosen: the series.
@@ -340,7 +340,7 @@ class Selection:
 
 
 def is_dicom_file(path: Path) -> bool:
-    """Whether a file begins as DICOM files do, whatever its name."""
+    """Return whether a file begins as DICOM files do, whatever its name."""
     try:
         status = path.stat()
         return stat.S_ISREG(status.st_mode) and _begins_as_dicom(path, status.st_mtime_ns, status.st_size)
@@ -358,7 +358,7 @@ def _begins_as_dicom(path: Path, modified: int, size: int) -> bool:
 
 
 def is_dicomdir(path: Path) -> bool:
-    """Whether a file is the index of a medium, whatever its name."""
+    """Return whether a file is the index of a medium, whatever its name."""
     try:
         return _instance(path).no_image == "DICOMDIR"
     except ReaderError:

@@ -50,7 +50,7 @@ def learning_rate(config: RunConfig, round_: int) -> float:
 
 @dataclass(frozen=True)
 class LocalRound:
-    """One round of a site's own training.
+    """Settings of one round of a site's training.
 
     Args:
         number: the number of the round, from 1.
@@ -230,7 +230,7 @@ class LocalTraining:
         return step, loss.detach()
 
     def terms(self, step: Step) -> Iterator[Tensor]:
-        """What the methods add to the loss of a batch that has passed through the network."""
+        """Yield the methods' terms of the loss, for a batch that has passed through the network."""
         for part in self.parts.values():
             part.after_pass(step)
         for part in self.parts.values():

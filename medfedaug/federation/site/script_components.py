@@ -1,4 +1,4 @@
-"""What a script with a training loop of its own brings to a site: network, samples, statistics, scores."""
+"""Components of a script with its own training loop: network, samples, statistics, scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Score = Callable[[nn.Module, str], Mapping[str, float | None]]
 
 @dataclass(frozen=True)
 class Brought:
-    """What a script brings along.
+    """Components that a script brings.
 
     Args:
         network: the script's network; ``None`` for the job's.
@@ -145,7 +145,7 @@ class OwnSamples(SiteSamples):
 def own_scores(
     score: Score, network: nn.Module, folder: SiteFolder, split: str, metric: str
 ) -> dict[str, Any]:
-    """What a script's own scores are for a federation: see `medfedaug.tasks.Task.evaluate`.
+    """Convert a script's own scores for a federation: see `medfedaug.tasks.Task.evaluate`.
 
     Args:
         score: the script's.

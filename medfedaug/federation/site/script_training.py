@@ -33,7 +33,7 @@ __all__ = ["Desk", "Federation", "ForeignLoop", "LoopTraining"]
 
 
 class Desk:
-    """Where a site and a script meet.
+    """Meeting point of a site and a script.
 
     Args:
         folder: the site's data.
@@ -251,12 +251,12 @@ class LoopTraining(LocalTraining):
 
     @property
     def passed(self) -> bool:
-        """Whether the script has called `loss_terms` in this round."""
+        """Return whether the script has called `loss_terms` in this round."""
         return self._step is not None
 
     @property
     def told_loss(self) -> bool:
-        """Whether the script has given a loss to `step` in this round."""
+        """Return whether the script has given a loss to `step` in this round."""
         return bool(self._losses)
 
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ class Federation:
 
     @property
     def transform(self) -> Transform:
-        """What the methods do to a training image, of a dictionary with the key ``image``.
+        """Return the methods' transform of a training image, for a dictionary with the key ``image``.
 
         It comes after all that prepares an image and may be before or after spatial augmentation. Its random
         draws follow from the round's seed, as long as the loader makes its samples in the loop's process.
@@ -349,7 +349,7 @@ class Federation:
         return self._training.evaluation_transform
 
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
-        """What the methods add to the loss of a batch; to be called after each pass of the network.
+        """Return the methods' terms of the loss of a batch; call it after each pass of the network.
 
         Args:
             batch: a dictionary with ``image`` and ``label``, or a pair of them, as the network was given

@@ -1,4 +1,4 @@
-"""What a site keeps for itself from round to round, in memory and on disk."""
+"""State that a site keeps for itself from round to round, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LocalState", "RoundMemory", "read_local_states"]
 
 @dataclass(frozen=True)
 class LocalState:
-    """What stays at a site after a round: entries of the network, and the methods' own state.
+    """State of a site after a round: entries of the network, and the methods' own state.
 
     Args:
         network: entries of the state dict that are neither sent nor received.
@@ -118,7 +118,7 @@ class RoundMemory:
 
     @property
     def begun(self) -> bool:
-        """Whether the site has trained, or is training, in this run."""
+        """Return whether the site has trained, or is training, in this run."""
         return bool(self._rounds) or self.present != 0
 
     def latest(self, round_: int) -> int:
@@ -126,7 +126,7 @@ class RoundMemory:
         return max((r for r in self._rounds if r <= round_), default=0)
 
     def is_ahead(self, round_: int) -> bool:
-        """Whether the site has trained, but in no round up to the given one.
+        """Return whether the site has trained, but in no round up to the given one.
 
         As where it joined after the selected round, or the server repeats the first round that it was in.
         """

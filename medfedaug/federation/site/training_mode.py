@@ -1,4 +1,4 @@
-"""Which local training a site does: the ordinary one, a script's own, or DP-SGD where its policy says so."""
+"""Choose a site's local training: the ordinary one, a script's own, or DP-SGD if its policy says so."""
 
 from __future__ import annotations
 
