@@ -7,7 +7,7 @@ import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugW
 from medfedaug.federation.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
+from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
 from medfedaug.models.networks import built_in_networks, network_builder
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.nvflare_jobs.cleaning import survey
@@ -224,7 +225,7 @@ def _launcher(found: list[str], configure: str) -> Check:
 def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
     """What other packages add: all of it may be used where there is no kit."""
     found: dict[str, list[plugins.Plugin]] = {}
-    for group in (plugins.METHODS, plugins.NETWORKS, plugins.LOOPS):
+    for group in plugins.JOB_GROUPS:
         for plugin in plugins.installed(group):
             found.setdefault(canonicalize_name(plugin.package), []).append(plugin)
     usable = set(found) if allowed is None else set(map(canonicalize_name, allowed))
@@ -233,7 +234,7 @@ def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
         text = ", ".join(plugin.name for plugin in parts)
         if not parts:
             advice = f"pip install {package}, or take it out of local/medfedaug.json."
-            yield Check(name, False, "allowed, and adds no method, network or loop here", advice)
+            yield Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
         elif package not in usable:
             yield Check(name, None, f"{text}: jobs may not use them", "site-config --allow-plugin allows it.")
         else:
@@ -241,8 +242,16 @@ def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
 
 
 def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
-    built_in = {plugins.METHODS: BUILT_IN_NAMES, plugins.NETWORKS: built_in_networks()}
-    load = {plugins.METHODS: method_class, plugins.NETWORKS: network_builder}
+    built_in = {
+        plugins.METHODS: BUILT_IN_NAMES,
+        plugins.NETWORKS: built_in_networks(),
+        plugins.METRICS: BUILT_IN_METRICS,
+    }
+    load: dict[str, Callable[[plugins.Plugin], Any]] = {
+        plugins.METHODS: method_class,
+        plugins.NETWORKS: network_builder,
+        plugins.METRICS: plugin_metric,
+    }
     try:
         for plugin in parts:
             if plugin.group == plugins.LOOPS:

@@ -309,8 +309,7 @@ def _write_site_settings(workspace: Path) -> None:
     settings.parent.mkdir(parents=True)
     # Nothing leaves the machine, so few images are enough; and the user has installed the packages, and has
     # named the Bundles.
-    groups = (plugins.METHODS, plugins.NETWORKS, plugins.LOOPS)
-    packages = sorted({plugin.package for group in groups for plugin in plugins.installed(group)})
+    packages = sorted({plugin.package for group in plugins.JOB_GROUPS for plugin in plugins.installed(group)})
     policy = PrivacyPolicy.of_simulation().to_dict()
     named = {bundle.name: bundle.to_dict() for bundle in bundles.known()}
     allowed = {"plugins": packages, "bundles": named}

@@ -159,9 +159,11 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
         "deviation of the sites' scores, and the highest minus the lowest."
     ]
     if any(row.missed is not None for row in rows):
+        infinite = [find_metric(row.metric).title for row in rows if row.missed is not None]
         notes.append(
-            "Missed: classes of a case that were not predicted at all, by seed. Their HD95 is infinite and "
-            "enters no mean, so that a method which misses more may have the smaller one."
+            "Missed: classes of a case that were not predicted at all, by seed. Their "
+            f"{' or '.join(dict.fromkeys(infinite))} is infinite and enters no mean, so that a method which "
+            "misses more may have the smaller one."
         )
     return MetricTable(tuple(rows), (*notes, *lacking))
 
@@ -209,7 +211,7 @@ def _row(
         worst_score=known.get(worst),
         spread=apart["std"] if apart else None,
         gap=apart["range"] if apart else None,
-        missed=_missed(members, {seed.seed for seed in seeds}) if metric.has_unit and whole else None,
+        missed=_missed(members, {seed.seed for seed in seeds}) if metric.skips_missed and whole else None,
         model=members[0].model,
     )
 

@@ -7,20 +7,12 @@ from collections.abc import Sequence
 
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.metrics.nothing_learned import REMEDIES
-from medfedaug.metrics.registry import find_metric
+from medfedaug.metrics.registry import METRICS, find_metric
 from medfedaug.runs.run import BASELINE
 
 __all__ = ["WORDS", "answer", "words_in"]
 
 WORDS = {
-    "Dice": "how well two regions agree: twice what they have in common, divided by what they have together. "
-    "1 is perfect, 0 is nothing in common.",
-    "HD95": "the 95% Hausdorff distance: how far apart the two surfaces lie, without the worst 5%. Lower is "
-    "better.",
-    "NSD": "normalised surface Dice: the share of both surfaces that lie within a tolerance of each other.",
-    "Accuracy": "the share of images that are given their class.",
-    "Balanced accuracy": "the mean over the classes of the share of a class's images that are given it.",
-    "AUC": "area under the ROC curve: how well the probabilities sort the images. 0.5 is chance.",
     BASELINE: "plain federated averaging, with which the other methods are compared.",
     "Δ": f"the difference to {BASELINE}.",
     "CI": "confidence interval: the differences that the test does not reject.",
@@ -41,7 +33,7 @@ WORDS = {
     "missed": "structures of which nothing was predicted.",
     "std": "standard deviation.",
 }
-"""Words of a page in a sense of their own."""
+"""Words of a page in a sense of their own, beside the titles of metrics."""
 
 
 def answer(scores: Table) -> str:
@@ -105,8 +97,9 @@ def _others(compared: Sequence[tuple[Row, float]], best: Row) -> str:
 
 
 def words_in(text: str) -> dict[str, str]:
-    """Return the `WORDS` that occur in a text, each with its meaning."""
-    return {word: meaning for word, meaning in WORDS.items() if _occurs(word, text)}
+    """Return the titles of metrics and the `WORDS` that occur in a text, each with its meaning."""
+    metrics = {metric.title: metric.meaning for metric in METRICS.values() if metric.meaning}
+    return {word: meaning for word, meaning in {**metrics, **WORDS}.items() if _occurs(word, text)}
 
 
 def _occurs(word: str, text: str) -> bool:

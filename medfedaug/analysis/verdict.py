@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medfedaug.metrics.registry import METRICS, Metric
+from medfedaug.metrics.base import Metric
 from medfedaug.metrics.significance import PairedTest, PatientTest
 
 __all__ = ["ENOUGH_PATIENTS", "ENOUGH_SEEDS", "Verdict", "judge", "rule", "side_of_zero"]
+
+_ANY_SCORE = Metric("score", "Score", cases="patients")
 
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
@@ -34,7 +36,7 @@ def judge(
     num_seeds: int,
     patients: PatientTest | None,
     num_patients: int,
-    metric: Metric = METRICS["dice"],
+    metric: Metric = _ANY_SCORE,
 ) -> Verdict:
     """The verdict of the comparison of a method with its baseline.
 

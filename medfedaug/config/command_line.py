@@ -13,6 +13,7 @@ from medfedaug.config.run import RunConfig, task_defaults
 
 __all__ = ["command_of"]
 
+_REPEATABLE = ("holdout", "freeze", "channel_names", "metrics")
 _FROM_THE_DATA = ("methods", "plan", "planning", "task", "in_channels", "channel_names", "classes", "init")
 
 
@@ -45,7 +46,7 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
             if flags is None or entry.name in left_out or value == default:
                 continue
             flag = flags[0] if flags else f"--{entry.name.replace('_', '-')}"
-            many = isinstance(value, tuple) and entry.name in ("holdout", "freeze", "channel_names")
+            many = isinstance(value, tuple) and entry.name in _REPEATABLE
             for one in value if many else [value]:
                 parts += [flag, _text(one)]
     if config.init:

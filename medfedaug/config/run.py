@@ -44,7 +44,7 @@ MAX_SHARE = 0.45
 
 _OF_A_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
-    *("augmentation", "surface_tolerance"),
+    *("augmentation", "surface_tolerance", "metrics"),
 )
 
 
@@ -211,6 +211,11 @@ class RunConfig:
         "millimetres; in pixels for images that have no spacing.",
         at_least=0,
     )
+    metrics: tuple[str, ...] = setting(
+        (),
+        "A further metric of the test, by the name under which an installed package adds it "
+        "(`medfedaug.metrics.base`); repeatable. The server and every site need the package.",
+    )
     bundle: dict[str, Any] = setting(
         dict,
         "The MONAI Bundle that defines network, loss, optimiser, transforms, inference and metrics: its name "
@@ -260,11 +265,11 @@ class RunConfig:
             if not isinstance(method.get("args", {}), Mapping):
                 raise ConfigError(f"the args of {method['name']} must be a JSON object")
         object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
-        for name in ("holdout", "classes", "channel_names", "freeze"):
+        for name in ("holdout", "classes", "channel_names", "freeze", "metrics"):
             given = getattr(self, name)
             if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
                 raise ConfigError(f"{name} must be a list of texts, got {str(given)[:80]}")
-        for name in ("holdout", "classes", "channel_names", "freeze"):
+        for name in ("holdout", "classes", "channel_names", "freeze", "metrics"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_fields(self)
         named = len(self.channel_names)
@@ -357,6 +362,7 @@ class RunConfig:
             "methods": list(self.methods),
             "holdout": list(self.holdout),
             "freeze": list(self.freeze),
+            "metrics": list(self.metrics),
             "classes": list(self.classes),
             "channel_names": list(self.channel_names),
             "plan": self.plan.to_dict(),

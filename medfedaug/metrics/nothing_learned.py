@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["RECALL", "REMEDIES", "nothing_learned", "nothing_learned_in"]
+from medfedaug.metrics.registry import find_metric, recall_metric
+
+__all__ = ["REMEDIES", "nothing_learned", "nothing_learned_in"]
 
 REMEDIES = (
     "Likely remedies: more rounds or local epochs, another learning rate, patches around the foreground "
     "(--plan auto), and a look at the label maps (medfedaug inspect); docs/howto/diverges.md has the list."
 )
 """What to try, for a reader of a page or a terminal."""
-
-# Scores of 0 mean that nothing was found, whatever the labels are.
-_OVERLAPS = ("dice", "nsd")
-RECALL = "accuracy"
-"""The metric whose value of a class is the share of its images that are given it."""
 
 Scores = Mapping[str, float | None]
 
@@ -30,8 +27,9 @@ def nothing_learned(metric: str, sites: Scores, recalls: Mapping[str, Scores] | 
         recalls: of a classification, the accuracy of each class by site.
 
     Returns:
-        The reason: every overlap is 0, or at each site with images of several classes all of them were given
-        one class. Empty where neither holds.
+        The reason: every score is 0 where that shows it (`medfedaug.metrics.base.Metric.zero_is_nothing`), or
+        at each site with images of several classes all of them were given one class. Empty where neither
+        holds.
 
     Example:
         >>> nothing_learned("dice", {"A": 0.0, "B": 0.0})
@@ -42,9 +40,8 @@ def nothing_learned(metric: str, sites: Scores, recalls: Mapping[str, Scores] | 
         ''
     """
     known = [score for score in sites.values() if score is not None]
-    if metric in _OVERLAPS:
-        name = "Dice" if metric == "dice" else "NSD"
-        return f"every test {name} is 0" if known and not any(known) else ""
+    if find_metric(metric).zero_is_nothing:
+        return f"every test {find_metric(metric).title} is 0" if known and not any(known) else ""
     by_site: dict[str, list[float]] = {}
     for scores in (recalls or {}).values():
         for site, recall in scores.items():
@@ -61,9 +58,10 @@ def nothing_learned_in(test: Mapping[str, Any]) -> str:
     metrics = list(test.get("mean", {}))
     if not entries or not metrics:
         return ""
+    recall = recall_metric()
     classes: Iterable[str] = dict.fromkeys(c for entry in entries.values() for c in entry.get("classes", {}))
     recalls = {
-        name: {site: entry.get("classes", {}).get(name, {}).get(RECALL) for site, entry in entries.items()}
+        name: {site: entry.get("classes", {}).get(name, {}).get(recall) for site, entry in entries.items()}
         for name in classes
     }
     first = metrics[0]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import pstdev
 from typing import Any
+
+from medfedaug.errors import ConfigError
+from medfedaug.metrics.base import MEAN, STAYS, Metric, mean_score
+from medfedaug.utils import plugins
 
 __all__ = [
     "BUILT_IN_METRICS",
@@ -21,8 +27,12 @@ __all__ = [
     "described",
     "disparity",
     "find_metric",
+    "leaves_by_default",
     "mean_score",
+    "metric_names",
     "over_sites",
+    "plugin_metric",
+    "recall_metric",
     "score_of",
     "whose_model",
 ]
@@ -40,65 +50,62 @@ def whose_model(own: Collection[str]) -> str:
     return f"{PERSONAL} ({', '.join(own)})" if own else GLOBAL
 
 
-_NAMES = ("Dice", "Jaccard", "Hausdorff")  # of people
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What is known of a metric wherever its numbers are shown or compared.
-
-    Attributes:
-        name: as in ``results.json``.
-        title: for a reader.
-        higher_is_better: its direction.
-        largest: no score lies above it; the smallest is 0.
-        has_unit: whether it is a length, in the unit that the site names (`UNITS`).
-        cases: what is scored, ``"patients"`` or ``"images"``.
-    """
-
-    name: str
-    title: str
-    higher_is_better: bool = True
-    largest: float = 1.0
-    has_unit: bool = False
-    cases: str = "images"
-
-    @property
-    def in_text(self) -> str:
-        """The title within a sentence: what is neither a name nor an abbreviation is written small.
-
-        Example:
-            >>> [METRICS[name].in_text for name in ("dice", "auc", "balanced_accuracy")]
-            ['Dice', 'AUC', 'balanced accuracy']
-        """
-        first, *others = self.title.split(" ")
-        word = first[1:].islower() and first not in _NAMES
-        return " ".join([first.lower() if word else first, *others])
-
-    def worst(self, scores: Mapping[str, float]) -> str:
-        """Where the worst score is, of equal ones the first by name."""
-        return (min if self.higher_is_better else max)(sorted(scores), key=lambda name: scores[name])
-
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("dice", "Dice", cases="patients"),
-        # Beyond the diagonal of any volume that a scanner takes, in millimetres or in voxels.
-        Metric("hd95", "HD95", higher_is_better=False, largest=1e5, has_unit=True, cases="patients"),
-        Metric("nsd", "NSD", cases="patients"),
-        Metric("accuracy", "Accuracy"),
-        Metric("balanced_accuracy", "Balanced accuracy"),
-        Metric("auc", "AUC"),
-    )
-}
-"""Every metric of every task, with those that Bundles added (`add_metric`)."""
-
-BUILT_IN_METRICS = frozenset(METRICS)
-"""Those that are medfedaug's own."""
+METRICS: dict[str, Metric] = {}
+"""Metrics by name: those of this package, and those that other packages, Bundles and records added."""
 
 UNITS = ("mm", "px", "mixed")
 """Of a site's lengths: ``"px"`` where the images have no spacing, ``"mixed"`` where some have one."""
+
+
+def metric_names(task: str, further: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of the metrics of a task's test, the one that chooses the round first.
+
+    Args:
+        task: ``"segmentation"`` or ``"classification"``.
+        further: names of metrics that other packages add, which become known.
+
+    Raises:
+        ConfigError: for a name that is not known or is a metric of another task, and for a package that may
+            not or cannot be used.
+
+    Example:
+        >>> metric_names("segmentation")
+        ('dice', 'hd95', 'nsd')
+    """
+    own = sorted((m for m in _BUILT_IN.values() if m.task == task), key=lambda m: (m.position, m.name))
+    for name in further:
+        plugin = plugins.find(plugins.METRICS, name, BUILT_IN_METRICS)
+        if plugin is None:
+            known = plugins.names(plugins.METRICS, BUILT_IN_METRICS)
+            told = (
+                f"is one of every {_BUILT_IN[name].task}" if name in _BUILT_IN else "is added by no package"
+            )
+            raise ConfigError(f"metric {name!r} {told}; added ones: {', '.join(known) or 'none'}")
+        metric = plugin_metric(plugin)
+        if metric.task != task:
+            raise ConfigError(f"metric {name} is for {metric.task}, and the run is a {task}")
+        METRICS[name] = metric
+    return (*(metric.name for metric in own), *dict.fromkeys(further))
+
+
+def plugin_metric(plugin: plugins.Plugin) -> Metric:
+    """Return the metric that a package adds.
+
+    Raises:
+        ConfigError: naming the package, when the object cannot be loaded or is no metric of that name.
+    """
+    found = plugin.load()
+    if not isinstance(found, Metric):
+        raise ConfigError(f"{plugin.what}: {found!r} is no medfedaug.metrics.base.Metric")
+    if found.name != plugin.name:
+        raise ConfigError(f"{plugin.what}: the metric must have that name, and has {found.name!r}")
+    found.check_addition()
+    return found
+
+
+def recall_metric() -> str:
+    """Return the name of the metric whose score of a class is its recall."""
+    return next(metric.name for metric in METRICS.values() if metric.is_recall)
 
 
 def add_metric(metric: Metric) -> bool:
@@ -115,7 +122,7 @@ def add_metric(metric: Metric) -> bool:
 
 
 def add_recorded(described: Mapping[str, Any]) -> None:
-    """Make known what a ``results.json`` says of metrics that a Bundle brought along (`add_metric`).
+    """Make known what a ``results.json`` says of metrics that others brought along (`add_metric`).
 
     Example:
         >>> add_recorded({"distance": {"title": "Distance", "higher_is_better": False, "largest": 1e5}})
@@ -125,16 +132,30 @@ def add_recorded(described: Mapping[str, Any]) -> None:
     for name, told in described.items():
         if not isinstance(told, Mapping):
             continue
-        largest = told.get("largest")
+        recorded = told.get("largest")
+        known = isinstance(recorded, int | float) and recorded > 0
+        largest = float(recorded) if known and isinstance(recorded, int | float) else 1.0
+        has_unit = told.get("has_unit") is True
         add_metric(
             Metric(
                 str(name),
                 str(told.get("title", name)),
                 told.get("higher_is_better") is not False,
-                float(largest) if isinstance(largest, int | float) and largest > 0 else 1.0,
-                cases=str(told.get("cases", "images")),
+                largest,
+                has_unit,
+                str(told.get("cases", "images")),
+                leaves=leaves_by_default(largest, has_unit=has_unit),
+                meaning=str(told.get("meaning", "")),
             )
         )
+
+
+def leaves_by_default(largest: float, *, has_unit: bool = False) -> str:
+    """Return the form in which a metric leaves that does not declare one: a share as a mean over cases."""
+    return MEAN if largest <= 1 and not has_unit else STAYS
+
+
+_RECORDED = ("name", "title", "higher_is_better", "largest", "has_unit", "cases")
 
 
 def described(names: Iterable[str]) -> dict[str, Any]:
@@ -147,8 +168,11 @@ def described(names: Iterable[str]) -> dict[str, Any]:
         >>> described(["dice", "auc"])
         {}
     """
-    added = [METRICS[name] for name in names if name not in BUILT_IN_METRICS]
-    return {"metrics": {metric.name: asdict(metric) for metric in added}} if added else {}
+    found: dict[str, dict[str, Any]] = {}
+    for metric in (METRICS[name] for name in names if name not in BUILT_IN_METRICS):
+        meaning = {"meaning": metric.meaning} if metric.meaning else {}
+        found[metric.name] = {key: getattr(metric, key) for key in _RECORDED} | meaning
+    return {"metrics": found} if found else {}
 
 
 def find_metric(name: str) -> Metric:
@@ -162,19 +186,7 @@ def score_of(metric: str, value: Any) -> float | None:
     >>> score_of("dice", 0.5), score_of("dice", 7), score_of("hd95", 7), score_of("hd95", float("inf"))
     (0.5, None, 7.0, None)
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and 0 <= value <= METRICS[metric].largest else None
-
-
-def mean_score(scores: Iterable[float | None]) -> float | None:
-    """The mean of the scores that are known; ``None`` where none is.
-
-    Example:
-        >>> mean_score([0.5, None, 1.0]), mean_score([None])
-        (0.75, None)
-    """
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else None
+    return float(value) if METRICS[metric].accepts(value) else None
 
 
 def over_sites(sites: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
@@ -219,3 +231,18 @@ def disparity(scores: Collection[float]) -> dict[str, float] | None:
     if len(scores) < 2:
         return None
     return {"std": pstdev(scores), "range": max(scores) - min(scores)}
+
+
+def _built_in() -> dict[str, Metric]:
+    """Every object `METRIC` of a module of this package, by name."""
+    package = __name__.rpartition(".")[0]
+    modules = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    found = [getattr(importlib.import_module(f"{package}.{name}"), "METRIC", None) for name in modules]
+    return {metric.name: metric for metric in found if isinstance(metric, Metric)}
+
+
+# Last, since some of those modules import this one.
+_BUILT_IN = _built_in()
+METRICS.update(_BUILT_IN)
+BUILT_IN_METRICS = frozenset(_BUILT_IN)
+"""Names of the metrics of medfedaug itself, which no other package may take."""

@@ -1,24 +1,24 @@
-"""Scores of label maps and of predicted classes: by case, by class, and their means."""
+"""`LabelMaps`: prediction and truth of a case; `LabelMapScores`: the scores that metrics make of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from monai.metrics import DiceMetric, compute_roc_auc
-from monai.metrics.utils import get_mask_edges
-from monai.networks.utils import one_hot
-from monai.transforms.utils import distance_transform_edt
-from torch import Tensor
 
-from medfedaug.metrics.registry import METRICS, mean_score
-from medfedaug.metrics.significance import mean_interval
+from medfedaug.errors import ConfigError
+from medfedaug.metrics.base import CaseScores, mean_score
+from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import interval_ends
 
-__all__ = ["LabelMapScores", "class_scores", "surface_scores", "voxel_edges"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_PERCENTILE = 95
+__all__ = ["LabelMapScores", "LabelMaps", "surface_distances", "voxel_edges"]
+
+Distances = tuple[np.ndarray, np.ndarray]
 
 
 def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
@@ -38,74 +38,133 @@ def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
     return tuple(affine[:3, :dims].double().norm(dim=0).tolist())
 
 
-def surface_scores(
-    predicted: Tensor, truth: Tensor, edges: Sequence[float], tolerance: float
-) -> tuple[float | None, float | None]:
-    r"""95% Hausdorff distance and normalised surface Dice of one structure.
+def surface_distances(predicted: Tensor, truth: Tensor, edges: Sequence[float]) -> Distances | None:
+    r"""Distances between the surfaces of one structure as predicted and as it is.
 
     With the surface voxels :math:`S` of a structure, those with a face on the outside (as MONAI's metrics
-    define them), and :math:`d(s, S') = \min_{s' \in S'} \lVert s - s' \rVert` between their centres,
-
-    .. math::
-
-        \mathrm{HD95} = \max\{P_{95}(d(S_p, S_t)), P_{95}(d(S_t, S_p))\}, \qquad
-        \mathrm{NSD} = \frac{|\{s \in S_p: d(s, S_t) \le \tau\}| + |\{s \in S_t: d(s, S_p) \le \tau\}|}
-        {|S_p| + |S_t|}
-
-    with P₉₅ the 95th percentile, linear between neighbours (Nikolov et al. 2021 for the NSD).
+    define them), they are :math:`d(s, S') = \min_{s' \in S'} \lVert s - s' \rVert` between the centres.
 
     Args:
         predicted: (\*spatial), boolean, in two or three dimensions.
         truth: the same.
         edges: the lengths of a voxel's edges.
-        tolerance: τ, in the unit of ``edges``.
 
     Returns:
-        HD95, in the unit of ``edges``, and NSD, from 0 to 1. Without a truth there is neither; with a truth
-        and no prediction there is no HD95, which would be infinite, and the NSD is 0.
+        Of each surface voxel of the prediction, and of the truth, the distance to the other surface in the
+        unit of ``edges``; ``None`` where one of the two has no surface.
 
     Deviations:
-        Every surface voxel counts alike; Nikolov et al. weigh it by the area of the surface in it. The
-        numbers are those of `monai.metrics.compute_hausdorff_distance` and
+        The metrics of these distances are those of `monai.metrics.compute_hausdorff_distance` and
         `monai.metrics.compute_surface_dice`, which measure every distance twice and search a tree of surface
         voxels: with scattered predictions, as of an untrained network, that takes twenty times as long as the
         distance transform here.
     """
-    if not bool(truth.any()):
-        return None, None
-    if not bool(predicted.any()):
-        return None, 0.0
-    surfaces = [np.asarray(surface) for surface in get_mask_edges(predicted, truth)]
-    apart = []
-    for own, other in (surfaces, surfaces[::-1]):
+    from monai.metrics.utils import get_mask_edges
+    from monai.transforms.utils import distance_transform_edt
+
+    if not bool(truth.any()) or not bool(predicted.any()):
+        return None
+    one, two = (np.asarray(surface) for surface in get_mask_edges(predicted, truth))
+    found = []
+    for own, other in ((one, two), (two, one)):
         distances = np.asarray(distance_transform_edt(~other[None], sampling=list(edges)))
-        apart.append(distances[0][own])
-    hd95 = max(float(np.percentile(distances, _PERCENTILE)) for distances in apart)
-    both = np.concatenate(apart)
-    return hd95, float((both <= tolerance).mean())
+        found.append(distances[0][own])
+    return found[0], found[1]
+
+
+class LabelMaps:
+    r"""Prediction and truth of a case, as metrics see them.
+
+    Args:
+        predicted: label map, (1, \*spatial), on the device of the network.
+        truth: the same, on the CPU.
+        classes: names, the background first.
+        affine: (4, 4), from voxels to millimetres; ``None`` where the file does not say.
+        tolerance: distance up to which two surfaces count as one, in millimetres, without an affine in
+            pixels.
+    """
+
+    def __init__(
+        self,
+        predicted: Tensor,
+        truth: Tensor,
+        classes: Sequence[str],
+        affine: Tensor | None,
+        tolerance: float,
+    ) -> None:
+        self.predicted, self.truth, self.classes = predicted, truth, tuple(classes)
+        self.affine, self.tolerance = affine, tolerance
+        self._distances: dict[int, Distances | None] = {}
+
+    @property
+    def unit(self) -> str:
+        """The unit of lengths: ``"mm"``, or ``"px"`` without an affine."""
+        return "px" if self.affine is None else "mm"
+
+    @cached_property
+    def edges(self) -> list[float]:
+        """The lengths of a voxel's edges, along the axes of `structure`."""
+        edges = voxel_edges(self.affine, self.truth.ndim - 1)
+        return [edges[axis] for axis in self._axes]
+
+    @cached_property
+    def _axes(self) -> list[int]:
+        """The axes that surfaces have: without those of length 1, of which two axes at least remain."""
+        shape = self.truth.shape[1:]
+        kept = list(range(len(shape)))
+        for axis in reversed(kept.copy()):
+            if shape[axis] == 1 and len(kept) > 2:
+                kept.remove(axis)
+        return kept
+
+    @cached_property
+    def _planes(self) -> list[Tensor]:
+        """Prediction and truth on the CPU; a volume of one slice is a plane, whose surface is its outline."""
+        shape = [self.truth.shape[1 + axis] for axis in self._axes]
+        return [value[0].cpu().reshape(shape) for value in (self.predicted, self.truth)]
+
+    def structure(self, index: int) -> tuple[Tensor, Tensor]:
+        r"""Return the voxels of a class as predicted and as they are, boolean, (\*spatial)."""
+        predicted, truth = self._planes
+        return predicted == index, truth == index
+
+    def surface_distances(self, index: int) -> Distances | None:
+        """Return `surface_distances` of a class, computed once for all metrics."""
+        if index not in self._distances:
+            self._distances[index] = surface_distances(*self.structure(index), self.edges)
+        return self._distances[index]
+
+    def misses(self, index: int) -> bool:
+        """Return whether a class that is there was not predicted at all."""
+        predicted, truth = self.structure(index)
+        return bool(truth.any()) and not bool(predicted.any())
 
 
 class LabelMapScores:
     """Scores of the label maps of a site, gathered case by case.
 
     A class that is absent in a case's truth has no score there, whatever was predicted. One that is there and
-    was not predicted at all has a Dice and an NSD of 0; its HD95, which is infinite, enters no mean, and it
-    is counted as missed. A case's score is the mean over its classes, a site's the mean over its cases. A
-    volume of one slice has the surfaces of its plane.
+    was not predicted at all is counted as missed; a metric that is infinite then, such as HD95, has no score
+    for it. A site's score is the mean over its cases.
 
     Args:
         classes: names, the background first.
-        tolerance: of the NSD, in millimetres; in pixels for cases without an affine.
-        full: whether surfaces and classes are scored, or the cases' Dice alone.
+        tolerance: of surfaces, in millimetres; in pixels for cases without an affine.
+        metrics: names in `medfedaug.metrics.registry.METRICS`.
+        full: whether all metrics are scored, and classes, or the cases of the first metric alone.
     """
 
-    def __init__(self, classes: Sequence[str], tolerance: float, *, full: bool) -> None:
+    def __init__(
+        self, classes: Sequence[str], tolerance: float, metrics: Sequence[str], *, full: bool
+    ) -> None:
         self.classes, self.tolerance, self.full = tuple(classes), tolerance, full
-        self.dice: dict[str, float | None] = {}
+        self.metrics = [METRICS[name] for name in (metrics if full else metrics[:1])]
+        self.cases: dict[str, dict[str, float | None]] = {metric.name: {} for metric in self.metrics}
         self.by_class: dict[str, dict[str, list[float | None]]] = {
-            name: {"dice": [], "hd95": [], "nsd": []} for name in self.classes[1:]
+            label: {metric.name: [] for metric in self.metrics if metric.by_class}
+            for label in self.classes[1:]
         }
-        self.by_case: dict[str, dict[str, float | None]] = {"hd95": {}, "nsd": {}}
+        self.missed = dict.fromkeys(self.classes[1:], 0)
         self.units: set[str] = set()
         self.owners: list[Hashable] = []
 
@@ -121,121 +180,52 @@ class LabelMapScores:
             affine: (4, 4), from voxels to millimetres.
             owner: whose it is; by default that of no other case.
         """
+        maps = LabelMaps(predicted, label, self.classes, affine, self.tolerance)
         self.owners.append(owner or case)
-        metric = DiceMetric(include_background=False, reduction="mean")
-        count = len(self.classes)
-        metric(y_pred=one_hot(predicted[None], count), y=one_hot(label[None].to(predicted.device), count))
-        # MONAI reports 0 when nothing could be scored; the truth tells the two apart.
-        self.dice[case] = float(metric.aggregate()) if bool(label.any()) else None  # type: ignore[arg-type]
-        if not self.full:
-            return
-        self.units.add("px" if affine is None else "mm")
-        shares = metric.aggregate(reduction="none")[0].tolist()
-        kept = _axes(label.shape[1:])
-        edges = voxel_edges(affine, label.ndim - 1)
-        here, there = (
-            value[0].cpu().reshape([label.shape[1 + axis] for axis in kept]) for value in (predicted, label)
-        )
-        found: dict[str, list[float | None]] = {"hd95": [], "nsd": []}
-        for index, (name, dice) in enumerate(zip(self.classes[1:], shares, strict=True), start=1):
-            scores = surface_scores(
-                here == index, there == index, [edges[axis] for axis in kept], self.tolerance
-            )
-            self.by_class[name]["dice"].append(None if math.isnan(dice) else dice)
-            for metric_name, score in zip(found, scores, strict=True):
-                found[metric_name].append(score)
-                self.by_class[name][metric_name].append(score)
-        for metric_name, values in found.items():
-            self.by_case[metric_name][case] = mean_score(values)
+        self.units.add(maps.unit)
+        for metric in self.metrics:
+            found: CaseScores = metric.scores(maps)
+            self.cases[metric.name][case] = found.score
+            if not self.full or not metric.by_class:
+                continue
+            if len(found.classes) != len(self.by_class):
+                raise ConfigError(
+                    f"metric {metric.name}: scores of {len(found.classes)} classes, and there are "
+                    f"{len(self.by_class)}"
+                )
+            for label_scores, score in zip(self.by_class.values(), found.classes, strict=True):
+                label_scores[metric.name].append(score)
+        if self.full:
+            for index, name in enumerate(self.missed, start=1):
+                self.missed[name] += maps.misses(index)
 
     def result(self) -> dict[str, Any]:
         """The scores, as `medfedaug.tasks.base.Task.evaluate` returns them."""
-        scored: dict[str, Any] = {"dice": mean_score(self.dice.values()), "cases": self.dice}
+        first = self.metrics[0].name
         if not self.full:
-            return scored
+            return {first: mean_score(self.cases[first].values()), "cases": self.cases[first]}
         mixed = len(self.units) > 1  # millimetres and pixels have no mean
-        classes: dict[str, dict[str, Any]] = {
-            name: {
-                **{metric: mean_score(values) for metric, values in scores.items()},
-                "missed": _missed(scores),
-                **_intervals(scores, self.owners),
-            }
-            for name, scores in self.by_class.items()
-        }
-        if mixed:
-            for scores in classes.values():
-                scores.update(dict.fromkeys(scores.keys() & {"hd95", "hd95_low", "hd95_high"}))
+        lengths = {metric.name for metric in self.metrics if mixed and metric.has_unit}
         return {
-            "dice": scored["dice"],
-            "hd95": None if mixed else mean_score(self.by_case["hd95"].values()),
-            "nsd": mean_score(self.by_case["nsd"].values()),
-            "missed": sum(_missed(scores) for scores in self.by_class.values()),
+            **{
+                name: None if name in lengths else mean_score(scores.values())
+                for name, scores in self.cases.items()
+            },
+            "missed": sum(self.missed.values()),
             "unit": "mixed" if mixed else next(iter(self.units), None),
-            "classes": classes,
-            "cases": scored["cases"],
-            "case_metrics": self.by_case,
+            "classes": {label: self._of_class(label, lengths) for label in self.by_class},
+            "cases": self.cases[first],
+            "case_metrics": {name: scores for name, scores in self.cases.items() if name != first},
         }
 
-
-def _intervals(scores: Mapping[str, Sequence[float | None]], owners: Sequence[Hashable]) -> dict[str, Any]:
-    """The ends of the 95% intervals of means over cases, where cases of two patients or more have a score."""
-    found: dict[str, Any] = {}
-    for name, values in scores.items():
-        known = [(score, owner) for score, owner in zip(values, owners, strict=True) if score is not None]
-        scored, patients = [score for score, _ in known], [owner for _, owner in known]
-        if ends := mean_interval(scored, METRICS[name].largest, patients=patients):
-            found |= {f"{name}_low": ends[0], f"{name}_high": ends[1]}
-    return found
-
-
-def _missed(scores: Mapping[str, Sequence[float | None]]) -> int:
-    return sum(
-        nsd is not None and hd95 is None for nsd, hd95 in zip(scores["nsd"], scores["hd95"], strict=True)
-    )
-
-
-def _axes(shape: Sequence[int]) -> list[int]:
-    """The axes that surfaces have: without those of length 1, of which two axes at least remain."""
-    kept = list(range(len(shape)))
-    for axis in reversed(kept.copy()):
-        if shape[axis] == 1 and len(kept) > 2:
-            kept.remove(axis)
-    return kept
-
-
-def class_scores(
-    logits: Tensor, targets: Tensor, classes: Sequence[str], owners: Sequence[Hashable] | None = None
-) -> dict[str, Any]:
-    """Balanced accuracy and area under the ROC curve, by class and their means.
-
-    A class's accuracy is the share of its images that are taken for it, and its AUC that of the class against
-    all others (`monai.metrics.compute_roc_auc`). A class that the site has no image of has neither, and where
-    a site has images of one class alone, no class has an AUC. Balanced accuracy and AUC are means over the
-    classes that have one, each counting alike.
-
-    Args:
-        logits: (N, K); the AUC ranks their softmax.
-        targets: (N), the classes.
-        classes: K names.
-        owners: whose each image is, (N); by default each is another patient's.
-    """
-    owners = range(len(targets)) if owners is None else owners
-    # In float32, all probabilities of classes that are 17 ahead would be 1, and equal in rank.
-    hits, probabilities = logits.argmax(dim=1) == targets, logits.double().softmax(dim=1)
-    found: dict[str, dict[str, Any]] = {}
-    for index, name in enumerate(classes):
-        own = targets == index
-        both = bool(own.any()) and not bool(own.all())
-        found[name] = {
-            "accuracy": float(hits[own].double().mean()) if bool(own.any()) else None,
-            "auc": float(compute_roc_auc(probabilities[:, index], own.int())) if both else None,  # type: ignore[arg-type]
-            **_intervals(
-                {"accuracy": hits[own].double().tolist()},
-                [o for o, mine in zip(owners, own.tolist(), strict=True) if mine],
-            ),
-        }
-    return {
-        "balanced_accuracy": mean_score(scores["accuracy"] for scores in found.values()),
-        "auc": mean_score(scores["auc"] for scores in found.values()),
-        "classes": found,
-    }
+    def _of_class(self, label: str, lengths: set[str]) -> dict[str, Any]:
+        """Means over the cases, and the ends of their 95% intervals; no lengths where units are mixed."""
+        scores = self.by_class[label]
+        found: dict[str, Any] = {name: mean_score(values) for name, values in scores.items()}
+        found["missed"] = self.missed[label]
+        for name, values in scores.items():
+            known = [(v, owner) for v, owner in zip(values, self.owners, strict=True) if v is not None]
+            found |= interval_ends(METRICS[name], known)
+        for name in lengths:
+            found |= dict.fromkeys(found.keys() & {name, f"{name}_low", f"{name}_high"})
+        return found

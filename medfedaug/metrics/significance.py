@@ -10,11 +10,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from medfedaug.metrics.base import Metric
+
 __all__ = [
     "PairedTest",
     "PatientTest",
     "compare_patients",
     "detectable_difference",
+    "interval_ends",
     "mean_interval",
     "paired_t_test",
     "patient_means",
@@ -118,6 +121,21 @@ def mean_interval(
     spread = math.fsum(total**2 for total in sums.values()) * len(sums) / (len(sums) - 1)
     half = t_quantile(confidence, len(sums) - 1) * math.sqrt(spread) / len(values)
     return max(0.0, mean - half), min(largest, mean + half)
+
+
+def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> dict[str, float]:
+    """Return the ends of the 95% interval of a metric's mean, as results name them.
+
+    Args:
+        metric: of the scores.
+        values: scores, each with its patient.
+
+    Returns:
+        ``NAME_low`` and ``NAME_high``; empty where fewer than two patients have a score.
+    """
+    scores, patients = [score for score, _ in values], [patient for _, patient in values]
+    ends = mean_interval(scores, metric.largest, patients=patients)
+    return {} if ends is None else {f"{metric.name}_low": ends[0], f"{metric.name}_high": ends[1]}
 
 
 def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:

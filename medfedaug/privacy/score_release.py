@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from medfedaug.metrics.base import FINEST_STEP, MEAN, MEAN_OF_CLASSES
 from medfedaug.metrics.registry import METRICS
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 
@@ -26,28 +27,27 @@ __all__ = [
     "step_of",
 ]
 
-_FINEST = 0.01
 _SERIES = (1, 2, 5)
-_OVER_CLASSES = ("balanced_accuracy", "auc")
-"""Metrics that are means over classes, so that an image counts by the size of its class."""
+_MANY = 10**6  # patients, by whose number no step is coarser
 _MIDDLE = 0.5
 """Stands for a patient without a score where noise is added: the number of patients is then public."""
 
 _system = random.SystemRandom()
 
 
-def step_of(patients: int) -> float:
+def step_of(patients: int, finest: float = FINEST_STEP) -> float:
     """The step in which a mean over so many patients leaves a site: 1/n, rounded up to 1, 2 or 5 x 10^-k.
 
     Args:
         patients: one over the largest share of one patient in the mean.
+        finest: no step is below it.
 
     Example:
         >>> [step_of(n) for n in (1, 5, 10, 19, 20, 49, 50, 99, 100, 5000)]
         [1.0, 0.2, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.01, 0.01]
     """
     steps = (number / 10**power for power in (2, 1) for number in _SERIES)
-    return next((step for step in steps if step >= _FINEST and step * patients >= 1 - 1e-9), 1.0)
+    return next((step for step in steps if step >= finest and step * patients >= 1 - 1e-9), 1.0)
 
 
 def dithered(value: float, step: float, generator: random.Random | None = None) -> float:
@@ -92,12 +92,12 @@ def released_scores(
 
     Args:
         found: as `medfedaug.tasks.base.Task.evaluate` returns them.
-        policy: the site's. With ``scores="cases"`` everything. With ``"summary"``, of each metric between 0
-            and 1 its mean over the cases, if those of at least ``min_images`` patients have a score; no
-            distance, no score of a case or of a class, no name, and no number of missed structures. The mean
-            is rounded by `dithered` in the `step_of` the number of patients; with ``score_noise_multiplier``
-            it has Gaussian noise in place of the dither, and of the metrics those alone that are means over
-            cases.
+        policy: the site's. With ``scores="cases"`` everything. With ``"summary"``, of each metric that may
+            leave (`medfedaug.metrics.base.Metric.leaves`) its mean over the cases, if those of at least
+            ``min_images`` patients have a score; no distance, no score of a case or of a class, no name, and
+            no number of missed structures. The mean is rounded by `dithered` in the `step_of` the number of
+            patients; with ``score_noise_multiplier`` it has Gaussian noise in place of the dither, and of the
+            metrics those alone that are means over cases.
         patients: which patient each case is of (`medfedaug.data.base.SiteFolder.patients`); a case without
             one counts as a patient.
         labels: the class of each case (`class_labels`), without which no mean over classes leaves.
@@ -116,9 +116,8 @@ def released_scores(
     names = sorted(METRICS.keys() & found.keys())
     left: dict[str, Any] = {"cases": {}, **dict.fromkeys(names)}
     left |= {key: found[key] for key in ("note",) if key in found}
-    shares = [name for name in names if METRICS[name].largest <= 1 and not METRICS[name].has_unit]
     by_case = {
-        name: found.get("case_metrics", {}).get(name, cases) for name in shares if name not in _OVER_CLASSES
+        name: found.get("case_metrics", {}).get(name, cases) for name in names if METRICS[name].leaves == MEAN
     }
     noisy = policy.score_noise_multiplier > 0
     # With noise everything but the scores is public, so that the number of scored cases decides nothing.
@@ -137,11 +136,14 @@ def released_scores(
         # Over the cases that the first metric scores, which the labels decide and no prediction does.
         known = {case: scores[case] for case in scored if scores.get(case) is not None}
         if _people(known, patients) >= policy.min_images:
-            left[name] = _share(dithered(fmean(known.values()), step_of(_weight(known, patients)), generator))
-    for name in shares:
-        step = _step_over_classes(scored, policy, patients, labels or {}) if name in _OVER_CLASSES else None
-        if step is not None and found[name] is not None:
-            left[name] = _share(dithered(found[name], step, generator))
+            step = step_of(_weight(known, patients), METRICS[name].finest_step)
+            left[name] = _share(dithered(fmean(known.values()), step, generator))
+    smallest = _smallest_weight(scored, policy, patients, labels or {})
+    for name in (name for name in names if METRICS[name].leaves == MEAN_OF_CLASSES):
+        if smallest is not None and found[name] is not None:
+            left[name] = _share(
+                dithered(found[name], step_of(smallest, METRICS[name].finest_step), generator)
+            )
     return {**left, "scored_cases": len(scored)}
 
 
@@ -220,14 +222,15 @@ def _noisy(
                 known.setdefault(owners[case], []).append(_share(score))
         total = sum(map(fmean, known.values())) + _MIDDLE * (count - len(known))
         noise = draw.gauss(0.0, multiplier * math.sqrt(len(by_case)) / count)
-        told[name] = _share(round(total / count + noise, 2))
+        step = step_of(_MANY, METRICS[name].finest_step)
+        told[name] = _share(round(round(round(total / count + noise, 2) / step) * step, 9))
     return told
 
 
-def _step_over_classes(
+def _smallest_weight(
     scored: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int], labels: Mapping[str, str]
-) -> float | None:
-    """The step of a mean over classes, in which a patient counts most in the smallest class."""
+) -> int | None:
+    """Return `_weight` of the smallest class, in which a patient counts most; ``None`` of too few."""
     groups: dict[str, list[str]] = {}
     for case in scored:
         groups.setdefault(labels.get(case, ""), []).append(case)
@@ -235,7 +238,7 @@ def _step_over_classes(
         return None
     if min(_people(group, patients) for group in groups.values()) < policy.min_images:
         return None
-    return step_of(min(_weight(group, patients) for group in groups.values()))
+    return min(_weight(group, patients) for group in groups.values())
 
 
 def _weight(cases: Iterable[str], patients: Mapping[str, int]) -> int:

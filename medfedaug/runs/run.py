@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.metrics.nothing_learned import RECALL, nothing_learned
-from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
+from medfedaug.metrics.nothing_learned import nothing_learned
+from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score, recall_metric
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.utils.validation import number_or_none
 
@@ -197,7 +197,8 @@ class Run:
         overall = self.test.get((first, ""))
         if overall is None:
             return ""
-        recalls = {c: self.test[RECALL, c].sites for c in self.classes if (RECALL, c) in self.test}
+        recall = recall_metric()
+        recalls = {c: self.test[recall, c].sites for c in self.classes if (recall, c) in self.test}
         return nothing_learned(first, {**overall.sites, **overall.unseen}, recalls)
 
     def scored_by(self, metric: str, label: str = "") -> Run:

@@ -19,8 +19,8 @@ from medfedaug.data.preparation import Preparation
 from medfedaug.data.quality.duplicates import check_known_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.metrics.registry import mean_score
-from medfedaug.metrics.segmentation import class_scores
+from medfedaug.metrics.classification import ClassifiedImages, image_scores
+from medfedaug.metrics.registry import metric_names
 from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
 from medfedaug.tasks.losses import Loss, build_loss
@@ -45,8 +45,8 @@ class ClassificationTask(Task):
         loss: by default cross-entropy.
     """
 
-    metric = "accuracy"
-    metrics = ("accuracy", "balanced_accuracy", "auc")
+    metrics = metric_names("classification")
+    metric = metrics[0]
     dense = False
     left_to_right = 1
 
@@ -164,18 +164,17 @@ class ClassificationTask(Task):
         batch_size: int = 16,
         full: bool = False,
     ) -> dict[str, Any]:
-        """Top-1 accuracy, a case's score being 1 or 0; with ``full`` also `class_scores`."""
+        """`metric` of the images; with ``full`` all of `metrics`, and by class."""
         network.eval()
-        logits: list[Tensor] = []
-        targets: list[Tensor] = []
-        owners: list[object] = []
-        scores: dict[str, float | None] = {}
-        for case, said in self.outputs(network, cases, transform, device, batch_size):
-            logits.append(said)
-            targets.append(case.label)
-            owners.append(case.owner or case.name)
-            scores[case.name] = float(said.argmax() == case.label)
-        found: dict[str, Any] = {"accuracy": mean_score(scores.values()), "cases": scores}
-        if full and scores:
-            found.update(class_scores(torch.stack(logits), torch.stack(targets), self.classes, owners))
-        return found
+        said = list(self.outputs(network, cases, transform, device, batch_size))
+        if not said:
+            return {self.metric: None, "cases": {}}
+        images = ClassifiedImages(
+            torch.stack([logits for _, logits in said]),
+            torch.stack([case.label for case, _ in said]),
+            self.classes,
+            [case.name for case, _ in said],
+            [case.owner or case.name for case, _ in said],
+        )
+        scores = image_scores(images, self.metrics if full else self.metrics[:1])
+        return scores if full else {self.metric: scores[self.metric], "cases": scores["cases"]}

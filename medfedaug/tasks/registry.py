@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
+from medfedaug.metrics.registry import metric_names
 from medfedaug.tasks.base import Task
 from medfedaug.tasks.classification import ClassificationTask
 from medfedaug.tasks.segmentation import SegmentationTask
@@ -32,4 +33,5 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
         )
     task = _TASKS[config.task].from_config(config, intensity)
     task.augments = config.augmentation
+    task.metrics = metric_names(config.task, config.metrics)
     return task

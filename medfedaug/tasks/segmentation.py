@@ -24,6 +24,7 @@ from medfedaug.data.quality.duplicates import check_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
+from medfedaug.metrics.registry import metric_names
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
 from medfedaug.tasks.losses import Loss, build_loss
@@ -53,8 +54,8 @@ class SegmentationTask(Task):
         plan: what volumes are brought to and how they are cut.
     """
 
-    metric = "dice"
-    metrics = ("dice", "hd95", "nsd")
+    metrics = metric_names("segmentation")
+    metric = metrics[0]
     dense = True
 
     def __init__(
@@ -218,13 +219,13 @@ class SegmentationTask(Task):
         batch_size: int = 16,
         full: bool = False,
     ) -> dict[str, Any]:
-        """Dice per patient volume; with ``full`` also surface distances, and all of it by class.
+        """`metric` per patient volume; with ``full`` all of `metrics`, and by class.
 
         Returns:
             See `medfedaug.metrics.segmentation.LabelMapScores`.
         """
         network.eval()
-        scores = LabelMapScores(self._names, self.surface_tolerance, full=full)
+        scores = LabelMapScores(self._names, self.surface_tolerance, self.metrics, full=full)
         for case, predicted in self.outputs(network, cases, transform, device, batch_size):
             scores.add(case.name, predicted, case.label, case.affine, case.owner)
         return scores.result()

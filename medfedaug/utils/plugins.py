@@ -1,4 +1,4 @@
-"""Find methods, networks, loops and engines of installed packages by entry points; restrict their use.
+"""Find methods, networks, loops, metrics, image formats and engines of installed packages; restrict their use.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 
@@ -23,13 +23,36 @@ from packaging.utils import canonicalize_name
 
 from medfedaug.errors import ConfigError, first_line
 
-__all__ = ["ENGINES", "LOOPS", "METHODS", "NETWORKS", "Plugin", "find", "installed", "names", "restrict"]
+__all__ = [
+    "ENGINES",
+    "FORMATS",
+    "JOB_GROUPS",
+    "LOOPS",
+    "METHODS",
+    "METRICS",
+    "NETWORKS",
+    "Plugin",
+    "find",
+    "installed",
+    "names",
+    "restrict",
+]
 
 METHODS, NETWORKS, LOOPS = "medfedaug.methods", "medfedaug.networks", "medfedaug.loops"
-ENGINES = "medfedaug.engines"
+METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.engines"
 """The groups of entry points."""
 
-_KINDS = {METHODS: "method", NETWORKS: "network", LOOPS: "training loop", ENGINES: "engine"}
+_KINDS = {
+    METHODS: "method",
+    NETWORKS: "network",
+    LOOPS: "training loop",
+    METRICS: "metric",
+    FORMATS: "image format",
+    ENGINES: "engine",
+}
+
+JOB_GROUPS = (METHODS, NETWORKS, LOOPS, METRICS, FORMATS)
+"""The groups of what a job, or the files of a site, may name."""
 
 _allowed: frozenset[str] | None = None
 """Names of packages; ``None`` for all."""

@@ -14,8 +14,9 @@ from results import Page
 from scipy.stats import t as student_t
 
 from medfedaug.experiments.simulate import simulate
-from medfedaug.metrics.registry import METRICS, over_sites
-from medfedaug.metrics.segmentation import LabelMapScores, class_scores, surface_scores, voxel_edges
+from medfedaug.metrics.classification import ClassifiedImages, image_scores
+from medfedaug.metrics.registry import METRICS, metric_names, over_sites
+from medfedaug.metrics.segmentation import LabelMaps, LabelMapScores, voxel_edges
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.evaluate import open_model
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
@@ -60,6 +61,20 @@ def by_hand(predicted: np.ndarray, truth: np.ndarray, edges, tolerance: float) -
     there, back = apart.min(1), apart.min(0)
     close = (there <= tolerance).sum() + (back <= tolerance).sum()
     return max(percentile(there, 0.95), percentile(back, 0.95)), close / (len(one) + len(two))
+
+
+def surface_scores(predicted, truth, edges, tolerance):
+    """HD95 and NSD of one structure, by the metrics themselves."""
+    affine = torch.diag(torch.tensor([*edges, *[1.0] * (4 - len(edges))], dtype=torch.float64))
+    masks = (predicted[None].long(), truth[None].long())
+    maps = LabelMaps(*masks, ("background", "structure"), affine, tolerance)
+    return tuple(METRICS[name].scores(maps).classes[0] for name in ("hd95", "nsd"))
+
+
+def class_scores(logits, targets, classes, owners=()):
+    return image_scores(
+        ClassifiedImages(logits, targets, classes, owners=owners), metric_names("classification")
+    )
 
 
 def blob(shape, centre, radii) -> np.ndarray:
@@ -238,7 +253,7 @@ def test_intervals_of_classes_are_over_patients():
     assert mean_interval(scores.tolist(), patients=several.tolist()) == pytest.approx(
         mean_interval(means.tolist())
     )
-    scorer = LabelMapScores(("background", "core"), 1.0, full=True)
+    scorer = LabelMapScores(("background", "core"), 1.0, metric_names("segmentation"), full=True)
     truth = torch.zeros(1, 24, 6, 3)
     truth[:, 2:18] = 1
     dice = []

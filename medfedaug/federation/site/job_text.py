@@ -62,8 +62,7 @@ def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = 
 def _known_names() -> set[str]:
     settings = fields(RunConfig)
     choices = {str(choice) for entry in settings for choice in entry.metadata.get("choices") or ()}
-    groups = (plugins.METHODS, plugins.NETWORKS, plugins.LOOPS)
-    added = {plugin.name for group in groups for plugin in plugins.installed(group)}
+    added = {plugin.name for group in plugins.JOB_GROUPS for plugin in plugins.installed(group)}
     return {*choices, *added, *(entry.name for entry in settings), *method_names(), *built_in_networks()}
 
 

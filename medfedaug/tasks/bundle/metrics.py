@@ -10,7 +10,8 @@ from ignite.engine import Engine
 from ignite.exceptions import NotComputableError
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.metrics.registry import METRICS, Metric, add_metric
+from medfedaug.metrics.base import Metric
+from medfedaug.metrics.registry import METRICS, add_metric, leaves_by_default
 from medfedaug.tasks.bundle.parser import BundleConfiguration
 from medfedaug.utils.validation import is_number
 
@@ -63,7 +64,8 @@ class BundleMetrics:
             lower = kind in _LOWER_IS_BETTER or (name == self.names[0] and _smaller_wins(configuration))
             largest = 1.0 if kind in _SHARES else _LARGEST
             title = name.replace("_", " ").capitalize()
-            known = METRICS.get(name) or Metric(name, title, not lower, largest, cases=cases)
+            leaves = leaves_by_default(largest)
+            known = METRICS.get(name) or Metric(name, title, not lower, largest, cases=cases, leaves=leaves)
             if known.higher_is_better == lower or not add_metric(known):
                 raise configuration.problem(identifier, f"{name} has another direction elsewhere: rename it")
 

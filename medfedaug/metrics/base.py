@@ -1,0 +1,228 @@
+"""`Metric`: name, unit, direction and computation of a score, and the form in which it may leave a site.
+
+A metric is one file of this package with an object `METRIC`, or an object that another package names as an
+entry point of the group ``medfedaug.metrics``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from medfedaug.errors import ConfigError, first_line, withheld
+from medfedaug.utils.validation import check_choice, check_printable
+
+if TYPE_CHECKING:
+    from medfedaug.metrics.segmentation import LabelMaps
+
+    Compute = Callable[[Any], "CaseScores | SiteScores"]
+
+__all__ = [
+    "FINEST_STEP",
+    "MEAN",
+    "MEAN_OF_CLASSES",
+    "STAYS",
+    "CaseScores",
+    "Metric",
+    "SiteScores",
+    "mean_of_classes",
+    "mean_score",
+]
+
+STAYS, MEAN, MEAN_OF_CLASSES = "stays", "mean", "mean of classes"
+"""Forms in which a site that sends summaries releases a metric: not at all; its mean over the cases; its mean
+over the classes, of which each case counts by the size of its class."""
+
+FINEST_STEP = 0.01
+"""No mean leaves a site that sends summaries in smaller steps."""
+
+_PEOPLE = ("Dice", "Jaccard", "Hausdorff")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+# Entries beside the metrics, in a site's scores or in those of a class.
+_TAKEN = re.compile(
+    r"cases|case_metrics|classes|missed|note|patients|scored_cases|seconds|unit|against|.*_(low|high)"
+)
+
+
+@dataclass(frozen=True)
+class CaseScores:
+    """Scores of a metric for one case.
+
+    Args:
+        score: of the case; ``None`` where there is nothing to score.
+        classes: of each class, without the background.
+    """
+
+    score: float | None
+    classes: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True)
+class SiteScores:
+    """Scores of a metric for all cases of a site.
+
+    Args:
+        score: of the site.
+        cases: of each case by its name, where the metric has any.
+        classes: of each class by its name.
+        values: by class, the values of which its score is the mean, each with its patient, where it is one.
+    """
+
+    score: float | None
+    cases: Mapping[str, float | None] | None = None
+    classes: Mapping[str, float | None] = field(default_factory=dict)
+    values: Mapping[str, Sequence[tuple[float, Hashable]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score: how it is called, computed, compared and released.
+
+    Args:
+        name: as in ``results.json``.
+        title: for a reader.
+        higher_is_better: its direction.
+        largest: no score lies above it; the smallest is 0.
+        has_unit: whether it is a length, in the unit that the site names
+            (`medfedaug.metrics.registry.UNITS`).
+        cases: what is scored, ``"patients"`` or ``"images"``.
+        task: the task that computes it; empty for a metric of a Bundle, which computes it itself.
+        compute: of a segmentation, `CaseScores` of one case (`medfedaug.metrics.segmentation.LabelMaps`); of
+            a classification, `SiteScores` of all cases
+            (`medfedaug.metrics.classification.ClassifiedImages`).
+        by_class: whether results have it for each class.
+        leaves: the form in which a site that sends summaries releases it (`STAYS`, `MEAN` or
+            `MEAN_OF_CLASSES`). A site whose policy releases the scores of cases releases all of them.
+        finest_step: a mean leaves in steps of this or more, whatever the number of patients.
+        meaning: one sentence for the glossary of a report.
+        position: place among the columns of its task; the first one chooses the round.
+        skips_missed: whether a structure that was not predicted has no score, and is counted as missed.
+        zero_is_nothing: whether 0 at every site shows that a model has learned nothing.
+        is_recall: whether its score of a class is the share of the class's images that are given it.
+
+    Raises:
+        ConfigError: for values that contradict each other.
+
+    Example:
+        >>> Metric("gap", "Gap", largest=1e5, leaves=MEAN)
+        Traceback (most recent call last):
+        medfedaug.errors.ConfigError: metric gap: a mean leaves a site only if scores lie between 0 and 1
+    """
+
+    name: str
+    title: str
+    higher_is_better: bool = True
+    largest: float = 1.0
+    has_unit: bool = False
+    cases: str = "images"
+    _: KW_ONLY
+    task: str = ""
+    compute: Compute | None = None
+    by_class: bool = True
+    leaves: str = STAYS
+    finest_step: float = FINEST_STEP
+    meaning: str = ""
+    position: int = 100
+    skips_missed: bool = False
+    zero_is_nothing: bool = False
+    is_recall: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice(f"metric {self.name}: leaves", self.leaves, (STAYS, MEAN, MEAN_OF_CLASSES))
+        if self.leaves != STAYS and (self.largest > 1 or self.has_unit):
+            raise ConfigError(f"metric {self.name}: a mean leaves a site only if scores lie between 0 and 1")
+        if not FINEST_STEP <= self.finest_step <= 1:
+            raise ConfigError(f"metric {self.name}: finest_step lies between {FINEST_STEP} and 1")
+
+    def check_addition(self) -> None:
+        """Check what a metric of another package says of itself, which goes into results and pages.
+
+        Raises:
+            ConfigError: naming the metric.
+        """
+        if not _NAME.fullmatch(self.name) or _TAKEN.fullmatch(self.name):
+            raise ConfigError(f"metric {self.name[:80]!r}: use a free name of small letters, digits and _")
+        check_printable(f"metric {self.name}", (self.title, self.cases, self.meaning))
+        if self.compute is None or not self.task:
+            raise ConfigError(f"metric {self.name}: task and compute are needed")
+
+    @property
+    def in_text(self) -> str:
+        """The title within a sentence: what is neither a name nor an abbreviation is written small.
+
+        Example:
+            >>> Metric("auc", "AUC").in_text, Metric("balanced_accuracy", "Balanced accuracy").in_text
+            ('AUC', 'balanced accuracy')
+        """
+        first, *others = self.title.split(" ")
+        word = first[1:].islower() and first not in _PEOPLE
+        return " ".join([first.lower() if word else first, *others])
+
+    def worst(self, scores: Mapping[str, float]) -> str:
+        """Return the name of the worst score, of equal ones the first by name."""
+        return (min if self.higher_is_better else max)(sorted(scores), key=lambda name: scores[name])
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value is a score that the metric can have.
+
+        Example:
+            >>> [Metric("dice", "Dice").accepts(value) for value in (0.5, 7, float("nan"), True)]
+            [True, False, False, False]
+        """
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and 0 <= value <= self.largest
+
+    def scores(self, cases: Any) -> Any:
+        """Compute it, and check that all scores are such as it declares: the limits of a release rely on it.
+
+        Args:
+            cases: as `compute` takes them.
+
+        Raises:
+            ConfigError: naming the metric and no score, since the message leaves the site.
+        """
+        assert self.compute is not None
+        try:
+            found = self.compute(cases)
+        except Exception as error:  # whatever the metric of another package does
+            told = withheld(f"{type(error).__name__}: {first_line(error)}")
+            raise ConfigError(f"metric {self.name} fails ({told})") from error
+        values = [found.score, *_all(found)]
+        if not all(value is None or self.accepts(value) for value in values):
+            raise ConfigError(f"metric {self.name}: a score does not lie between 0 and {self.largest:g}")
+        return found
+
+
+def mean_of_classes(
+    score: Callable[[LabelMaps, int], float | None],
+) -> Callable[[LabelMaps], CaseScores]:
+    """Compute a metric of a segmentation class by class; the score of a case is their mean.
+
+    Args:
+        score: of one case and the index of a class; ``None`` where there is nothing to score.
+    """
+
+    def compute(maps: LabelMaps) -> CaseScores:
+        found = [score(maps, index) for index in range(1, len(maps.classes))]
+        return CaseScores(mean_score(found), found)
+
+    return compute
+
+
+def mean_score(scores: Iterable[float | None]) -> float | None:
+    """Return the mean of the scores that are known; ``None`` where none is.
+
+    Example:
+        >>> mean_score([0.5, None, 1.0]), mean_score([None])
+        (0.75, None)
+    """
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _all(found: CaseScores | SiteScores) -> Iterable[float | None]:
+    if isinstance(found, CaseScores):
+        return found.classes
+    return (*(found.cases or {}).values(), *found.classes.values())

@@ -1,0 +1,41 @@
+"""Dice: overlap of two regions, without the background."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from medfedaug.metrics.base import MEAN, CaseScores, Metric
+
+if TYPE_CHECKING:
+    from medfedaug.metrics.segmentation import LabelMaps
+
+__all__ = ["METRIC"]
+
+
+def _dice(maps: LabelMaps) -> CaseScores:
+    """Compute MONAI's Dice; a class that is absent in the truth has none, whatever was predicted."""
+    from monai.metrics import DiceMetric
+    from monai.networks.utils import one_hot
+
+    metric, count = DiceMetric(include_background=False, reduction="mean"), len(maps.classes)
+    predicted, truth = maps.predicted[None], maps.truth[None].to(maps.predicted.device)
+    metric(y_pred=one_hot(predicted, count), y=one_hot(truth, count))
+    shares = metric.aggregate(reduction="none")[0].tolist()
+    # MONAI reports 0 when nothing could be scored; the truth tells the two apart.
+    score = float(metric.aggregate()) if bool(maps.truth.any()) else None  # type: ignore[arg-type]
+    return CaseScores(score, [None if math.isnan(share) else share for share in shares])
+
+
+METRIC = Metric(
+    "dice",
+    "Dice",
+    cases="patients",
+    task="segmentation",
+    compute=_dice,
+    leaves=MEAN,
+    position=0,
+    zero_is_nothing=True,
+    meaning="how well two regions agree: twice what they have in common, divided by what they have together. "
+    "1 is perfect, 0 is nothing in common.",
+)

@@ -1,0 +1,46 @@
+"""HD95: 95% Hausdorff distance between two surfaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from medfedaug.metrics.base import Metric, mean_of_classes
+
+if TYPE_CHECKING:
+    from medfedaug.metrics.segmentation import LabelMaps
+
+__all__ = ["METRIC"]
+
+_PERCENTILE = 95
+
+
+def _hd95(maps: LabelMaps, index: int) -> float | None:
+    r"""Compute the 95% Hausdorff distance of a class.
+
+    .. math:: \mathrm{HD95} = \max\{P_{95}(d(S_p, S_t)), P_{95}(d(S_t, S_p))\}
+
+    with the distances d between the surfaces S of prediction and truth
+    (`medfedaug.metrics.segmentation.surface_distances`), and P₉₅ the 95th percentile, linear between
+    neighbours. Without a truth, or without a prediction, there is none.
+    """
+    apart = maps.surface_distances(index)
+    return None if apart is None else max(float(np.percentile(one, _PERCENTILE)) for one in apart)
+
+
+METRIC = Metric(
+    "hd95",
+    "HD95",
+    higher_is_better=False,
+    # Beyond the diagonal of any volume that a scanner takes, in millimetres or in voxels.
+    largest=1e5,
+    has_unit=True,
+    cases="patients",
+    task="segmentation",
+    compute=mean_of_classes(_hd95),
+    position=1,
+    skips_missed=True,
+    meaning="the 95% Hausdorff distance: how far apart the two surfaces lie, without the worst 5%. Lower is "
+    "better.",
+)

@@ -1,0 +1,49 @@
+"""NSD: normalised surface Dice, the share of two surfaces within a tolerance of each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from medfedaug.metrics.base import MEAN, Metric, mean_of_classes
+
+if TYPE_CHECKING:
+    from medfedaug.metrics.segmentation import LabelMaps
+
+__all__ = ["METRIC"]
+
+
+def _nsd(maps: LabelMaps, index: int) -> float | None:
+    r"""Compute the normalised surface Dice of a class (Nikolov et al. 2021).
+
+    .. math::
+
+        \mathrm{NSD} = \frac{|\{s \in S_p: d(s, S_t) \le \tau\}| + |\{s \in S_t: d(s, S_p) \le \tau\}|}
+        {|S_p| + |S_t|}
+
+    with the distances d between the surfaces S of prediction and truth
+    (`medfedaug.metrics.segmentation.surface_distances`). Without a truth there is none; with a truth and no
+    prediction it is 0.
+
+    Deviations:
+        Every surface voxel counts alike; Nikolov et al. weigh it by the area of the surface in it.
+    """
+    _, truth = maps.structure(index)
+    if not bool(truth.any()):
+        return None
+    apart = maps.surface_distances(index)
+    return 0.0 if apart is None else float((np.concatenate(apart) <= maps.tolerance).mean())
+
+
+METRIC = Metric(
+    "nsd",
+    "NSD",
+    cases="patients",
+    task="segmentation",
+    compute=mean_of_classes(_nsd),
+    leaves=MEAN,
+    position=2,
+    zero_is_nothing=True,
+    meaning="normalised surface Dice: the share of both surfaces that lie within a tolerance of each other.",
+)
