@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.training_scripts import find_loop
+from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
@@ -246,11 +247,13 @@ def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
         plugins.METHODS: BUILT_IN_NAMES,
         plugins.NETWORKS: built_in_networks(),
         plugins.METRICS: BUILT_IN_METRICS,
+        plugins.FORMATS: BUILT_IN_SUFFIXES,
     }
     load: dict[str, Callable[[plugins.Plugin], Any]] = {
         plugins.METHODS: method_class,
         plugins.NETWORKS: network_builder,
         plugins.METRICS: plugin_metric,
+        plugins.FORMATS: plugin_format,
     }
     try:
         for plugin in parts:

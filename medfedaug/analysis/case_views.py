@@ -17,7 +17,7 @@ from matplotlib.textpath import text_to_path
 from torch import Tensor
 
 from medfedaug.data.base import Case
-from medfedaug.data.io.photographs import is_photograph
+from medfedaug.data.io.formats import is_photograph
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 from medfedaug.tasks import SegmentationTask

@@ -27,7 +27,7 @@ from medfedaug.data.datasets.registry import (
     read_federation,
     write_federation,
 )
-from medfedaug.data.io.photographs import is_photograph
+from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError

@@ -15,7 +15,7 @@ from typing import Any
 from monai.data import load_decathlon_datalist
 
 from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
-from medfedaug.data.io.readers import image_suffix
+from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, withheld
 from medfedaug.utils.files import parse_json
 

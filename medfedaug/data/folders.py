@@ -7,7 +7,7 @@ from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.io.photographs import is_photograph
+from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError

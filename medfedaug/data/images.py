@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from medfedaug.data.base import (
     SPLITS,
@@ -23,15 +20,13 @@ from medfedaug.data.base import (
     unreadable,
 )
 from medfedaug.data.decoded_cache import decoded
-from medfedaug.data.io.photographs import check_kind, is_photograph
+from medfedaug.data.io.formats import format_of, is_photograph
 from medfedaug.data.quality.duplicates import check_copies
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.utils.files import parse_json
 
 __all__ = ["ImageFolder", "class_cases", "published_split"]
-
-_DEEP = (".png", ".tif", ".tiff")  # formats that may hold more than 8 bits
 
 # Of the published training lists: the first part trains, the rest validates (FedBN's and FedFA's protocol).
 _TRAINING_SHARE = 0.6
@@ -89,11 +84,8 @@ class ImageFolder(SiteFolder):
                 path=case.image,
                 hint="Put the file there or take it out of the list.",
             )
-        if case.image.suffix.lower() not in _DEEP:
-            return
-        status = case.image.stat()
         try:
-            _known_kind(case.image.absolute(), status.st_mtime_ns, status.st_size)
+            format_of(case.image).check_photograph(case.image)
         except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
             raise unreadable(self.name, case.image, error) from error
 
@@ -111,21 +103,9 @@ class ImageFolder(SiteFolder):
 
     def _pixels(self, case: Case) -> torch.Tensor:
         try:
-            with Image.open(case.image) as file:
-                check_kind(file)
-                if file.mode.startswith("I"):
-                    grey = np.asarray(file).astype(np.float32) / 257
-                    return torch.from_numpy(np.stack([grey] * 3))
-                pixels = np.asarray(file.convert("RGB"))
+            return format_of(case.image).read_photograph(case.image)
         except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
             raise unreadable(self.name, case.image, error) from error
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-
-
-@lru_cache(maxsize=2**16)
-def _known_kind(path: Path, modified: int, size: int) -> None:
-    with Image.open(path) as file:
-        check_kind(file)
 
 
 def _published(

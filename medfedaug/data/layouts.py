@@ -20,7 +20,8 @@ import numpy as np
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
-from medfedaug.data.io.readers import IMAGE_SUFFIXES, image_suffix, load_label
+from medfedaug.data.io.formats import image_suffix, voxel_suffixes
+from medfedaug.data.io.readers import load_label
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, first_line
@@ -33,7 +34,6 @@ _TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks")
 _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
-_VOXELS = (".raw", ".zraw", ".raw.gz")  # beside a header of MHD or NRRD
 _IGNORED = "ignore"
 _PART = re.compile(r"(.+)[-_][^-_]+")
 _SHOWN = 3
@@ -183,7 +183,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _is_image(file: Path) -> bool:
-    return file.name.lower().endswith((*IMAGE_SUFFIXES, *_VOXELS))
+    return bool(image_suffix(file.name)) or file.name.lower().endswith(voxel_suffixes())
 
 
 def _labels(folder: Path) -> list[tuple[str, Path]]:

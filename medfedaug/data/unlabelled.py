@@ -22,17 +22,14 @@ from medfedaug.data.io.dicom_series import (
     scan,
     select,
 )
-from medfedaug.data.io.photographs import PHOTOGRAPH_SUFFIXES, is_photograph
-from medfedaug.data.io.readers import image_suffix
+from medfedaug.data.io.formats import image_suffix, is_photograph, known_formats, voxel_suffixes
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 
 __all__ = ["Given", "check_given", "open_given"]
 
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
-_FORMATS = "NIfTI (.nii, .nii.gz), MHA (.mha, .mhd), NRRD (.nrrd, .nhdr), PNG, JPEG, TIFF, BMP"
 _LABELS = ("label", "labels", "labelstr", "labelsts", "mask", "masks", "segmentation", "segmentations")
-_VOXELS = (".raw", ".zraw", ".raw.gz")  # beside a header of MHD or NRRD
 _SHOWN = 3
 
 
@@ -101,7 +98,7 @@ def open_given(
         cases, unclear, left_out = found.cases, found.unclear, tuple(found.left_out)
     else:
         if not image_suffix(images.name) and not is_dicom_file(images):
-            hint = f"Known are {_FORMATS}, and DICOM."
+            hint = f"Known are {known_formats()}, and DICOM."
             raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
         if series is not None:
             raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
@@ -197,11 +194,10 @@ def _found(images: Path, task: str, site: str, leave_out: Path | None, series: s
         found.cases.append(case)
         found.unclear[case.name] = reason
     if not found.cases:
-        raise DataError(_nothing(found.left_out, images), site=site, path=images, hint=_HINT)
+        known = f"Known are {known_formats()}, and DICOM series"
+        hint = f"{known}; what is called otherwise is listed in {_LISTING}."
+        raise DataError(_nothing(found.left_out, images), site=site, path=images, hint=hint)
     return found
-
-
-_HINT = f"Known are {_FORMATS}, and DICOM series; what is called otherwise is listed in {_LISTING}."
 
 
 def _nothing(left_out: Sequence[LeftOut], images: Path) -> str:
@@ -214,8 +210,8 @@ def _is_image(file: Path, task: str) -> bool:
     """Whether a file is an image of a format other than DICOM, or the voxels of one, by its name."""
     name = file.name.lower()
     if task == "classification":
-        return file.suffix.lower() in PHOTOGRAPH_SUFFIXES
-    return bool(image_suffix(name)) or name.endswith(_VOXELS)
+        return is_photograph(file)
+    return bool(image_suffix(name)) or name.endswith(voxel_suffixes())
 
 
 def _skipped(leave_out: Path | None) -> Callable[[Path], str | None]:

@@ -13,9 +13,10 @@ from monai.transforms import ScaleIntensity
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.decoded_cache import decoded
+from medfedaug.data.io.base import Header
+from medfedaug.data.io.formats import is_lossy, is_photograph
 from medfedaug.data.io.label_maps import label_bits
-from medfedaug.data.io.photographs import is_photograph
-from medfedaug.data.io.readers import Header, load_label, load_volume, read_header
+from medfedaug.data.io.readers import load_label, load_volume, read_header
 from medfedaug.data.preparation import Placement, Preparation
 from medfedaug.data.quality.duplicates import check_copies, check_label_maps, compare_axes
 from medfedaug.errors import DataError, own
@@ -23,7 +24,6 @@ from medfedaug.errors import DataError, own
 __all__ = ["VolumeFolder", "listed_sites"]
 
 _WHITE = 255
-_LOSSY = (".jpg", ".jpeg")
 _KINDS = {None: "a volume", 255: "a photograph of 8 bits", 65535: "a photograph of 16 bits"}
 
 # Of the shortest edge of a voxel: what headers round is far below, and half a voxel matters.
@@ -304,9 +304,7 @@ class VolumeFolder(SiteFolder):
                 f"holds the label values {values}, dataset.json names {list(known)}",
                 site=self.name,
                 path=_label(case),
-                hint="Write label images without loss, as PNG."
-                if _label(case).suffix.lower() in _LOSSY
-                else "",
+                hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
             )
         return label.to(torch.uint8 if label_bits(len(known)) == 8 else torch.int32)
 

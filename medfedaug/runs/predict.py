@@ -15,8 +15,8 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
-from medfedaug.data.io.label_maps import label_map_suffix, parts, write_label_map, write_probabilities
-from medfedaug.data.io.readers import is_dicom
+from medfedaug.data.io.formats import format_of, is_dicom
+from medfedaug.data.io.label_maps import write_label_map, write_probabilities
 from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
@@ -233,18 +233,15 @@ class _Job:
     def files(self, case: Case) -> list[str]:
         """What is written of a case, relative to the folder; the label map first, where there is one."""
         below = [part for part in PurePath(case.name).parts if part not in (os.sep, "..")]
-        name, suffix = os.path.join(*below), label_map_suffix(case.image)
+        name, form = os.path.join(*below), format_of(case.image)
+        suffix = form.label_suffix(case.image)
         pictures = [f"{_PREVIEWS}/{name}.png"] if self.previews else []
         if not self.dense:
             return pictures
         label = name if name.endswith(suffix) else name + suffix
-        maps, shares = parts(label), []
-        if self.probabilities:
-            shares = [f"{_PROBABILITIES}/{part}" for part in maps]
-            if suffix == ".png":
-                stem = label.removesuffix(suffix)
-                shares = [f"{_PROBABILITIES}/{stem}_{k}{suffix}" for k in range(self.run.config.num_classes)]
-        return [*maps, *shares, *pictures]
+        classes = self.run.config.num_classes
+        shares = form.probability_files(label, classes) if self.probabilities else []
+        return [*form.parts(label), *(f"{_PROBABILITIES}/{part}" for part in shares), *pictures]
 
     def readable(self, found: Predictions, cases: dict[str, Case]) -> dict[str, Case]:
         """The cases that can be read and are such as the model takes; the others have failed."""

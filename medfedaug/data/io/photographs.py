@@ -8,25 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image
 
+from medfedaug.data.io.base import Header, ImageFormat
+
+if TYPE_CHECKING:
+    from medfedaug.data.io.dicom_segmentation import Segments
+
 __all__ = [
-    "PHOTOGRAPH_SUFFIXES",
+    "FORMAT",
     "PhotographHeader",
-    "check_kind",
-    "is_photograph",
     "load_label_photograph",
     "load_photograph",
     "photograph_header",
 ]
 
-PHOTOGRAPH_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
-
-# Pillow's modes; P is a palette, 1 black and white, a last A an alpha channel. `check_kind` knows of I and F.
+_DEEP = (".png", ".tif", ".tiff")  # formats that may hold more than 8 bits
+_WHITE = 65535
+# Pillow's modes; P is a palette, 1 black and white, a last A an alpha channel; `_check_kind` has I and F.
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3}
 _UPRIGHT = (None, 0, 1)  # EXIF orientations
 
@@ -46,11 +51,6 @@ class PhotographHeader:
     height: int
     channels: int
     white: int
-
-
-def is_photograph(path: Path) -> bool:
-    """Whether the file's name is that of a photograph."""
-    return path.suffix.lower() in PHOTOGRAPH_SUFFIXES
 
 
 def photograph_header(path: Path) -> PhotographHeader:
@@ -113,7 +113,7 @@ def load_label_photograph(path: Path) -> torch.Tensor:
         return _volume(pixels)
 
 
-def check_kind(file: Image.Image) -> None:
+def _check_kind(file: Image.Image) -> None:
     """Check that the pixels' range is known: 8 bits, or unsigned 16 bits.
 
     Raises:
@@ -132,7 +132,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("no file")
     with Image.open(path) as file:
-        check_kind(file)
+        _check_kind(file)
         if file.mode not in _CHANNELS and not file.mode.startswith("I"):
             raise ValueError(f"of the kind {file.mode}, and grey or RGB was expected")
         _check_upright(file)
@@ -157,3 +157,72 @@ def _volume(pixels: np.ndarray) -> torch.Tensor:
     """From (Y, X) or (Y, X, C) to (C, X, Y, 1)."""
     planes = pixels[..., None] if pixels.ndim == 2 else pixels
     return torch.from_numpy(np.ascontiguousarray(planes.transpose(2, 1, 0), dtype=np.float32))[..., None]
+
+
+class Photographs(ImageFormat):
+    """Photographs that Pillow reads."""
+
+    title = "PNG, JPEG, TIFF, BMP"
+    suffixes = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
+    lossy = (".jpg", ".jpeg")
+    photograph = True
+
+    def read_header(self, path: Path) -> Header:
+        """Read size and kind."""
+        seen = photograph_header(path)
+        return Header((seen.width, seen.height, 1), seen.channels, None, seen.white)
+
+    def read_volume(self, path: Path) -> torch.Tensor:
+        """Read the pixels: see `load_photograph`."""
+        return load_photograph(path)
+
+    def read_label(self, path: Path) -> torch.Tensor:
+        """Read the indices of classes: see `load_label_photograph`."""
+        return load_label_photograph(path)
+
+    def check_photograph(self, path: Path) -> None:
+        """Check that the range of the pixels is known, in formats where it may not be."""
+        if path.suffix.lower() in _DEEP:
+            status = path.stat()
+            _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)
+
+    def read_photograph(self, path: Path) -> torch.Tensor:
+        """Read a photograph in colour, uint8; one channel of 16 bits is float32, divided by 257.
+
+        Of 16 bits in colour Pillow reads the upper 8.
+        """
+        with Image.open(path) as file:
+            _check_kind(file)
+            if file.mode.startswith("I"):
+                grey = np.asarray(file).astype(np.float32) / 257
+                return torch.from_numpy(np.stack([grey] * 3))
+            pixels = np.asarray(file.convert("RGB"))
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+    def label_suffix(self, image: Path) -> str:
+        """Return the suffix of PNG, which keeps every value."""
+        return ".png"
+
+    def probability_files(self, label: str, classes: int) -> list[str]:
+        """Return the names of a file for each class."""
+        stem, _, suffix = label.rpartition(".")
+        return [f"{stem}_{index}.{suffix}" for index in range(classes)]
+
+    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+        """Write a grey image."""
+        Image.fromarray(np.ascontiguousarray(voxels[..., 0].T)).save(path)
+
+    def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+        """Write a grey image of 16 bits for each class, in which white is 1."""
+        planes = np.rint(voxels[:, :, 0] * _WHITE).astype(np.uint16).transpose(2, 1, 0)
+        for name, plane in zip(self.probability_files(path.name, len(planes)), planes, strict=True):
+            Image.fromarray(np.ascontiguousarray(plane)).save(path.with_name(name))
+
+
+@lru_cache(maxsize=2**16)
+def _known_kind(path: Path, modified: int, size: int) -> None:
+    with Image.open(path) as file:
+        _check_kind(file)
+
+
+FORMAT = Photographs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,10 +10,6 @@ __all__ = ["FileState", "file_states", "files_of", "voxel_files"]
 FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size; ``None`` for what is not there."""
 
-_BLOCK = 2**20
-_NO_DICOM = (".nii", ".nii.gz", ".mha", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
-_RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
-
 
 def voxel_files(path: Path) -> list[Path]:
     """The files that hold the voxels of an image: those of a DICOM series, or the one that a header names.
@@ -22,14 +17,9 @@ def voxel_files(path: Path) -> list[Path]:
     A folder stands for the DICOM series in it, at any depth, and a DICOM file for the series that it is of.
     Of a folder that holds no whole series, all files count.
     """
-    if path.suffix.lower() in (".mhd", ".nhdr"):
-        match = _RAW.search(path.read_bytes()[:_BLOCK])
-        return [path.parent / match[1].decode(errors="replace")] if match else []
-    if path.name.lower().endswith(_NO_DICOM):
-        return [path]
-    from medfedaug.data.io.dicom_series import files_of_series  # pydicom, for those that need it
+    from medfedaug.data.io.formats import format_of  # readers, for those that need them
 
-    return files_of_series(path)
+    return format_of(path).voxel_files(path)
 
 
 def files_of(image: Path) -> set[Path]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.io.formats import format_of, image_suffix
 from medfedaug.data.io.voxel_files import voxel_files
 from medfedaug.errors import DataError, own, warn
 
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _BLOCK, _SAMPLE = 2**20, 2**12
+_GZIP = ".gz"
 Entry = tuple[str, SiteFolder, Case]  # a case and its split and site
 _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
 
@@ -130,10 +132,11 @@ def _length(path: Path) -> Hashable:
 
 
 def _checksum(path: Path) -> Hashable:
-    """The CRC-32 of a NIfTI file's content, compressed or not; of another file as `_sample`."""
+    """The CRC-32 of a file's content, compressed or not; as `_sample` in formats that are not compressed."""
     if _compressed(path):
         return _trailer(path)[0]
-    return _crc32(path, path.stat().st_mtime_ns) if path.suffix.lower() == ".nii" else _sample(path)
+    compressible = any(suffix.endswith(_GZIP) for suffix in format_of(path).suffixes)
+    return _crc32(path, path.stat().st_mtime_ns) if compressible else _sample(path)
 
 
 @lru_cache(maxsize=2**14)
@@ -157,7 +160,7 @@ def _middle(file: Path) -> bytes:
 
 
 def _compressed(path: Path) -> bool:
-    return path.name.lower().endswith(".nii.gz")
+    return image_suffix(path.name).lower().endswith(_GZIP)
 
 
 def _trailer(path: Path) -> tuple[int, int]:

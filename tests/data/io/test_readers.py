@@ -13,7 +13,6 @@ from monai.transforms import LoadImage
 from written_volumes import AFFINE, SHAPE, itk_image, write, write_dicom
 from written_volumes import voxels as voxels
 
-from medfedaug.data.io import readers
 from medfedaug.data.io.readers import SimpleITKReader, load_volume, read_header
 from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
 from medfedaug.errors import DataError
@@ -52,7 +51,7 @@ def test_headers_are_read_without_decoding(tmp_path, voxels, monkeypatch, kind):
     def decode(*_, **__):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(readers.sitk, "ReadImage", decode)
+    monkeypatch.setattr(sitk, "ReadImage", decode)
     monkeypatch.setattr(nibabel.arrayproxy.ArrayProxy, "__array__", decode)
     assert read_header(path).shape == SHAPE
 

@@ -1,0 +1,174 @@
+"""`ImageFormat`: suffixes of an image format, and how its files are read and its label maps written.
+
+A format is one file of this package with an object `FORMAT`, or an object that another package names by its
+suffixes as entry points of the group ``medfedaug.formats``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nibabel
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from medfedaug.data.io.dicom_segmentation import Segments
+
+__all__ = ["Header", "ImageFormat", "volume_header"]
+
+_UPRIGHT = float(np.cos(np.deg2rad(20)))
+_COLOURS = 3
+_WHITE = 255
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """The properties of a volume that are known without decoding it.
+
+    Args:
+        shape: voxels along x, y and z.
+        channels: values of one voxel.
+        affine: (4, 4), from voxel indices to millimetres in RAS; ``None`` where the file does not say.
+        white: the intensity that stands for white in a photograph; ``None`` for a volume, which has no fixed
+            scale.
+    """
+
+    shape: tuple[int, ...]
+    channels: int
+    affine: np.ndarray | None
+    white: int | None = None
+
+    @property
+    def axes(self) -> str:
+        """Where x, y and z point to, for instance ``"RAS"``; empty where the file does not say."""
+        return "" if self.affine is None else "".join(map(str, nibabel.aff2axcodes(self.affine)))
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The edges of a voxel, mm; empty where the file does not say."""
+        return () if self.affine is None else tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
+
+    @property
+    def upright_axes(self) -> str:
+        """`axes`, where each is within 20 degrees of what it is called; else empty."""
+        if self.affine is None or not all(self.edges):
+            return ""
+        nearest = np.abs(self.affine[:3, :3] / self.edges).max(axis=0)
+        return self.axes if nearest.min() > _UPRIGHT else ""
+
+    def distance(self, other: Header) -> float:
+        """How far the volume's corners are at most from where another header of its shape puts them, mm.
+
+        0 where one of the two does not say where it lies.
+        """
+        if self.affine is None or other.affine is None:
+            return 0.0
+        corners = np.array([(*corner, 1) for corner in product(*((0, n - 1) for n in self.shape))])
+        apart = corners @ (self.affine - other.affine).T
+        return float(np.linalg.norm(apart[:, :3], axis=1).max())
+
+
+def volume_header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
+    """Make the header of a volume, of three axes or of four, the last for its channels.
+
+    Raises:
+        ValueError: for what is no volume, or lies nowhere.
+    """
+    if len(shape) not in (3, 4):
+        raise ValueError(f"{len(shape)}-dimensional, a volume was expected")
+    if min(shape) < 1:
+        raise ValueError(f"{' x '.join(map(str, shape))} voxels")
+    if affine is not None and not (np.isfinite(affine).all() and np.linalg.det(affine)):
+        raise ValueError("its header gives it no place: the affine is singular or not finite")
+    return Header(tuple(map(int, shape[:3])), int(shape[3]) if len(shape) > 3 else 1, affine)
+
+
+class ImageFormat(ABC):
+    """A format of images: volumes, or photographs as volumes of one slice.
+
+    Voxels are indexed (x, y, z) as they are stored, and the affine takes these indices to millimetres in RAS,
+    so that one volume gives the same array and the same affine in each format. What reads a file may raise
+    anything, and `ValueError` for what is not a volume; whoever calls it makes one line of it.
+
+    Attributes:
+        title: name and suffixes, for messages.
+        suffixes: endings of its files' names, in small letters, with the dot, the longest first. Files whose
+            suffix ends with ``.gz`` are compressed by gzip as a whole.
+        voxel_suffixes: endings of files that hold the voxels beside a header, and are no images themselves.
+        lossy: those of ``suffixes`` whose files do not keep every value.
+        photograph: whether its images have a fixed scale of intensity (`Header.white`), and no millimetres.
+    """
+
+    title: str
+    suffixes: tuple[str, ...] = ()
+    voxel_suffixes: tuple[str, ...] = ()
+    lossy: tuple[str, ...] = ()
+    photograph: bool = False
+
+    # ------------------------------------------------------------------ reading
+
+    @abstractmethod
+    def read_header(self, path: Path) -> Header:
+        """Read a volume's properties, if possible without decoding it."""
+
+    @abstractmethod
+    def read_volume(self, path: Path) -> torch.Tensor:
+        """Read a volume as it is stored, float32 of shape (C, X, Y, Z); of a photograph Z is 1."""
+
+    def read_label(self, path: Path) -> torch.Tensor:
+        """Read a label map, float32 of shape (1, X, Y, Z)."""
+        return self.read_volume(path)
+
+    def check_photograph(self, path: Path) -> None:
+        """Check that a photograph can be read as `read_photograph` does, without decoding it."""
+        self.read_header(path)
+
+    def read_photograph(self, path: Path) -> torch.Tensor:
+        """Read a photograph in colour, (3, H, W), with values from 0 to 255, uint8 where it has 8 bits."""
+        voxels, white = self.read_volume(path)[..., 0], self.read_header(path).white or _WHITE
+        planes = voxels.transpose(1, 2).expand(_COLOURS, -1, -1)
+        return planes.to(torch.uint8) if white == _WHITE else planes * (_WHITE / white)
+
+    def voxel_files(self, path: Path) -> list[Path]:
+        """Return the files that hold the voxels of an image."""
+        return [path]
+
+    # ------------------------------------------------------------------ writing
+
+    def own_suffix(self, image: Path) -> str:
+        """Return the suffix of an image of this format, as it is written."""
+        known = next(suffix for suffix in self.suffixes if image.name.lower().endswith(suffix))
+        return image.name[-len(known) :]
+
+    def label_suffix(self, image: Path) -> str:
+        """Return the suffix of the label map of an image: NIfTI's, where the format has no writer."""
+        return ".nii.gz"
+
+    def parts(self, label: str) -> list[str]:
+        """Return the names of the files of a label map."""
+        return [label]
+
+    def probability_files(self, label: str, classes: int) -> list[str]:
+        """Return the names of the files with the probabilities of the classes, for a label map of a name."""
+        return self.parts(label)
+
+    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+        """Write a label map with the geometry of its image.
+
+        Args:
+            path: the file, with the suffix of `label_suffix`; what else is written beside it is kept.
+            image: the image, of several files the first.
+            voxels: (X, Y, Z), unsigned integers, on the grid of the image.
+            segments: the classes, and who predicted them.
+        """
+        nibabel.save(nibabel.Nifti1Image(voxels, self.read_header(image).affine), path)
+
+    def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+        """Write the probabilities of the classes, (X, Y, Z, K), float32; else as `write_label_map`."""
+        self.write_label_map(path, image, voxels, segments)

@@ -1,0 +1,50 @@
+"""DICOM: a folder that holds one series, or one file of it; label maps are DICOM SEG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from medfedaug.data.io.base import Header, ImageFormat, volume_header
+from medfedaug.data.io.dicom_segmentation import write_segmentation
+from medfedaug.data.io.dicom_series import files_of_series, open_series
+from medfedaug.data.io.itk import load_with_monai
+
+if TYPE_CHECKING:
+    from medfedaug.data.io.dicom_segmentation import Segments
+
+__all__ = ["FORMAT"]
+
+
+class Dicom(ImageFormat):
+    """DICOM series, which have folders and files of any name: whatever is of no other format."""
+
+    title = "DICOM"
+
+    def read_header(self, path: Path) -> Header:
+        """Read the headers of a series."""
+        series = open_series(path)
+        channels = () if series.channels == 1 else (series.channels,)
+        return volume_header((*series.shape, *channels), series.affine)
+
+    def read_volume(self, path: Path) -> torch.Tensor:
+        """Read the voxels of a series in the units of its modality."""
+        return load_with_monai(path)
+
+    def voxel_files(self, path: Path) -> list[Path]:
+        """Return the files of the series; of a folder that holds no whole series, all files."""
+        return files_of_series(path)
+
+    def label_suffix(self, image: Path) -> str:
+        """Return the suffix of a DICOM SEG."""
+        return ".dcm"
+
+    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+        """Write a DICOM SEG that refers to the slices of the series."""
+        write_segmentation(path, image, voxels, segments)
+
+
+FORMAT = Dicom()

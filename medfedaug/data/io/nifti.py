@@ -1,0 +1,86 @@
+"""NIfTI, by nibabel through MONAI."""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import nibabel
+import numpy as np
+import torch
+
+from medfedaug.data.io.base import Header, ImageFormat, volume_header
+from medfedaug.data.io.itk import load_with_monai
+from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header
+from medfedaug.data.io.voxel_files import file_states
+
+if TYPE_CHECKING:
+    from medfedaug.data.io.dicom_segmentation import Segments
+
+__all__ = ["FORMAT"]
+
+# By the code in a NIfTI header. Nothing that reads it through MONAI would see the difference.
+_NO_MILLIMETRES = {1: "metres", 3: "micrometres"}
+# What of a NIfTI header says where the voxels lie. The rest may name a patient, or a file.
+_GEOMETRY = (
+    *("pixdim", "xyzt_units", "qform_code", "sform_code"),
+    *("quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"),
+    *("srow_x", "srow_y", "srow_z"),
+)
+
+
+class Nifti(ImageFormat):
+    """NIfTI files, compressed or not."""
+
+    title = "NIfTI (.nii, .nii.gz)"
+    suffixes = (".nii.gz", ".nii")
+
+    def read_header(self, path: Path) -> Header:
+        """Read the header; a file that seems to be cut short is decoded after all, to be sure."""
+        image = cast(nibabel.Nifti1Image, nibabel.load(path))
+        voxels = cast(Any, image.dataobj)
+        if voxels.dtype.kind not in "biuf":
+            raise ValueError(f"voxels of the type {voxels.dtype}, and numbers were expected")
+        promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
+        if _stored_bytes(path) != promised % 2**32:
+            np.asanyarray(voxels)  # raises where voxels are missing
+        check_nifti_header(path, image)
+        if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
+            raise ValueError(f"its header measures in {unit}, and millimetres were expected")
+        says = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
+        return volume_header(image.shape, image.affine if says else None)
+
+    def read_volume(self, path: Path) -> torch.Tensor:
+        """Read the voxels, after the checksum of a compressed file."""
+        if path.name.lower().endswith(".gz"):
+            check_gzip(path, hash(file_states([path])))
+        return load_with_monai(path)
+
+    def label_suffix(self, image: Path) -> str:
+        """Return the image's own suffix, as it is written there."""
+        return self.own_suffix(image)
+
+    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+        """Write voxels with the bytes of the image's own header that say where they lie."""
+        like: Any = nibabel.load(image)
+        header = type(like.header)(endianness=like.header.endianness)
+        for name in _GEOMETRY:
+            header[name] = like.header[name]
+        header.set_data_dtype(voxels.dtype)
+        header.set_data_shape(voxels.shape)  # on which the affine of a header that says nothing depends
+        # With the header's own affine, nothing of it is computed anew.
+        nibabel.save(type(like)(voxels, header.get_best_affine(), header), path)
+
+
+def _stored_bytes(path: Path) -> int:
+    """The size of a file before compression, modulo 2**32, from gzip's last four bytes."""
+    if not path.name.lower().endswith(".gz"):
+        return path.stat().st_size % 2**32
+    with open(path, "rb") as file:
+        file.seek(-4, 2)
+        return int(struct.unpack("<I", file.read(4))[0])
+
+
+FORMAT = Nifti()
