@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import TypeVar
 
 import numpy as np
@@ -27,15 +27,11 @@ __all__ = [
 ]
 
 _ASSIGNMENTS = 10_000  # of signs; up to 13 differences have fewer assignments
-_NORMAL = NormalDist()
 K = TypeVar("K")
 
 
 def t_two_sided(t: float, df: int) -> float:
-    r"""Probability that a Student's t variable is at least as far from zero as ``t``.
-
-    Computed with the finite series for integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4),
-    with :math:`\theta = \arctan(|t| / \sqrt{\nu})`.
+    """Probability that a Student's t variable is at least as far from zero as ``t``.
 
     Args:
         t: the statistic; infinite values are allowed.
@@ -50,17 +46,9 @@ def t_two_sided(t: float, df: int) -> float:
     """
     if df < 1:
         raise ValueError(f"df must be at least 1, got {df}")
-    theta = math.atan2(abs(t), math.sqrt(df))
-    cosine = math.cos(theta)
-    term = cosine if df % 2 else 1.0
-    total = 0.0 if df == 1 else term
-    for k in range(3 if df % 2 else 2, df - 1, 2):
-        term *= (k - 1) / k * cosine**2
-        total += term
-    inside = math.sin(theta) * total
-    if df % 2:
-        inside = 2 / math.pi * (theta + inside)
-    return min(1.0, max(0.0, 1 - inside))
+    from scipy.stats import t as student_t  # imported here: commands that compute nothing import this module
+
+    return float(2 * student_t.sf(abs(t), df))
 
 
 def t_quantile(confidence: float, df: int) -> float:
@@ -72,13 +60,9 @@ def t_quantile(confidence: float, df: int) -> float:
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    low, high = 0.0, 1.0
-    while t_two_sided(high, df) > 1 - confidence:
-        high *= 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_two_sided(middle, df) > 1 - confidence else (low, middle)
-    return high
+    from scipy.stats import t as student_t
+
+    return float(student_t.isf((1 - confidence) / 2, df))
 
 
 def mean_interval(
@@ -164,29 +148,22 @@ def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: 
     if pairs < 2 or not level < power < 1:
         raise ValueError(f"need two or more pairs and a power above {level}, got {pairs} and {power}")
     df, critical = pairs - 1, t_quantile(1 - level, pairs - 1)
-    low, high = 0.0, 1.0
+    from scipy.optimize import brentq
+
+    high = 1.0
     while _power(high, critical, df) < power:
         high *= 2
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _power(middle, critical, df) < power else (low, middle)
-    return high * spread / math.sqrt(pairs)
+    found = brentq(lambda noncentrality: _power(noncentrality, critical, df) - power, 0.0, high, xtol=1e-13)
+    return float(found) * spread / math.sqrt(pairs)
 
 
 def _power(noncentrality: float, critical: float, df: int) -> float:
-    """P(|T'| > critical): the normal tail beyond critical * S, averaged over S = sqrt(chi2 / df)."""
-    intervals, half_width = 400, 10 / math.sqrt(df)  # 14 standard deviations of S
-    start, end = max(0.0, 1 - half_width), 1 + half_width
-    scale = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
-    total = 0.0
-    for k in range(intervals + 1):
-        s = start + (end - start) * k / intervals
-        if s == 0 and df > 1:
-            continue
-        density = math.exp(scale + ((df - 1) * math.log(s) if s else 0.0) - df * s * s / 2)
-        beyond = _NORMAL.cdf(noncentrality - critical * s) + _NORMAL.cdf(-noncentrality - critical * s)
-        total += (1 if k in (0, intervals) else 4 if k % 2 else 2) * density * beyond  # Simpson's rule
-    return total * (end - start) / intervals / 3
+    """P(|T'| > critical): the square of T' has a noncentral F distribution."""
+    from scipy.stats import ncf
+
+    if noncentrality == 0:
+        return t_two_sided(critical, df)
+    return float(ncf.sf(critical**2, 1, df, noncentrality**2))
 
 
 def sign_flip_test(
