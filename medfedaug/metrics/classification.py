@@ -41,7 +41,7 @@ class ClassifiedImages:
 
     @cached_property
     def hits(self) -> Tensor:
-        """Whether each image is given its class, (N)."""
+        """True for each image that is given its class, (N)."""
         return self.logits.argmax(dim=1) == self.targets
 
     @cached_property

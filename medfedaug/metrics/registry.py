@@ -42,7 +42,7 @@ GLOBAL, PERSONAL, LOCAL, UNSEEN = "global", "personal", "local", "unseen"
 
 
 def whose_model(own: Collection[str]) -> str:
-    """Whether a score is of the global model, or of a personal one, and what of that is the site's own.
+    """Name the model of a score: the global one, or a personal one with what is the site's own in it.
 
     >>> whose_model([]), whose_model(["own layers", "fine-tuned"])
     ('global', 'personal (own layers, fine-tuned)')
@@ -159,10 +159,10 @@ _RECORDED = ("name", "title", "higher_is_better", "largest", "has_unit", "cases"
 
 
 def described(names: Iterable[str]) -> dict[str, Any]:
-    """What a record says of metrics that are none of this package's, for `add_recorded`.
+    """Describe metrics that others added, for a record that `add_recorded` reads.
 
     Returns:
-        Under ``"metrics"`` what is known of each of them; empty where there is none.
+        Under ``"metrics"`` a description of each; empty where there is none.
 
     Example:
         >>> described(["dice", "auc"])
@@ -176,12 +176,12 @@ def described(names: Iterable[str]) -> dict[str, Any]:
 
 
 def find_metric(name: str) -> Metric:
-    """What is known of a metric; one that another release or package named is taken for a share."""
+    """Return the metric of a name; one that another release or package named is taken for a share."""
     return METRICS.get(name) or Metric(name, name.replace("_", " ").capitalize())
 
 
 def score_of(metric: str, value: Any) -> float | None:
-    """A score that a metric can have; ``None`` for anything else, which may come from another site.
+    """Return a score that a metric can have; ``None`` for anything else, which may come from another site.
 
     >>> score_of("dice", 0.5), score_of("dice", 7), score_of("hd95", 7), score_of("hd95", float("inf"))
     (0.5, None, 7.0, None)
@@ -190,7 +190,7 @@ def score_of(metric: str, value: Any) -> float | None:
 
 
 def over_sites(sites: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
-    """Mean, worst site and disparity of each metric over the sites that have a score, with equal weights.
+    """Compute mean, worst site and disparity of each metric over the sites with a score, which count alike.
 
     The worst site is the one with the lowest score, or the highest where lower is better. Sites that measure
     a length in different units have none of these.
@@ -223,7 +223,7 @@ def over_sites(sites: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -
 
 
 def disparity(scores: Collection[float]) -> dict[str, float] | None:
-    """How far the sites' scores lie apart: population standard deviation, and highest minus lowest.
+    """Return the spread of the sites' scores: population standard deviation, and highest minus lowest.
 
     >>> disparity([0.5, 0.75]), disparity([0.5])
     ({'std': 0.125, 'range': 0.25}, None)

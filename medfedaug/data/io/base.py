@@ -46,7 +46,7 @@ class Header:
 
     @property
     def axes(self) -> str:
-        """Where x, y and z point to, for instance ``"RAS"``; empty where the file does not say."""
+        """Directions of x, y and z, for instance ``"RAS"``; empty where the file does not say."""
         return "" if self.affine is None else "".join(map(str, nibabel.aff2axcodes(self.affine)))
 
     @property
@@ -63,7 +63,7 @@ class Header:
         return self.axes if nearest.min() > _UPRIGHT else ""
 
     def distance(self, other: Header) -> float:
-        """How far the volume's corners are at most from where another header of its shape puts them, mm.
+        """Return the largest distance of a corner from its place in another header of the same shape, mm.
 
         0 where one of the two does not say where it lies.
         """

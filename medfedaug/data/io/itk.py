@@ -100,7 +100,7 @@ class SimpleITKReader(ImageReader):
     """
 
     def verify_suffix(self, filename: Any) -> bool:
-        """Whether it is DICOM, or a file of ITK's own formats."""
+        """Return whether files are DICOM, or of ITK's own formats."""
         from medfedaug.data.io.formats import is_dicom
 
         return all(
@@ -200,7 +200,7 @@ def _keep_geometry(path: Path, image: Path) -> None:
 
 
 def _information(path: str | Path) -> sitk.ImageFileReader:
-    """What the header of a file says, without its voxels."""
+    """Read the header of a file, without its voxels."""
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
     reader.ReadImageInformation()
