@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib import resources
+
+import yaml
 
 from medfedaug.analysis.score_table import Row, Table
+from medfedaug.errors import DataError
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import METRICS, find_metric
 from medfedaug.runs.run import BASELINE
 
 __all__ = ["WORDS", "answer", "words_in"]
 
-WORDS = {
-    BASELINE: "plain federated averaging, with which the other methods are compared.",
-    "Δ": f"the difference to {BASELINE}.",
-    "CI": "confidence interval: the differences that the test does not reject.",
-    "p": "how often chance alone would give a difference as large, not corrected for the number of rows.",
-    "could see": "the smallest true difference that an experiment like this finds four times in five.",
-    "verdict": "better, worse, no difference shown, or open where there are too few seeds or cases to say.",
-    "seed": "a number from which all random draws follow; another seed is another training.",
-    "folds": "parts of the patients that are tested in turn, so that every patient is tested once.",
-    "unseen": "a site that did not train; its images are normalised with statistics of its own.",
-    "global": "the model that all sites share.",
-    "personal": "a model with something of the site's own.",
-    "local": "a model that the site trained alone.",
-    "round": "the sites train the model that they receive, and the server makes one of what they send back.",
-    "selected round": "the round with the best mean validation score; its model is the one that is tested.",
-    "validation": "cases that choose the round, and are not those of the test.",
-    "own pair": "mean and deviation of the intensities of the site that an image comes from.",
-    "γ": "how much the sites disagree on a channel of features, by which FedFA perturbs it.",
-    "missed": "structures of which nothing was predicted.",
-    "std": "standard deviation.",
-}
+
+def _read_words(text: str) -> dict[str, str]:
+    found = yaml.safe_load(text)
+    if not isinstance(found, dict) or not all(
+        isinstance(part, str) for pair in found.items() for part in pair
+    ):
+        raise DataError("is no list of words with their meanings", path="words.yml")
+    return found
+
+
+WORDS = _read_words((resources.files(__package__) / "words.yml").read_text(encoding="utf-8"))
 """Words of a page in a sense of their own, beside the titles of metrics."""
 
 

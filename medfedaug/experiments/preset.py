@@ -29,7 +29,7 @@ class Preset:
         holdout_arguments: the same, for runs that leave a site out.
         protocol: how it is tested, in a few words.
         readings: what was assumed where the paper says nothing or contradicts itself, and what differs from
-            it (`medfedaug.experiments.protocol_notes`).
+            it (``notes`` in ``presets.yml``).
         holdout: whether each site is left out in turn unless something else is asked for.
         task: that of the sites' data, where settings follow from it.
         follows: the settings that are defaults of the task (`medfedaug.config.run.task_defaults`) and depend

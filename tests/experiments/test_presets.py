@@ -6,21 +6,23 @@ import csv
 import json
 import pickle
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from benchmark_files import OFFICE, picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.registry import BENCHMARKS, open_benchmark
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.planned import PlannedRun
-from medfedaug.experiments.presets import PRESETS
+from medfedaug.experiments.presets import PRESETS, parse_presets
 from medfedaug.experiments.published import published_rows
 from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.sweep import run_all
@@ -288,3 +290,45 @@ def test_fedbn_has_a_score_beside_the_papers_where_a_site_is_left_out(run, tmp_p
     assert all(0 <= float(row[site]) <= 1 for row in rows for site in ("photo", "sketch", "mean"))
     office = planned(monkeypatch, "office_caltech_10", "fedbn")
     assert arguments(office, "fedbn")["unseen"] == "none"
+
+
+TABLE = """
+notes: {patients: Data are split by patient.}
+presets:
+  prostate_mri:
+    benchmark: prostate_mri
+    source: FedFA Table 9
+    config: {rounds: 500}
+    readings: [patients]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("rounds: 500", "round: 500", r"prostate_mri: unknown settings round \(did you mean rounds\?\)"),
+        ("readings:", "reading:", r"prostate_mri: unknown keys reading \(did you mean readings\?\)"),
+        ("[patients]", "[patient]", r"prostate_mri: unknown readings patient"),
+        ("source: FedFA Table 9", "source:", "prostate_mri: source is None"),
+        ("source: FedFA Table 9", "holdout: 1", "prostate_mri: holdout is 1"),
+        ("    source: FedFA Table 9\n", "", "prostate_mri: source is missing"),
+        ("{rounds: 500}", "rounds", "prostate_mri: config is 'rounds'"),
+        ("presets:", "preset:", "unknown keys preset"),
+        ("[patients]", "[patients", "cannot be read"),
+        (TABLE, "", "cannot be read"),
+        (TABLE, "[]", "cannot be read"),
+    ],
+)
+def test_a_table_of_presets_that_is_not_as_described_is_refused_in_a_line(before, after, message):
+    assert parse_presets(TABLE)["prostate_mri"].readings == ("Data are split by patient.",)
+    assert before in TABLE
+    with pytest.raises(DataError, match=message) as found:
+        parse_presets(TABLE.replace(before, after))
+    assert "presets.yml" in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_every_note_of_the_table_is_read_by_a_preset():
+    read = {note for preset in PRESETS.values() for note in preset.readings}
+    text = (resources.files("medfedaug.experiments") / "presets.yml").read_text(encoding="utf-8")
+    assert set(yaml.safe_load(text)["notes"].values()) == read
