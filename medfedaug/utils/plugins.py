@@ -1,4 +1,4 @@
-"""Find methods, networks, loops, metrics, image formats and engines of installed packages; restrict their use.
+"""Find, and restrict, the methods, networks, loops, metrics, formats and engines of installed packages.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 
