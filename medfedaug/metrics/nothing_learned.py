@@ -13,7 +13,7 @@ REMEDIES = (
     "Likely remedies: more rounds or local epochs, another learning rate, patches around the foreground "
     "(--plan auto), and a look at the label maps (medfedaug inspect); docs/howto/diverges.md has the list."
 )
-"""What to try, for a reader of a page or a terminal."""
+"""Remedies, for a reader of a page or a terminal."""
 
 Scores = Mapping[str, float | None]
 

@@ -28,7 +28,7 @@ def files_of(image: Path) -> set[Path]:
 
 
 def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
-    """What changes when an image is written anew, also in place.
+    """Return paths, sizes and times of images' files, which change when an image is written again.
 
     A folder's own time stays when a slice in it is replaced by another of its name, and a header's when the
     voxels beside it are.
