@@ -159,7 +159,7 @@ class Composition:
 
     @property
     def scored(self) -> dict[str, str]:
-        """Whose model the scores are of, by what is scored: ``scored`` in ``results.json``.
+        """Name the model that the scores belong to, by what is scored: ``scored`` in ``results.json``.
 
         ``global``: the same model at all sites. ``personal``, and in brackets what of it is the site's own.
         ``local``: sites share no entry of the network, and each has trained its own. ``unseen``: the site did

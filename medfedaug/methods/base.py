@@ -111,7 +111,7 @@ class SiteExchange(ABC):
         """Use what the server computed from the payloads of all sites."""
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """What each training case contributes to the payload.
+        """Return the contribution of each training case to the payload.
 
         Args:
             bounds: returns the site's public bounds of a kind, for a method that needs them in advance.
@@ -152,11 +152,11 @@ class ServerExchange(ABC):
     the model. The result of an exchange in every round is always kept."""
 
     weighted: bool = False
-    """Whether the mean that `accept_mean` takes is weighted as that of the models is. Otherwise all sites
+    """Flag: the mean that `accept_mean` takes is weighted as that of the models is. Otherwise all sites
     count alike in it."""
 
     def terms(self, payload: Payload) -> Payload:
-        """What of a payload the sites add up under secure aggregation, where the server learns sums alone.
+        """Return the terms of a payload that sites add up under secure aggregation.
 
         It is called at the site, and follows from the payload alone.
 
@@ -194,7 +194,7 @@ class ServerExchange(ABC):
 
     @abstractmethod
     def result(self) -> Payload:
-        """What all sites receive."""
+        """Return the payload for all sites."""
 
     def summary(self) -> dict[str, Any]:
         """Some numbers about the last result, for ``results.json``."""
@@ -243,7 +243,7 @@ class Aggregator(ABC):
         """The shared entries of the new global model, float32."""
 
     def message(self) -> Payload:
-        """What all sites receive with the new model, under the method's own keys, as from an exchange."""
+        """Return the payload for all sites with the new model, under the method's own keys."""
         return {}
 
     def summary(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class SitePart:
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
     uses_unsent_statistics: bool = False
-    """Whether `transforms` uses values that were computed from this site's images and never sent."""
+    """Flag: `transforms` uses values that were computed from this site's images and never sent."""
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         """Dictionary transforms for the key ``"image"``, after loading and before batching."""

@@ -1,4 +1,4 @@
-"""What a method is given about a site, the federation, a step and an update."""
+"""Contexts of a method: a site, the federation, a step and an update."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class ServerContext:
 
 @dataclass
 class Step:
-    """What a method is given about one local training step.
+    """Context of a method in one local training step.
 
     Args:
         network: the network in training mode.
@@ -183,7 +183,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class SiteUpdate:
-    """One site's checked update of a round, at the server.
+    """Checked update of one site in a round, at the server.
 
     Args:
         site: who sent it.

@@ -154,7 +154,7 @@ class FedFDASite(FedFDSite):
             )
 
     def after_step(self, step: Step) -> None:
-        """One step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7), the network frozen."""
+        """Take one step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7), the network frozen."""
         if self.optimiser is None or not self.ready:
             return
         with training_adapters(step.network) as parameters:

@@ -87,7 +87,7 @@ class FedNovaSite(SitePart, SiteExchange):
 
 
 class LocalLengths(BesideModels):
-    """How far each site has gone: aᵢ comes up with its update, and nothing goes back."""
+    """Effective number of each site's steps: aᵢ comes up with its update, and nothing goes back."""
 
     shapes = {"length": (1,)}  # noqa: RUF012
     kinds = {"length": STEPS}  # noqa: RUF012

@@ -121,7 +121,7 @@ class FedRoDSite(SitePart):
         self._pass = None
 
     def loss(self, step: Step) -> Tensor:
-        """What turns the task's loss into that of the shifted outputs."""
+        """Return the term that turns the task's loss into that of the shifted outputs."""
         assert self._shift is not None
         if self._pass is None:  # else the gradients are taken again at other weights
             assert self._features is not None
@@ -129,7 +129,7 @@ class FedRoDSite(SitePart):
         return step.criterion(step.outputs + self._shift, step.targets) - step.task_loss
 
     def after_step(self, step: Step) -> None:
-        """One step of the personal head."""
+        """Take one step of the personal head."""
         assert self.personal is not None
         assert self._pass is not None
         assert self._optimiser is not None

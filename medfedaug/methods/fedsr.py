@@ -30,7 +30,7 @@ _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be
 
 
 class Representation(nn.Module):
-    """What FedSR adds to a network: the deviation of z given an image, and r(z|y) of each class.
+    """Layers that FedSR adds to a network: the deviation of z given an image, and r(z|y) of each class.
 
     Args:
         width: D, the size of z.
@@ -173,7 +173,7 @@ class FedSRSite(SitePart, SiteExchange):
         return self.method.l2 * norm + self.method.cmi * divergence
 
     def after_step(self, step: Step) -> None:
-        """One step of σ's layer and r(z|y), with the gradients of the pass that was the network's step."""
+        """Take one step of σ's layer and r(z|y), with the gradients of the network's own pass."""
         assert self._optimiser is not None
         self._optimiser.step()
         self._drawn = None

@@ -66,7 +66,7 @@ class FixBN(Method):
 
 
 class FixBNSite(SitePart):
-    """Which stage it is.
+    """Site's half: the stage follows from the round.
 
     Attributes:
         fixed: whether batch norms are in the second stage.

@@ -247,7 +247,7 @@ class FRAugSite(SitePart, SiteExchange):
         return total
 
     def after_step(self, step: Step) -> None:
-        """One step of the generator and one of RTNet, the classifier fixed (Eq. 5 and 6)."""
+        """Take one step of the generator and one of RTNet, the classifier fixed (Eq. 5 and 6)."""
         assert self._real is not None
         losses = self.losses(self._real, step.targets)
         last = len(self._optimisers) - 1

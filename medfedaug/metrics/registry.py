@@ -54,7 +54,7 @@ METRICS: dict[str, Metric] = {}
 """Metrics by name: those of this package, and those that other packages, Bundles and records added."""
 
 UNITS = ("mm", "px", "mixed")
-"""Of a site's lengths: ``"px"`` where the images have no spacing, ``"mixed"`` where some have one."""
+"""Units of a site's lengths: ``"px"`` where images have no spacing, ``"mixed"`` where some have one."""
 
 
 def metric_names(task: str, further: Sequence[str] = ()) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class ClassificationTask(Task):
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """All classes."""
+        """Return all classes."""
         return self.classes
 
     def check_site(self, site: SiteFolder) -> None:
@@ -81,7 +81,7 @@ class ClassificationTask(Task):
         check_known_classes(site, self.classes)
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
-        """One item: uint8 (1, C, H, W), a quarter of the memory of floats; label (1,)."""
+        """Return one item: uint8 (1, C, H, W), a quarter of the memory of floats; label (1,)."""
         stored = site.load_image(case)
         seen = resize_in_plane(stored / 255 if self.scale else stored, self.image_size)
         label = torch.tensor([self.classes.index(str(case.label))])

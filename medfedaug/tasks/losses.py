@@ -83,7 +83,7 @@ class Loss:
 
     @property
     def takes_probabilities(self) -> bool:
-        """Whether targets may be probabilities."""
+        """Return whether targets may be probabilities."""
         return self.probabilities is not None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class SegmentationTask(Task):
 
     @property
     def cuts(self) -> bool:
-        """Where the plan has a patch size."""
+        """Return whether the plan has a patch size."""
         return self.plan.patch_size is not None
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ class Aggregation:
             exchange.accept(site, own, weight)
 
     def once_result(self) -> Payload:
-        """What all sites receive from the exchange before training."""
+        """Return the result of the exchange before training, for all sites."""
         return _results(self.once)
 
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
@@ -275,7 +275,7 @@ class Aggregation:
         return found
 
     def state(self) -> dict[str, Payload]:
-        """What the methods need after a restart."""
+        """Return the state that the methods need after a restart."""
         found = {name: state for name, half in self._halves() if (state := half.state())}
         compared = {
             f"{site}/{key}": torch.tensor(edges, dtype=torch.float64)

@@ -133,7 +133,7 @@ class FederationServer:
             self.record.started_from(self._initial.report)
 
     def adopt_plan(self) -> None:
-        """All sites have sent their fingerprints: the run is now the one that was planned.
+        """Continue with the planned run, after all sites have sent their fingerprints.
 
         Raises:
             MedFedAugError: when no plan can be made.
@@ -244,7 +244,7 @@ class FederationServer:
 
     @property
     def exchanged_once(self) -> Payload:
-        """What was exchanged before training, as every site of a round has it with the round's request."""
+        """Return the exchange before training, as every site of a round has it with the round's request."""
         return self._once.payload
 
     def _share_once(self) -> None:
@@ -421,7 +421,7 @@ class FederationServer:
 
     @property
     def has_aggregators(self) -> bool:
-        """Whether a method computes the global model from the sites' mean."""
+        """Return whether a method computes the global model from the sites' mean."""
         return bool(self.aggregation.aggregators)
 
     def move_models(self, device: torch.device) -> None:

@@ -54,7 +54,7 @@ class Door:
     """Lets everything pass, for sites that are all on one machine, which nothing leaves."""
 
     def masks(self, site: str) -> SiteMasks:
-        """What the site says to others under secure aggregation, where nothing needs a signature."""
+        """Return the site's half of secure aggregation, where nothing needs a signature."""
         return SiteMasks(site)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
@@ -142,7 +142,7 @@ class Door:
         """Called when the job has ended for this site."""
 
     def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
-        """What the server is told of an error in place of an answer, in one line."""
+        """Describe an error to the server in place of an answer, in one line."""
         if isinstance(error, MedFedAugError):
             return str(error)
         return f"site {site}: {_reason(error)!r}"[:500]

@@ -237,7 +237,7 @@ class PrivacyGuard:
         return torch.where(value.isnan(), (low + high) / 2, value).clamp(low, high)
 
     def collect(self, name: str, exchange: SiteExchange) -> Payload:
-        """What the site sends for an exchange, after `observe`.
+        """Return the payload that the site sends for an exchange, after `observe`.
 
         Raises:
             PrivacyRefused: when the policy does not allow it.

@@ -378,7 +378,7 @@ class SiteTrainer(SiteModel):
 
 
 def site_fingerprint(trainer: SiteTrainer) -> Payload:
-    """What a site sends for the plan, through its guard; nothing from one that does not train.
+    """Return a site's payload for the plan, through its guard; nothing from one that does not train.
 
     Raises:
         PrivacyRefused: when the site's policy does not allow it.
