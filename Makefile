@@ -89,7 +89,7 @@ wheel: install
 	$(BIN)/python -m pytest -q -m slow tests/integration/test_package.py
 	cd $(WHEEL) && env/bin/python -c "import medfedaug, sys; assert medfedaug.__file__.startswith(sys.prefix)"
 	cd $(WHEEL) && OMP_NUM_THREADS=1 env/bin/python -m pytest -q -c ../../pyproject.toml ../../tests/cli/test_app.py
-	cd $(WHEEL) && env/bin/medfedaug demo --sites 2 --patients 3 --rounds 1 --out demo
+	cd $(WHEEL) && env/bin/medfedaug demo --quick --out demo
 
 clean:
 	rm -rf $(VENV) $(DEMO) docs/tutorials docs/gallery build dist *.egg-info

@@ -125,6 +125,7 @@ def make_phantom(
     spacings: Sequence[Sequence[float]] | None = None,
     shift: float | Sequence[float] = 1.0,
     inverted: Sequence[bool] = (),
+    scanner_seed: int | None = None,
 ) -> list[Path]:
     """Write a federation of phantom sites, one NIfTI volume and one label map per patient.
 
@@ -148,6 +149,8 @@ def make_phantom(
             depend on it.
         inverted: for each site whether its images are inverted, bright where those of the others are dark,
             as stains and modalities differ; none by default. The patients do not depend on it.
+        scanner_seed: the seed of the scanners; by default ``seed``. With one that stays, other patients come
+            to the same scanners.
 
     Returns:
         The sites' folders.
@@ -187,8 +190,9 @@ def make_phantom(
         raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
 
     inversions = [bool(one) for one in inverted] or [False] * sites
+    of_scanners = seed if scanner_seed is None else scanner_seed
     scanners = {
-        _site_name(k): replace(_scanner(seed, k).shifted(shifts[k]), inverted=inversions[k])
+        _site_name(k): replace(_scanner(of_scanners, k).shifted(shifts[k]), inverted=inversions[k])
         for k in range(sites)
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +200,8 @@ def make_phantom(
         root = Path(temporary) / out.name
         for index, (name, scanner) in enumerate(scanners.items()):
             spacing = tuple(map(float, spacings[index % len(spacings)])) if spacings else None
-            _write_site(root / name, scanner, index, patients, _grid(scanner, shape, spacing), seed, classes)
+            grid, seeds = _grid(scanner, shape, spacing), (seed, of_scanners)
+            _write_site(root / name, scanner, index, patients, grid, seeds, classes)
         manifest = {
             "seed": seed,
             "arguments": {
@@ -206,6 +211,7 @@ def make_phantom(
                 **({"classes": classes} if classes > 2 else {}),
                 **({"shift": shift} if shift != 1 else {}),
                 **({"inverted": inversions} if any(inversions) else {}),
+                **({"scanner_seed": of_scanners} if of_scanners != seed else {}),
             },
             "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},
         }
@@ -246,7 +252,13 @@ def _grid(scanner: Scanner, shape: tuple[int, ...], spacing: tuple[float, ...] |
 
 
 def _write_site(
-    folder: Path, scanner: Scanner, site: int, patients: int, grid: _Grid, seed: int, classes: int
+    folder: Path,
+    scanner: Scanner,
+    site: int,
+    patients: int,
+    grid: _Grid,
+    seeds: tuple[int, int],
+    classes: int,
 ) -> None:
     (folder / "images").mkdir(parents=True)
     (folder / "labels").mkdir()
@@ -256,9 +268,9 @@ def _write_site(
     axes = [np.arange(n) * spacing[d] + affine[d, 3] for d, n in enumerate(shape)]
     split: dict[str, list[dict[str, str]]] = {key: [] for key in ("training", "validation", "test")}
     for patient in range(patients):
-        R = np.random.RandomState([seed, site, patient])  # frozen by numpy: the same numbers in every version
+        R = np.random.RandomState([seeds[0], site, patient])  # frozen by numpy: the same numbers in every version
         signal, labels = _head(R, axes)
-        image = _acquire(signal, scanner, spacing, seed, site, R)
+        image = _acquire(signal, scanner, spacing, seeds[1], site, R)
         entry = {}
         for key, voxels in (
             ("image", image),

@@ -1,0 +1,87 @@
+"""The effect that `medfedaug demo` shows, over seeds of patients and training, and with other remedies.
+
+python benchmarks/demo_effect.py --out docs/results/demo --seeds 0 1 2 3 4 5 6 7 8 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from measure import hardware
+
+# Beside the remedy of the demo: what does the same, in fewer seeds; the network's norm in place of a method.
+OTHERS = {"norm": ["--method", "norm"], "fixbn": ["--method", "fixbn"], "ditto": ["--method", "ditto"]}
+OTHERS["instance norm, fedrdn"] = ["--norm", "instance"]
+MAIN = "fedrdn"
+
+
+def run(command: str, seed: int, options: list[str]) -> dict[str, object]:
+    """Run the demo once and return what it says of each site, with its seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, started = Path(folder) / "demo.json", time.perf_counter()
+        demo = [
+            command,
+            "demo",
+            "--out",
+            f"{folder}/demo",
+            "--seed",
+            str(seed),
+            "--json",
+            str(file),
+            *options,
+        ]
+        subprocess.run(demo, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return {**json.loads(file.read_text()), "seconds": round(time.perf_counter() - started)}
+
+
+def table(runs: dict[str, dict[str, dict]]) -> str:
+    """One line for each remedy and seed: the odd site, and the mean of the others."""
+    lines = ["| remedy | seed | odd site: `fedavg` | with the remedy | others: `fedavg` | with the remedy |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for remedy, seeds in runs.items():
+        for seed, found in sorted(seeds.items(), key=lambda item: int(item[0])):
+            cells = []
+            for of_odd in (True, False):
+                for name in ("fedavg", found["remedy"]):
+                    scores = [
+                        site[name]["dice"] or 0.0
+                        for key, site in found["sites"].items()
+                        if (key == found["odd"]) == of_odd
+                    ]
+                    cells.append(f"{sum(scores) / len(scores):.2f}")
+            lines.append(f"| {remedy} | {seed} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run what is missing, and write numbers and table after each run."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--out", type=Path, required=True, help="for numbers.json and table.md")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
+    arguments.add_argument("--other-seeds", type=int, nargs="*", default=[0, 1, 2])
+    arguments.add_argument("--command", default=str(Path(sys.executable).with_name("medfedaug")))
+    options = arguments.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "numbers.json"
+    record = json.loads(file.read_text()) if file.exists() else {"hardware": hardware(), "runs": {}}
+    todo = [(MAIN, seed, []) for seed in options.seeds]
+    todo += [(name, seed, given) for seed in options.other_seeds for name, given in OTHERS.items()]
+    for name, seed, given in todo:
+        done = record["runs"].setdefault(name, {})
+        if str(seed) not in done:
+            done[str(seed)] = run(options.command, seed, given)
+            file.write_text(json.dumps(record, indent=1) + "\n")
+            (options.out / "table.md").write_text(table(record["runs"]))
+            odd = done[str(seed)]["sites"][done[str(seed)]["odd"]]
+            print(name, seed, {key: round(value["dice"] or 0, 3) for key, value in odd.items()}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
