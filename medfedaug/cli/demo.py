@@ -176,9 +176,7 @@ def _outcome(scores: dict[str, dict[str, float | None]], odd: str, method: str) 
         say(f"{odd} has no score.")
         return
     say(f"{odd}, whose scanner differs: {before:.2f} with {BASELINE}, {after:.2f} with {method}.")
-    say(
-        "One training of few patients is an illustration, and no verdict: that takes five seeds, and more patients."
-    )
+    say("One training of few patients is no verdict: that takes five seeds, and more patients.")
 
 
 def _dice(value: float | None) -> str:

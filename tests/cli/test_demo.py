@@ -1,45 +1,95 @@
-"""`medfedaug demo`: what a newcomer sees."""
+"""`medfedaug demo`: a newcomer sees an odd scanner, two trainings, and what to do next."""
 
 from __future__ import annotations
 
 import json
 import re
 
+import pytest
 from results import Page
 
-from medfedaug.analysis import load_run, summary_table
+from medfedaug.analysis import load_run
 from medfedaug.cli.catalogue import describe_method
 
 
-def test_the_demo_tells_what_differs_what_was_done_and_what_came_of_it(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, printed, err = run("demo", "--sites", 2, "--patients", 3, "--rounds", 1)
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """What `demo --quick` prints, in a folder of its own."""
+    from running import command
+
+    folder = tmp_path_factory.mktemp("demo")
+    options = ("--quick", "--out", folder / "demo", "--json", folder / "demo.json")
+    code, printed, err = command("demo", *options)
     assert code == 0, err
-    scanners = json.loads((tmp_path / "demo/data/phantom.json").read_text())["sites"]
+    return folder, printed
+
+
+def test_the_demo_names_the_odd_scanner_what_to_expect_and_what_came_of_it(shown):
+    folder, printed = shown
     flat = " ".join(printed.split())
+    scanners = json.loads((folder / "demo/data/phantom.json").read_text())["sites"]
+    alike = {name: scanner for name, scanner in scanners.items() if name != "site_C"}
     for name, scanner in scanners.items():
         assert name in flat
         assert f"{scanner['gain']:.0f}" in flat
-    runs = ["fedavg", "fedrdn"]
-    table = summary_table([load_run(tmp_path / "demo" / name) for name in runs])
-    for row in table.rows:
-        assert str(row.mean) in flat
-    for name in runs:
-        assert describe_method(name).what.rstrip(".") in flat
-    assert "is open: a verdict takes more (1 of 5 seeds, 2 of 20 patients)." in flat
-    # The last lines: the page, and what to do next, as commands that exist.
-    last = printed.split("Next:")[1].strip().splitlines()
+    assert len({scanner["gamma"] for scanner in alike.values()}) == 1
+    assert scanners["site_C"]["gamma"] not in {scanner["gamma"] for scanner in alike.values()}
+    assert "What to expect: plain averaging (fedavg) fails at site_C" in flat
+    written = json.loads((folder / "demo.json").read_text())
+    assert (written["odd"], written["remedy"]) == ("site_C", "fedrdn")
+    for method in ("fedavg", "fedrdn"):
+        assert describe_method(method).what.rstrip(".") in flat
+        found = load_run(folder / "demo" / method).sites
+        assert {name: by[method]["dice"] for name, by in written["sites"].items()} == found
+    before, after = (written["sites"]["site_C"][method]["dice"] for method in ("fedavg", "fedrdn"))
+    assert f"site_C, whose scanner differs: {before:.2f} with fedavg, {after:.2f} with fedrdn." in flat
+
+
+def test_its_last_lines_are_commands_that_exist(shown, run):
+    _, printed = shown
+    last = printed.split("Next, with")[1].strip().splitlines()[1:]
     commands = [re.match(r"\s*(medfedaug .*?)\s+#", line)[1] for line in last]
-    assert len(commands) == 3
-    assert run(*commands[0].split()[1:])[0] == 0
-    assert run("methods")[0] == 0
-    page = Page((tmp_path / "demo/report.html").read_text())
-    assert "demo/report.html" in flat
-    assert "What differs between the sites is their scanners;" in page.text
-    for name, scanner in scanners.items():
-        assert f"{name}{scanner['gain']:.0f}" in page.text  # cells of a line
+    assert [command.split()[1] for command in commands] == ["inspect", "benchmark", "methods"]
+    inspect, benchmark, methods = (command.split()[1:] for command in commands)
+    assert run(*inspect)[0] == 0
+    assert run(*methods)[0] == 0
+    options = {"--seeds", "--data", "--methods", "--out"}
+    assert options <= set(benchmark)
+
+
+def test_its_page_says_what_differs_and_shows_pictures(shown):
+    folder, _ = shown
+    page = Page((folder / "demo/report.html").read_text())
+    assert "The hospitals differ in their scanners alone, and site_C has another one" in page.text
     assert any(name == "src" and value.startswith("data:image/jpeg") for name, value in page.attributes)
 
-    code, _, err = run("demo")
+
+def test_another_seed_moves_the_patients_and_not_the_scanners(shown, run, tmp_path):
+    folder, _ = shown
+    code, _, err = run("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
+    assert code == 0, err
+    scanners = [json.loads((f / "demo/data/phantom.json").read_text())["sites"] for f in (folder, tmp_path)]
+    assert scanners[0] == scanners[1]
+    image = "demo/data/site_A/images/patient_001.nii.gz"
+    assert (folder / image).read_bytes() != (tmp_path / image).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--method", "fedrnd"), "did you mean fedrdn"),
+        (("--norm", "layer"), "--norm must be batch or instance"),
+    ],
+)
+def test_what_it_does_not_know_is_refused_before_anything_is_made(run, tmp_path, options, words):
+    code, _, err = run("demo", "--out", tmp_path / "demo", *options)
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(shown, run):
+    folder, _ = shown
+    code, _, err = run("demo", "--out", folder / "demo")
     assert code == 2
     assert "not an empty folder" in err
