@@ -6,6 +6,7 @@ Everything heavy is imported inside the commands, so that ``medfedaug --help`` a
 from medfedaug.cli.app import app, main
 from medfedaug.cli.benchmark import ValuesInARow, benchmark
 from medfedaug.cli.bundle import bundle, card
+from medfedaug.cli.compare import compare
 from medfedaug.cli.console import err_console, out_console
 from medfedaug.cli.data import inspect, phantom, statistics
 from medfedaug.cli.demo import demo
@@ -27,6 +28,7 @@ app.command()(datasets)
 app.command()(phantom)
 app.command()(init)
 app.command()(inspect)
+app.command()(compare)
 app.command()(statistics)
 app.command()(plan)
 app.command()(simulate)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -12,6 +14,11 @@ from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Init, Limit, Pictures, Threads
 from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import ConfigError, RunFailed
+
+if TYPE_CHECKING:
+    from medfedaug.analysis.score_table import Table
+    from medfedaug.analysis.text_table import TextTable
+    from medfedaug.experiments.experiment import Experiment
 
 
 class ValuesInARow(TyperCommand):
@@ -137,10 +144,7 @@ def benchmark(
     if list_:
         _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
         return
-    from medfedaug.experiments.experiment import make_experiment, write_experiment
-    from medfedaug.experiments.run_list import plan
-    from medfedaug.experiments.sweep import check_folder, run_all
-    from medfedaug.experiments.tables import write_tables
+    from medfedaug.experiments.experiment import make_experiment
 
     shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
     settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
@@ -151,6 +155,52 @@ def benchmark(
         "cross_site": cross_site or None,
     }
     asked = make_experiment(experiment, given, settings)
+    outcome = run_experiment(
+        asked, engine=engine, device=device, jobs=jobs, memory=memory, threads=threads, pictures=pictures
+    )
+    for table in outcome.tables.values():
+        out_console.print(table)
+    for note in outcome.notes:
+        say(f"- {note}")
+    if outcome.tables:
+        written = ("table.md", "report.html", "experiment.yml")
+        say(", ".join(f"{asked.out}/{file}" for file in written))
+    if outcome.failure:
+        raise RunFailed(outcome.failure)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of an experiment.
+
+    Args:
+        tables: see `medfedaug.experiments.tables.write_tables`; none where all runs failed.
+        notes: see there.
+        failure: one line on the runs that failed; empty where none did.
+    """
+
+    tables: dict[str, TextTable]
+    notes: list[str]
+    failure: str
+
+
+def run_experiment(
+    asked: Experiment,
+    *,
+    engine: str,
+    device: str,
+    jobs: int,
+    memory: float,
+    threads: int,
+    pictures: bool,
+    advise: Callable[[Table], list[str]] = lambda scores: [],
+) -> Outcome:
+    """Make the runs of an experiment, with their progress, then tables and page."""
+    from medfedaug.experiments.experiment import write_experiment
+    from medfedaug.experiments.run_list import plan
+    from medfedaug.experiments.sweep import check_folder, run_all
+    from medfedaug.experiments.tables import write_tables
+
     preset = asked.preset()
     runs = plan(
         preset,
@@ -180,6 +230,8 @@ def benchmark(
             on_event=progress.show,
             init=asked.init,
         )
+    tables: dict[str, TextTable] = {}
+    notes: list[str] = []
     if len(failed) < len(runs):
         with err_console.status("tables and page"):
             tables, notes = write_tables(
@@ -190,16 +242,13 @@ def benchmark(
                 across=asked.cross_site,
                 device=device,
                 failed=failed,
+                advise=advise,
             )
-        for table in tables.values():
-            out_console.print(table)
-        for note in notes:
-            say(f"- {note}")
-        written = ("table.md", "report.html", "experiment.yml")
-        say(", ".join(f"{asked.out}/{file}" for file in written))
+    failure = ""
     if failed:
         folder, reason = next(iter(failed.items()))
-        raise RunFailed(f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}")
+        failure = f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}"
+    return Outcome(tables, notes, failure)
 
 
 def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:

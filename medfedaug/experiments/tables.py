@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -207,6 +207,7 @@ def write_tables(
     across: bool = False,
     device: str = "auto",
     failed: Collection[Path] = (),
+    advise: Callable[[Table], list[str]] = lambda scores: [],
 ) -> tuple[dict[str, TextTable], list[str]]:
     """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
 
@@ -221,6 +222,7 @@ def write_tables(
         device: the device for that.
         failed: folders of runs that `medfedaug.experiments.sweep.run_all` did not make or refused, which are
             left out, too: there may be an earlier run there, of other files.
+        advise: what the scores recommend, with which the page then begins.
 
     Returns:
         The tables by name (``table``, ``metrics``, and if there is something to show ``patients``,
@@ -260,7 +262,8 @@ def write_tables(
     tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
     for name, table in tables.items():
         replace(table, notes=(*table.notes, *notes)).save(out / name)
-    write_report(found, out / "report.html", data=data, device=device, notes=notes, reduced=reduced)
+    first = [*advise(summary_table(found)), *notes]
+    write_report(found, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
     return {**tables}, notes
 
 

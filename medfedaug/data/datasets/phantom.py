@@ -268,7 +268,9 @@ def _write_site(
     axes = [np.arange(n) * spacing[d] + affine[d, 3] for d, n in enumerate(shape)]
     split: dict[str, list[dict[str, str]]] = {key: [] for key in ("training", "validation", "test")}
     for patient in range(patients):
-        R = np.random.RandomState([seeds[0], site, patient])  # frozen by numpy: the same numbers in every version
+        R = np.random.RandomState(
+            [seeds[0], site, patient]
+        )  # frozen by numpy: the same numbers in every version
         signal, labels = _head(R, axes)
         image = _acquire(signal, scanner, spacing, seeds[1], site, R)
         entry = {}

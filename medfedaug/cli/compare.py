@@ -1,0 +1,84 @@
+"""The command `compare`: a small trial on a user's own data, with a recommendation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfedaug.cli.console import err_console, out_console, say
+from medfedaug.cli.options import Device, Limit, Threads
+from medfedaug.errors import RunFailed
+
+__all__ = ["compare"]
+
+_ALWAYS = ("single", "fedavg")
+
+
+def compare(
+    data: Annotated[Path, typer.Option(help="Folder that holds one folder per site.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs, tables and the page.")] = Path("compare"),
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods to try in place of those that `inspect` suggests, separated by spaces."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of each training.")] = 10,
+    device: Device = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Number of runs at the same time, each in its own process.")
+    ] = 1,
+    threads: Threads = 0,
+    limit: Limit = None,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Also write scores and recommendation to this file."),
+    ] = None,
+) -> None:
+    """Try training alone, plain averaging and a remedy on your own data, and recommend what to do next.
+
+    An interrupted trial is continued by the same command. Example: medfedaug compare --data hospitals
+    """
+    with err_console.status(f"reading {data}"):
+        from medfedaug.analysis.score_table import Table
+        from medfedaug.cli.benchmark import run_experiment
+        from medfedaug.data.quality.inspection import inspect_sites
+        from medfedaug.experiments.experiment import make_experiment
+        from medfedaug.experiments.trial import Suggestion, recommend, suggest
+        from medfedaug.utils.files import write_json
+
+        if methods is None:
+            suggestion = suggest(inspect_sites(data, limit))
+        else:
+            suggestion = Suggestion(tuple(methods.split()), "asked for")
+    tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
+    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} trainings each of {rounds} rounds")
+    given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
+    asked = make_experiment(None, given, [f"rounds={rounds}"])
+    outcome = run_experiment(
+        asked,
+        engine="inprocess",
+        device=device,
+        jobs=jobs,
+        memory=4.0,
+        threads=threads,
+        pictures=True,
+        advise=recommend,
+    )
+    table = outcome.tables.get("table")
+    if isinstance(table, Table):
+        out_console.print(table)
+        advice = recommend(table)
+        for sentence in advice:
+            say(sentence)
+        if json_ is not None:
+            scores = {
+                row.label: {"mean": row.mean.mean, "sites": {s: one.mean for s, one in row.sites.items()}}
+                for row in table.rows
+            }
+            told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
+            write_json(json_, {**told, "scores": scores, "recommendation": advice})
+        say(f"{out}/report.html, {out}/table.md")
+    if outcome.failure:
+        raise RunFailed(outcome.failure)
