@@ -16,7 +16,7 @@ from medfedaug.errors import ConfigError
 __all__ = ["demo"]
 
 BASELINE = "fedavg"
-SCANNERS = 0
+SCANNERS = 1
 """The seed of the scanners, which stay: `--seed` moves patients and training."""
 ODD = 2
 """The site with the other scanner, from 0."""

@@ -94,8 +94,8 @@ def recommend(scores: Table) -> list[str]:
     elif BASELINE in rows:
         told.append(f"Go on with {BASELINE}: no other method that was tried scored above it.")
     told.append(
-        f"That rests on {len(best.seeds)} trainings of a few rounds, and is no verdict: `medfedaug benchmark` "
-        "with five seeds, folds and the rounds that you need gives one."
+        f"That rests on {len(best.seeds)} trainings of a few rounds, and is no verdict: `medfedaug "
+        "benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return told
 
