@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +12,7 @@ import torch
 
 from medfedaug.data.io.base import Header, ImageFormat, volume_header
 from medfedaug.data.io.itk import load_with_monai
-from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header
+from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, stored_bytes
 from medfedaug.data.io.voxel_files import file_states
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Nifti(ImageFormat):
         if voxels.dtype.kind not in "biuf":
             raise ValueError(f"voxels of the type {voxels.dtype}, and numbers were expected")
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
-        if _stored_bytes(path) != promised % 2**32:
+        if stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
         check_nifti_header(path, image)
         if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
@@ -72,15 +71,6 @@ class Nifti(ImageFormat):
         header.set_data_shape(voxels.shape)  # on which the affine of a header that says nothing depends
         # With the header's own affine, nothing of it is computed anew.
         nibabel.save(type(like)(voxels, header.get_best_affine(), header), path)
-
-
-def _stored_bytes(path: Path) -> int:
-    """The size of a file before compression, modulo 2**32, from gzip's last four bytes."""
-    if not path.name.lower().endswith(".gz"):
-        return path.stat().st_size % 2**32
-    with open(path, "rb") as file:
-        file.seek(-4, 2)
-        return int(struct.unpack("<I", file.read(4))[0])
 
 
 FORMAT = Nifti()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 import zlib
 from functools import lru_cache
 from math import prod
@@ -12,9 +13,10 @@ from typing import Any, cast
 import nibabel
 import numpy as np
 
+from medfedaug.data.io.voxel_files import file_states
 from medfedaug.errors import warn
 
-__all__ = ["check_gzip", "check_nifti_header"]
+__all__ = ["check_gzip", "check_nifti_header", "stored_bytes"]
 
 _SHORTEST, _LONGEST = 1e-4, 1e3
 """Edges of a voxel in mm: from a tenth of a micrometre to a metre."""
@@ -46,7 +48,7 @@ def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
         raise ValueError(f"its header scales intensities by scl_slope {slope:g}")
     _check_place(path, raw, image)
     promised = int(cast(Any, image.dataobj).offset) + prod(image.shape) * int(raw.get_data_dtype().itemsize)
-    if not path.name.lower().endswith(".gz") and (more := path.stat().st_size - promised) > 0:
+    if (more := _length(path, promised) - promised) > 0:
         warn(
             f"has {more} bytes more than the {_sides(image)} voxels of its header: are these all?", path=path
         )
@@ -93,8 +95,26 @@ def _raw_header(path: Path, image: nibabel.Nifti1Image) -> Any:
     return kind(block, check=False)
 
 
+def stored_bytes(path: Path) -> int:
+    """The size of a file before compression, modulo 2**32, from the last four bytes of gzip."""
+    if not path.name.lower().endswith(".gz"):
+        return path.stat().st_size % 2**32
+    with path.open("rb") as file:
+        file.seek(-4, 2)
+        return int(struct.unpack("<I", file.read(4))[0])
+
+
+def _length(path: Path, promised: int) -> int:
+    """The bytes of a file before compression; read from all of it only where its end says another number."""
+    if not path.name.lower().endswith(".gz"):
+        return path.stat().st_size
+    if stored_bytes(path) == promised % 2**32:
+        return promised
+    return check_gzip(path, hash(file_states([path])))  # several streams follow each other, each with its end
+
+
 @lru_cache(maxsize=2**14)
-def check_gzip(path: Path, state: int) -> None:
+def check_gzip(path: Path, state: int) -> int:
     """Check that the voxels of a compressed file are those that were compressed, once for each version of it.
 
     A reader stops at the last voxel, before the checksum that stands behind them.
@@ -103,15 +123,20 @@ def check_gzip(path: Path, state: int) -> None:
         path: a file that ends with ``.gz``.
         state: what is another for another version of the file.
 
+    Returns:
+        The bytes before compression.
+
     Raises:
-        ValueError: when the checksum contradicts the content.
+        ValueError: when the checksum contradicts the content, or no compressed data follow it.
     """
+    length = 0
     try:
         with gzip.open(path, "rb") as file:
-            while file.read(_BLOCK):
-                pass
+            while block := file.read(_BLOCK):
+                length += len(block)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"damaged: {error}") from error
+    return length
 
 
 def _edges(edges: Any) -> str:

@@ -114,16 +114,40 @@ def test_a_header_that_contradicts_itself_is_warned_of_once(run, data, tmp_path,
     assert code == 0, said
 
 
-def test_more_bytes_than_voxels_are_told(run, data, tmp_path):
+def plain(content):
+    return content
+
+
+def two_streams(content):
+    """What `cat a.nii.gz b.gz` writes: each stream has an end of its own."""
+    return gzip.compress(content[:-4096]) + gzip.compress(content[-4096:])
+
+
+@pytest.mark.parametrize(
+    ("suffix", "stored"),
+    [(".nii", plain), (".nii.gz", gzip.compress), (".nii.gz", two_streams)],
+    ids=["plain", "compressed", "two streams"],
+)
+def test_more_bytes_than_voxels_are_told(run, data, tmp_path, suffix, stored):
     path = image(data)
-    plain = path.with_suffix("")
-    plain.write_bytes(gzip.decompress(path.read_bytes()) + bytes(4096))
+    content = gzip.decompress(path.read_bytes()) + bytes(4096)
     path.unlink()
+    changed = path.with_name(path.name.replace(".nii.gz", suffix))
+    changed.write_bytes(stored(content))
     listing = data / "site_A/dataset.json"
-    listing.write_text(listing.read_text().replace(f"images/{path.name}", f"images/{plain.name}"))
+    listing.write_text(listing.read_text().replace(f"images/{path.name}", f"images/{changed.name}"))
     code, said = simulate(run, data, tmp_path / "out")
     assert code == 0, said
-    assert said.count("has 4096 bytes more than the 32 x 32 x 6 voxels of its header") == 1
+    assert said.count(f"{changed.name}: has 4096 bytes more than the 32 x 32 x 6 voxels of its header") == 1
+
+
+def test_what_is_not_compressed_behind_compressed_voxels_is_refused(run, data, tmp_path):
+    path = image(data)
+    path.write_bytes(path.read_bytes() + b"more")
+    code, said = simulate(run, data, tmp_path / "out")
+    assert code == 2, said
+    assert f"{path.name}: cannot be read as an image (damaged: " in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("fault", ["a checksum of other voxels", "bitpix 0", "slope 1e30"])
