@@ -154,6 +154,37 @@ class JobBook:
                 self._write(entry)
             return entry
 
+    def known(self, found: str) -> JobEntry | None:
+        """The entry of a configuration; ``None`` where it was never noted, or is forgotten.
+
+        Args:
+            found: of `job_hash`.
+
+        Raises:
+            ConfigError: when its file is damaged.
+        """
+        with self._locked():
+            path = self._path(found)
+            return self._read(path) if path.exists() else None
+
+    def limit_waiting(self, most: int) -> list[JobEntry]:
+        """Forget the oldest configurations that wait for a decision, and with which no job has begun.
+
+        Args:
+            most: the number of them that stay.
+
+        Returns:
+            Those that are forgotten.
+
+        Raises:
+            ConfigError: when a file is damaged.
+        """
+        with self._locked():
+            waiting = [entry for entry in self.entries() if entry.verdict == WAITING and not entry.runs]
+            for entry in waiting[:-most]:
+                self._path(entry.hash).unlink(missing_ok=True)
+        return waiting[:-most]
+
     def check(self, site: str, config: RunConfig, job: str, most: int) -> None:
         """Check that one more job may begin; see `begin`.
 

@@ -101,6 +101,12 @@ min_batch_size is 4
     approve: bool = setting(
         False, "Let a job wait until the site's administrator has approved it (medfedaug approve)."
     )
+    max_waiting: int = setting(
+        20,
+        "Most configurations that wait for an approval; one more, and the oldest of them is refused and "
+        "forgotten.",
+        above=0,
+    )
 
     def __post_init__(self) -> None:
         for name in ("methods", "networks", "tasks", "loops", "known_sites"):
@@ -200,7 +206,9 @@ min_batch_size is 4
                 f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
                 f"{self.max_jobs_per_day} jobs a day",
                 *(["secure aggregation alone"] if self.secure_only else []),
-                "each job waits for approval" if self.approve else "no approval needed",
+                f"each job waits for approval, {self.max_waiting} at most"
+                if self.approve
+                else "no approval needed",
             ]
         )
 

@@ -201,7 +201,7 @@ class GuardedDoor(Door):
         self.book.check(self.site, config, self.job, self.rules.max_jobs_per_day)
         entry = self._check_verdict(config)
         if self.rules.approve and entry.verdict != APPROVED:
-            self._wait(config, entry.hash[:12], should_stop)
+            self._wait(entry, should_stop)
         self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
         self._admitted.append(config)
 
@@ -217,26 +217,41 @@ class GuardedDoor(Door):
             except ConfigError as error:
                 raise JobRefused(self.site, error.marked) from error
 
-    def _wait(self, config: RunConfig, short: str, should_stop: Callable[[], bool]) -> None:
+    def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
+        short, most = entry.hash[:12], self.rules.max_waiting
+        for forgotten in self.book.limit_waiting(most):
+            _log.warning(
+                "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
+                *(self.site, most, forgotten.hash[:12]),
+            )
         _log.warning(
             "site %s: job %s waits until it is approved here: %s %s",
             *(self.site, self.job, self.approve, short),
         )
-        while self._check_verdict(config).verdict != APPROVED:
+        while (now := self.book.known(entry.hash)) is not None and now.verdict != APPROVED:
+            self._check_refused(now)
             if should_stop():
                 raise MedFedAugError(
                     f"site {self.site}: the job ended before its configuration {short} was approved"
                 )
             time.sleep(_PERIOD)
+        if now is None:
+            reason = (
+                f"{most} later configurations wait for approval, and the site's rule max_waiting is {most}"
+            )
+            raise JobRefused(self.site, reason)
 
     def _check_verdict(self, config: RunConfig) -> JobEntry:
         """What the administrator said holds also where no job needs an approval."""
         entry = self.book.note(config, self.job, self.origin)
+        self._check_refused(entry)
+        return entry
+
+    def _check_refused(self, entry: JobEntry) -> None:
         if entry.verdict == REFUSED:
             raise JobRefused(
                 self.site, f"the site's administrator has refused the configuration {entry.hash[:12]}"
             )
-        return entry
 
     def opened(self, trainer: SiteTrainer) -> None:
         """Check the size of the model, and the training cases: their number, and against earlier releases."""
