@@ -17,11 +17,11 @@ LIES = {
     "false feature": {"fedfa/enc1/std": 1e5},
 }
 """What a site may say in the place of its statistics, below the limits that hold for one site alone."""
-LASTING = {*LIES, "claim", "other shape"}
-"""What a hostile site says again whenever it is asked, from the planned round on."""
+LASTING = {*LIES, "claim", "other shape", "write keys"}
+"""What a site does again whenever it is asked, from the planned round on."""
 
 
-def _cause(fault, seconds, reply):
+def _cause(fault, seconds, reply, site):
     import torch
 
     if fault == "raise":
@@ -55,6 +55,9 @@ def _cause(fault, seconds, reply):
         reply.payload.update({k: torch.full_like(reply.payload[k], v) for k, v in LIES[fault].items()})
     if fault == "other shape":
         reply.payload = {k: torch.zeros(7, 7) for k in reply.payload}
+    if fault == "write keys":  # no fault: what a site publishes under secure aggregation
+        with open(os.path.join(os.environ["MEDFEDAUG_FAULT_MARKS"], "keys"), "a") as file:
+            file.write(json.dumps([site, [reply.masks[kind].hex() for kind in ("cipher", "mask")]]) + "\n")
     if fault == "nothing":
         reply.weights = {}
     return reply
@@ -76,7 +79,7 @@ def _install(module):
                 should_stop = _halfway(should_stop, f[4])
         reply = None if pending and pending[0][3] in ("raise", "die") else do(self, request, should_stop)
         for f in pending:
-            reply = _cause(f[3], f[4], reply)
+            reply = _cause(f[3], f[4], reply, self.name)
         return reply
 
     module.Site._do = faulty
