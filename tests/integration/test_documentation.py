@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,69 @@ def test_the_picture_of_the_results_shows_the_numbers_of_the_table():
         assert picture.text[drawn["NUMBERS"]] == drawn["numbers"]()
     columns = tuple(name for names in drawn["COLUMNS"] for name in names)
     assert all(name.startswith(columns) for name in drawn["experiments"](opened=True))
+
+
+NAMED = re.compile(r"`(?P<path>tests/[\w/]+\.py)`(?P<names>(?:, \*[^*]+\*(?: and \*[^*]+\*)?)*)")
+SELECTED = re.compile(r"(?P<path>tests/[\w/]+\.py) -k (?P<names>\"[^\"]+\"|\w+)")
+WORDS = {"and", "or", "not"}
+
+
+def names_in(path: str) -> str:
+    """The names of the functions in a file, and short texts such as names of cases."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
+            found.append(node.value)
+    return "\n".join(found)
+
+
+def named_tests(page: str) -> Iterator[tuple[str, str]]:
+    """Each file of tests that a page names, with each name of a test in it; `""` for the file alone."""
+    for path in re.findall(r"tests/[\w/]+(?:\.py)?", page):
+        if path.removeprefix("tests/").strip("/") and not path.endswith("_"):
+            yield path, ""
+    for found in NAMED.finditer(page):
+        yield from ((found["path"], name) for name in re.findall(r"\*([^*]+)\*", found["names"]))
+    for found in SELECTED.finditer(page):
+        yield from ((found["path"], name) for name in set(re.findall(r"\w+", found["names"])) - WORDS)
+    # The page says once where the tests are of rows that name no file before them.
+    if of_all := re.search(r"All tests are in `(tests/[\w/]+\.py)`", page):
+        for cell in re.findall(r"^\|.*\|([^|]+)\|$", page, re.MULTILINE):
+            before = cell.partition("`tests/")[0]
+            yield from ((of_all[1], name) for name in re.findall(r"(?<!\*)\*(\w+)\*", before))
+    # The page says once which file a letter stands for.
+    letters = dict(re.findall(r"`([A-Z])` (?:stands )?for\s+`[^`]*?(tests/[\w/]+\.py) -k`", page))
+    both = re.search(
+        r"`([A-Z])` and `([A-Z])` for `[^`]*?(tests/[\w/]+\.py) -k` and the same of `(tests/[\w/]+\.py)`",
+        page,
+    )
+    if both:
+        letters |= {both[1]: both[3], both[2]: both[4]}
+    for letter, names in re.findall(r"`([A-Z]) (\"[^\"]+\"|\w+)(?: -m \w+)?`", page):
+        yield from ((letters[letter], name) for name in set(re.findall(r"\w+", names)) - WORDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_that_a_page_names_is_there(page):
+    missing = []
+    for path, name in named_tests(page.read_text(encoding="utf-8")):
+        if not (ROOT / path).exists():
+            missing.append(path)
+        elif name and name not in names_in(path):
+            missing.append(f"{path}, {name}")
+    assert missing == []
+
+
+def test_names_of_tests_are_found_on_the_pages():
+    """The check above reads the five ways in which pages name tests."""
+    found = {page.name: list(named_tests(page.read_text(encoding="utf-8"))) for page in PAGES}
+    reliability, threats = found["reliability.md"], found["threats.md"]
+    assert ("tests/integration/test_reboot.py", "rebooted") in reliability
+    assert ("tests/integration/test_faults.py", "sites_that_raise") in reliability
+    assert ("tests/federation/secure/test_aggregation.py", "vanish") in reliability
+    assert ("tests/federation/site/test_release_log.py", "comes_later") in threats
+    assert ("tests/privacy/test_score_release.py", "half_a_step") in threats
+    assert sum(bool(name) for _, name in threats) > 60
