@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ def sparkline(values: Sequence[float | None], width: int = 30) -> str:
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    span = high - low
+    scale = (len(_BARS) - 1) / span if 0 < span < math.inf else 0.0  # 0 too beyond the range of a float
     return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in shown)
 
 
@@ -114,8 +116,9 @@ class Watched:
         elif kind == "round_finished":
             self.seconds[event["round"]] = event["seconds"]
         elif kind == "validated":
-            name, value = next((k, v) for k, v in event.items() if k.startswith("val_"))
-            self.metric, self.scores[event["round"]] = name.removeprefix("val_"), value
+            for name, value in event.items():
+                if name.startswith("val_"):
+                    self.metric, self.scores[event["round"]] = name.removeprefix("val_"), value
         elif kind == "tested":
             scores = {k: v for k, v in event.items() if k not in ("event", "site") and is_number(v)}
             self.tested[event["site"]] = scores

@@ -9,9 +9,10 @@ from typing import Any
 
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
-from medfedaug.errors import DataError, warn
+from medfedaug.errors import DataError, first_line, warn
 from medfedaug.federation.server.output import EVALUATION, RESULTS
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
+from medfedaug.runs.results_schema import check_evaluation
 from medfedaug.utils.files import parse_json
 
 __all__ = [
@@ -223,13 +224,15 @@ def load_evaluation(path: str | Path) -> dict[str, Any]:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot be read as the results of an evaluation ({error})", path=file) from error
-    kinds = {"metric": str, "models": dict, "sites": dict}
-    if not isinstance(content, dict) or not all(
-        isinstance(content.get(k), kind) for k, kind in kinds.items()
-    ):
-        raise DataError("is not the results of an evaluation", path=file)
-    return content
+        raise DataError(
+            f"cannot be read as the results of an evaluation ({first_line(error)})", path=file
+        ) from error
+    try:
+        check_evaluation(content)
+    except ValueError as error:
+        raise DataError(f"is not the results of an evaluation ({error})", path=file) from error
+    found: dict[str, Any] = content
+    return found
 
 
 def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Path]]:

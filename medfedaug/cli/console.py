@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.registry import find_metric
 from medfedaug.utils.printable import printable, printable_lines
 
 __all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say", "wrapped"]
@@ -107,7 +107,7 @@ def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) 
     metrics = list(scores["mean"])
     units = {entry.get("unit") for entry in scores["sites"].values()} - {None}
     heads = [
-        f"{name} ({', '.join(sorted(units))})" if METRICS[name].has_unit and units else name
+        f"{name} ({', '.join(sorted(units))})" if find_metric(name).has_unit and units else name
         for name in metrics
     ]
     table = Table("site", "model", *heads, "cases", title=title)

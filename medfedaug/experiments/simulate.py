@@ -58,8 +58,9 @@ from medfedaug.runs.folder import (
     remove_workspaces,
     sites_lock,
 )
+from medfedaug.runs.results_schema import check_finished
 from medfedaug.statistics import save_statistics
-from medfedaug.utils.files import remove_unfinished, write_json
+from medfedaug.utils.files import parse_json, remove_unfinished, write_json
 
 __all__ = ["check_device", "configure", "simulate"]
 
@@ -329,8 +330,9 @@ def _finished(simulation: _Simulation) -> dict[str, Any]:
         ConfigError: when it is another one, or its files are damaged.
     """
     out, run = simulation.out, simulation.run
-    results: dict[str, Any] = json.loads((out / RESULTS).read_text())
     try:
+        results: dict[str, Any] = parse_json((out / RESULTS).read_text(encoding="utf-8"))
+        check_finished(results)
         same = RunConfig.from_dict(asked_settings(results)) == run.config
     except (ConfigError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise ConfigError(f"{out / RESULTS} is damaged: {first_line(error)}") from error

@@ -12,6 +12,7 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import MEAN, STAYS, Metric, mean_score
 from medfedaug.utils import plugins
+from medfedaug.utils.validation import number_or_none
 
 __all__ = [
     "BUILT_IN_METRICS",
@@ -132,9 +133,8 @@ def add_recorded(described: Mapping[str, Any]) -> None:
     for name, told in described.items():
         if not isinstance(told, Mapping):
             continue
-        recorded = told.get("largest")
-        known = isinstance(recorded, int | float) and recorded > 0
-        largest = float(recorded) if known and isinstance(recorded, int | float) else 1.0
+        recorded = number_or_none(told.get("largest")) or 0.0
+        largest = recorded if recorded > 0 else 1.0
         has_unit = told.get("has_unit") is True
         add_metric(
             Metric(

@@ -13,6 +13,7 @@ from medfedaug.errors import DataError
 from medfedaug.federation.server.output import RESULTS
 from medfedaug.metrics.registry import add_recorded, mean_score
 from medfedaug.runs.input_scaling import recorded_input
+from medfedaug.runs.results_schema import check_record
 from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import number_or_none
@@ -113,6 +114,10 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         options=options,
         context=context,
     )
+    try:  # all but the scores, of which one beyond the range of a float is none
+        check_record({key: value for key, value in content.items() if key != "test"})
+    except ValueError as error:
+        raise DataError(f"is damaged ({error})", path=file) from error
     return run.scored_by(metric) if metric else run
 
 

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
+from medfedaug.utils.structure import (
+    Check,
+    both,
+    count,
+    entries,
+    fail,
+    finite,
+    list_of,
+    map_of,
+    number,
+    one_of,
+    optional,
+    text,
+)
 
 __all__ = ["PREDICTIONS", "Predictions"]
 
@@ -53,7 +67,9 @@ class Predictions:
         if not path.exists():
             return {}
         try:
-            return check_version(parse_json(path.read_text(encoding="utf-8")), _KIND, _VERSION)
+            content = check_version(parse_json(path.read_text(encoding="utf-8")), _KIND, _VERSION)
+            _CONTENT(content, "")
+            return content
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
 
@@ -66,7 +82,7 @@ class Predictions:
                 others is predicted again, and what is not given any more stays as it is.
 
         Raises:
-            ConfigError: naming what was different.
+            ConfigError: naming what was different, or damaged.
         """
         self._earlier = earlier
         self.told = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.told}
@@ -75,6 +91,11 @@ class Predictions:
         if "statistics" in earlier:
             self.made["statistics"] = earlier["statistics"]
         for name, entry in earlier.get("cases", {}).items():
+            try:
+                _shown(self.told)(entry, f"cases.{name}")
+            except ValueError as error:
+                path = self.out / PREDICTIONS
+                raise ConfigError(f"{path}: {error}; choose another folder, or --overwrite") from error
             written = [self.out / file for file in entry["written"]]
             if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
                 self.cases[name] = entry
@@ -159,3 +180,49 @@ def _different(key: str, before: Any, now: Any) -> str:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _place(value: Any, where: str) -> None:
+    """Accept the place of a file below the folder: what is written there may be deleted, and nothing else."""
+    text(value, where)
+    parts = PurePath(value).parts
+    if not parts or PurePath(value).is_absolute() or ".." in parts or "\0" in value:
+        fail(value, where, "a file below the folder")
+
+
+def _shown(told: Mapping[str, Any]) -> Check:
+    """The check of what is shown of a finished case."""
+    classes = told["classes"]
+    if told["task"] != "segmentation":
+        shares = both(map_of(number), entries({}, needed=classes))
+        return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
+    voxels, volumes = (
+        both(map_of(check), entries({}, needed=names))
+        for check, names in ((count, classes), (number, classes[1:]))
+    )
+    return entries({"voxels": voxels, "volume_ml": volumes}, needed=("voxels",))
+
+
+_CASE = entries(
+    {
+        "files": list_of(text),
+        "written": list_of(_place),
+        "state": list_of(list_of(count)),
+        "warnings": list_of(text),
+        "remarks": list_of(text),
+    },
+    finite,
+    needed=("written", "state", "warnings"),
+)
+_STATISTICS = entries(
+    {"of": text, "mean": list_of(number), "std": list_of(number), "intensity": text, "file": _place}
+)
+_CONTENT = entries(
+    {
+        "cases": map_of(_CASE),
+        "statistics": optional(_STATISTICS),
+        "pending": map_of(list_of(_place)),
+        "notes": list_of(text),
+        "compared_with_the_sites": list_of(text),
+    }
+)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from medfedaug.utils.validation import is_number
+from medfedaug.metrics.registry import GLOBAL
+from medfedaug.utils.structure import (
+    anything,
+    both,
+    count,
+    entries,
+    list_of,
+    map_of,
+    number,
+    optional,
+    plain,
+    score,
+    text,
+)
 
-__all__ = ["check_record"]
-
-Check = Callable[[Any, str], None]
+__all__ = ["check_evaluation", "check_finished", "check_record"]
 
 
 def check_record(record: Any) -> None:
@@ -26,145 +36,120 @@ def check_record(record: Any) -> None:
     _RECORD(record, "")
 
 
-def _fail(value: Any, where: str, expected: str) -> None:
-    # A number of hundreds of digits, or a whole object, is no part of one line.
-    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
-    shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-    raise ValueError(f"{where or 'the content'} is {shown}, and {expected} was expected")
+def check_finished(record: Any) -> None:
+    """Check that a record has the structure of a finished run's, and all that is shown of one.
+
+    Raises:
+        ValueError: naming the first entry that is missing or of another kind.
+    """
+    check_record(record)
+    entries({"test": entries({}, needed=("sites", "mean"))}, needed=("config", "selected_round", "test"))(
+        record, ""
+    )
 
 
-def _text(value: Any, where: str) -> None:
-    if not isinstance(value, str):
-        _fail(value, where, "a text")
+def check_evaluation(content: Any) -> None:
+    """Check that the results of an evaluation have the structure that this release writes.
+
+    Raises:
+        ValueError: naming the first entry that is of another kind, or a model that is not among the models.
+    """
+    _EVALUATION(content, "")
+    for site, scores in content["sites"].items():
+        for model in scores:
+            if model not in content["models"]:
+                raise ValueError(
+                    f"sites.{site} has the scores of a model '{model}', which models does not name"
+                )
 
 
-def _number(value: Any, where: str) -> None:
-    if not is_number(value):
-        _fail(value, where, "a finite number")
-
-
-def _score(value: Any, where: str) -> None:
-    if value is not None and not is_number(value):
-        _fail(value, where, "a finite number or null")
-
-
-def _count(value: Any, where: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        _fail(value, where, "a whole number from 0 on")
-
-
-def _plain(value: Any, where: str) -> None:
-    """A number, a text or nothing, or an object of such."""
-    if isinstance(value, Mapping):
-        _map(_plain)(value, where)
-    elif not isinstance(value, str | bool):
-        _score(value, where)
-
-
-def _any(value: Any, where: str) -> None:
-    """Whatever it is."""
-
-
-def _map(check: Check) -> Check:
-    def checked(value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
-            _fail(value, where, "an object")
-        for key, entry in value.items():
-            check(entry, f"{where}.{key}" if where else str(key))
-
-    return checked
-
-
-def _list(check: Check) -> Check:
-    def checked(value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            _fail(value, where, "a list")
-        for index, entry in enumerate(value):
-            check(entry, f"{where}[{index}]")
-
-    return checked
-
-
-def _entries(known: Mapping[str, Check], other: Check = _any, needed: Sequence[str] = ()) -> Check:
-    """An object whose known entries are checked each in its own way, where they are there."""
-
-    def checked(value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
-            _fail(value, where, "an object")
-        for key, entry in value.items():
-            known.get(key, other)(entry, f"{where}.{key}" if where else str(key))
-        for key in needed:
-            if key not in value:
-                _fail(value, where, f"an object with {key}")
-
-    return checked
-
-
-_TROUBLE = _list(_entries({"site": _text, "reason": _text, "task": _text}))
-_BYTES = _map(_map(_count))
-_ROUND = _entries(
+_TROUBLE = list_of(entries({"site": text, "reason": text, "task": text}))
+_BYTES = map_of(map_of(count))
+_ROUND = entries(
     {
-        "round": _count,
-        "sites": _map(_map(_plain)),
-        "bytes_up": _count,
-        "bytes_down": _count,
+        "round": count,
+        "sites": map_of(map_of(plain)),
+        "bytes_up": count,
+        "bytes_down": count,
         "bytes": _BYTES,
-        "methods": _map(_map(_any)),
+        "methods": map_of(map_of(anything)),
         "refused": _TROUBLE,
         "missing": _TROUBLE,
-        "shares": _map(_number),
-        "seconds": _number,
+        "shares": map_of(number),
+        "seconds": number,
     },
 )
-_SCORES = _entries(
+_SCORES = entries(
     {
-        "cases": _map(_score),
-        "case_metrics": _map(_map(_score)),
-        "classes": _map(_map(_score)),
-        "patients": _map(_count),
-        "scored_cases": _count,
-        "missed": _count,
-        "note": _text,
-        "unit": _text,
+        "cases": map_of(score),
+        "case_metrics": map_of(map_of(score)),
+        "classes": map_of(map_of(score)),
+        "patients": map_of(count),
+        "scored_cases": count,
+        "missed": count,
+        "note": text,
+        "unit": text,
     },
-    _score,
+    score,
 )
-_WORST = _entries({"site": _text, "value": _number}, needed=("site", "value"))
-_TEST = _entries(
+_WORST = entries({"site": text, "value": number}, needed=("site", "value"))
+_TEST = entries(
     {
-        "sites": _map(_SCORES),
-        "unseen": _map(_SCORES),
-        "mean": _map(_score),
-        "worst": _map(lambda value, where: None if value is None else _WORST(value, where)),
-        "missing": _map(_text),
+        "sites": map_of(_SCORES),
+        "unseen": map_of(_SCORES),
+        "mean": map_of(score),
+        "worst": map_of(optional(_WORST)),
+        "missing": map_of(text),
     }
 )
-_RECORD = _entries(
+_RECORD = entries(
     {
-        "config": _entries(
-            {"methods": _list(_entries({"name": _text, "args": _map(_any)})), "holdout": _list(_text)}
+        "config": entries(
+            {"methods": list_of(entries({"name": text, "args": map_of(anything)})), "holdout": list_of(text)}
         ),
-        "run": _text,
-        "rounds": _list(_ROUND),
-        "selected_round": _count,
-        "sites": _map(_count),
-        "unseen": _list(_text),
-        "left_out": _map(_text),
-        "scored": _map(_text),
-        "shares": _map(_map(_number)),
-        "versions": _map(_text),
-        "input": _map(_any),
-        "execution": _map(_any),
-        "bytes_up_before_training": _map(_count),
-        "sha256": _map(_text),
-        "files": _map(_any),
-        "metrics": _map(_any),
+        "run": text,
+        "rounds": list_of(_ROUND),
+        "selected_round": count,
+        "sites": map_of(count),
+        "unseen": list_of(text),
+        "left_out": map_of(text),
+        "scored": map_of(text),
+        "shares": map_of(map_of(number)),
+        "versions": map_of(text),
+        "input": map_of(anything),
+        "execution": map_of(anything),
+        "bytes_up_before_training": map_of(count),
+        "sha256": map_of(text),
+        "files": map_of(anything),
+        "metrics": map_of(anything),
         "test": _TEST,
-        "seconds": _number,
-        "engine": _text,
-        "data": _text,
-        "data_options": _map(_any),
-        "planned": _map(_any),
-        "init": _map(_any),
+        "seconds": number,
+        "engine": text,
+        "data": text,
+        "data_options": map_of(anything),
+        "planned": map_of(anything),
+        "init": map_of(anything),
     }
+)
+_DIFFERENCE = entries({"patients": count, "cases": count}, score)
+_COMPARED = both(
+    entries({"against": map_of(_DIFFERENCE)}),
+    lambda value, where: _SCORES({k: v for k, v in value.items() if k != "against"}, where),
+)
+_MODEL = entries(
+    {"scored": text, "methods": list_of(text), "runs": list_of(entries({"run": text}))}, needed=("scored",)
+)
+_EVALUATION = entries(
+    {
+        "metric": text,
+        "metrics": map_of(map_of(plain)),
+        "models": both(map_of(_MODEL), entries({}, needed=(GLOBAL,))),
+        "unseen": list_of(text),
+        "sites": map_of(map_of(_COMPARED)),
+        "mean": map_of(map_of(score)),
+        "missing": map_of(map_of(text)),
+        "cross_site": map_of(map_of(map_of(_COMPARED))),
+        "kept": map_of(map_of(text)),
+    },
+    needed=("metric", "models", "sites"),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from medfedaug.errors import DataError
+from medfedaug.utils.event_schema import EVENTS, check_event
 from medfedaug.utils.printable import printable
 from medfedaug.utils.validation import is_number
 
@@ -32,6 +33,9 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
 
     A line that holds no event is left out: a process that ended with its machine, or while the disk was full,
     may have written a part of one.
+
+    Raises:
+        DataError: naming the file, for an event that no process of ours writes so.
     """
     with path.open("rb") as file:
         file.seek(position)
@@ -39,9 +43,17 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
             if not line.endswith(b"\n"):  # the writer is in the middle of it
                 return
             position += len(line)
-            with suppress(ValueError):
-                if isinstance(event := json.loads(line), dict) and "event" in event:
-                    yield event, position
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(event, dict) or "event" not in event:
+                continue
+            try:
+                check_event(event)
+            except ValueError as error:
+                raise DataError(f"holds an event that is damaged ({error})", path=path) from error
+            yield event, position
 
 
 class Teller:
@@ -62,7 +74,8 @@ class Teller:
 
     def lines(self, event: Mapping[str, Any]) -> list[str]:
         """The lines that an event is worth, each printable; none for most."""
-        tell = getattr(self, f"_{event['event']}", None)
+        kind = event["event"]
+        tell = getattr(self, f"_{kind}", None) if kind in EVENTS else None
         found: list[str] = tell(event) if tell else []
         return [printable(line) for line in found]
 

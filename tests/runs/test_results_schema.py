@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import random
 import shutil
 
 import pytest
+from changed_records import changes
 from finished_runs import simulated
-
-VALUES = [
-    *(None, "x", "", -1, 0, 1.5, 1e308, 10**400, float("nan"), True),
-    *([], {}, [[]], ["x"], [None], {"a": {}}, {"x": None}, {"x": [1]}),
-]
-"""What is put in the place of any entry."""
-
-CASES = 60
-"""Changes of each record; drawn by a seed of their own, since all of them take minutes."""
 
 
 @pytest.fixture(scope="module")
 def made(phantom_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("crafted") / "run"
     return simulated(phantom_dir, out, "fedrdn,fedfd", "--network", "unet", "--limit", 1)
-
-
-def places(content, path=()):
-    """Every entry, of lists the first."""
-    yield path
-    listed = enumerate(content[:1]) if isinstance(content, list) else ()
-    for key, value in content.items() if isinstance(content, dict) else listed:
-        yield from places(value, (*path, key))
-
-
-def changes(content, seed):
-    """Copies of a record, each with one entry replaced or deleted."""
-    drawn = random.Random(seed)
-    possible = [(path, value) for path in places(content) for value in (*VALUES, ...)]
-    for path, value in drawn.sample(possible, CASES):
-        changed = copy.deepcopy(content)
-        if not path:
-            yield path, None if value is ... else value
-            continue
-        inner = changed
-        for key in path[:-1]:
-            inner = inner[key]
-        if value is ...:
-            del inner[path[-1]]
-        else:
-            inner[path[-1]] = value
-        yield path, changed
 
 
 def nested(depth):

@@ -1,0 +1,199 @@
+"""The structure of JSON that somebody else may have written: checks of entries, which compose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from medfedaug.utils.validation import is_number
+
+__all__ = [
+    "Check",
+    "anything",
+    "both",
+    "count",
+    "count_to",
+    "entries",
+    "fail",
+    "finite",
+    "flag",
+    "list_of",
+    "map_of",
+    "number",
+    "number_from_to",
+    "one_of",
+    "optional",
+    "pairs_of",
+    "plain",
+    "score",
+    "text",
+]
+
+Check = Callable[[Any, str], None]
+"""Called with a value and its place, such as ``test.mean.dice``; raises `ValueError` naming both."""
+
+
+def fail(value: Any, where: str, expected: str) -> None:
+    """Refuse a value.
+
+    Raises:
+        ValueError: always.
+    """
+    # A number of hundreds of digits, or a whole object, is no part of one line.
+    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+    raise ValueError(f"{where or 'the content'} is {shown}, and {expected} was expected")
+
+
+def text(value: Any, where: str) -> None:
+    """Accept a text."""
+    if not isinstance(value, str):
+        fail(value, where, "a text")
+
+
+def flag(value: Any, where: str) -> None:
+    """Accept true and false."""
+    if not isinstance(value, bool):
+        fail(value, where, "true or false")
+
+
+def number(value: Any, where: str) -> None:
+    """Accept a finite number."""
+    if not is_number(value):
+        fail(value, where, "a finite number")
+
+
+def score(value: Any, where: str) -> None:
+    """Accept a finite number, and null for none."""
+    if value is not None and not is_number(value):
+        fail(value, where, "a finite number or null")
+
+
+def count(value: Any, where: str) -> None:
+    """Accept a whole number from 0 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        fail(value, where, "a whole number from 0 on")
+
+
+def count_to(last: int) -> Check:
+    """Accept a whole number from 0 to another."""
+
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= last:
+            fail(value, where, f"a whole number from 0 to {last}")
+
+    return checked
+
+
+def number_from_to(first: float, last: float) -> Check:
+    """Accept a number in a range."""
+
+    def checked(value: Any, where: str) -> None:
+        if not is_number(value) or not first <= value <= last:
+            fail(value, where, f"a number from {first:g} to {last:g}")
+
+    return checked
+
+
+def one_of(choices: Sequence[str]) -> Check:
+    """Accept one of some texts."""
+
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, str) or value not in choices:
+            fail(value, where, f"one of {', '.join(choices)}")
+
+    return checked
+
+
+def plain(value: Any, where: str) -> None:
+    """Accept a number, a text or nothing, and an object of such."""
+    if isinstance(value, Mapping):
+        map_of(plain)(value, where)
+    elif not isinstance(value, str | bool):
+        score(value, where)
+
+
+def anything(value: Any, where: str) -> None:
+    """Accept all."""
+
+
+def finite(value: Any, where: str) -> None:
+    """Accept whatever JSON can say; Python's own reader also takes NaN and infinity, which it cannot."""
+    if isinstance(value, Mapping):
+        map_of(finite)(value, where)
+    elif isinstance(value, list):
+        list_of(finite)(value, where)
+    elif isinstance(value, float):
+        number(value, where)
+
+
+def both(*checks: Check) -> Check:
+    """Accept what several checks accept."""
+
+    def checked(value: Any, where: str) -> None:
+        for check in checks:
+            check(value, where)
+
+    return checked
+
+
+def optional(check: Check) -> Check:
+    """Accept null as well."""
+    return lambda value, where: None if value is None else check(value, where)
+
+
+def map_of(check: Check) -> Check:
+    """Accept an object with entries of one kind, whatever they are called."""
+
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            fail(value, where, "an object")
+        for key, entry in value.items():
+            check(entry, f"{where}.{key}" if where else str(key))
+
+    return checked
+
+
+def list_of(check: Check) -> Check:
+    """Accept a list with entries of one kind."""
+
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, list):
+            fail(value, where, "a list")
+        for index, entry in enumerate(value):
+            check(entry, f"{where}[{index}]")
+
+    return checked
+
+
+def pairs_of(check: Check) -> Check:
+    """Accept a list of pairs, each a list of two entries of one kind."""
+
+    def checked(value: Any, where: str) -> None:
+        list_of(list_of(check))(value, where)
+        for index, entry in enumerate(value):
+            if len(entry) != 2:
+                fail(entry, f"{where}[{index}]", "a list of two")
+
+    return checked
+
+
+def entries(known: Mapping[str, Check], other: Check = anything, needed: Sequence[str] = ()) -> Check:
+    """Accept an object whose known entries are each of their own kind, where they are there.
+
+    Args:
+        known: the check of each known entry.
+        other: the check of all others.
+        needed: names without which the object is refused.
+    """
+
+    def checked(value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            fail(value, where, "an object")
+        for key, entry in value.items():
+            known.get(key, other)(entry, f"{where}.{key}" if where else str(key))
+        for key in needed:
+            if key not in value:
+                fail(value, where, f"an object with {key}")
+
+    return checked
