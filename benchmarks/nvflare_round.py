@@ -1,7 +1,8 @@
 """Idle time of a round: our NVFlare job, also with secure aggregation, and NVFlare's plain FedAvg recipe.
 
 All run in the simulator with the same network, the same number of sites and very little to compute. The idle
-time of a round is its duration at the server minus the longest time that any site worked.
+time of a round is its duration at the server minus the longest time that any site worked. Of a round under
+secure aggregation the steps are listed too, each from its request to the next one.
 
     python benchmarks/nvflare_round.py --sites 4 --rounds 8
 """
@@ -34,6 +35,10 @@ while flare.is_running():
 """
 
 
+LOG = "nvflare.log"
+STEPS = ("keys", "shares", "train", "confirm", "open")
+
+
 def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[float]:
     """Idle seconds of each round of our job: with FedRDN and FFA, or with FFA under secure aggregation."""
     from medfedaug.config.run import RunConfig
@@ -58,6 +63,24 @@ def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[fl
         entry["seconds"] - max(site["seconds"] for site in entry["sites"].values())
         for entry in results["rounds"]
     ]
+
+
+def steps(log: Path) -> dict[str, list[float]]:
+    """Seconds of each step of the rounds under secure aggregation, from the log of the simulator.
+
+    The first round, which starts the sites' training, is left out, and so is the last one: the time after
+    its ``open`` is that of the evaluation.
+    """
+    asked = []
+    for line in log.read_text(errors="replace").splitlines():
+        found = re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*scheduled task (\w+)", line)
+        if found and found[2] in STEPS:
+            asked.append((found[2], datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()))
+    taken: dict[str, list[float]] = {step: [] for step in STEPS}
+    rounds = list(itertools.pairwise(asked))[len(STEPS) : -len(STEPS) + 1]
+    for (step, begun), (_, ended) in rounds:
+        taken[step].append(ended - begun)
+    return taken
 
 
 def plain(sites: int, rounds: int, folder: Path) -> list[float]:
@@ -101,6 +124,17 @@ recipe.execute(SimEnv(num_clients={sites}, workspace_root={str(folder / "plain")
     return [b - a - max(work) for a, b in itertools.pairwise(stamps)]
 
 
+def print_steps(taken: dict[str, list[float]]) -> None:
+    """Print the median of each step, and its share of a round."""
+    middle = {step: statistics.median(times) for step, times in taken.items()}
+    whole = sum(middle.values())
+    print(
+        f"steps of {len(taken['train'])} rounds under secure aggregation: median seconds, share of their sum:"
+    )
+    for step, seconds in middle.items():
+        print(f"  {step:20s} {seconds:.2f}  {seconds / whole:.0%}", flush=True)
+
+
 def main() -> None:
     """Run all and print medians, and their ratios to the recipe's."""
     parser = argparse.ArgumentParser(
@@ -115,8 +149,10 @@ def main() -> None:
         found = {
             "medfedaug": ours(*common)[1:],
             "medfedaug, secure": ours(*common, secure=True)[1:],
-            "plain FedAvgRecipe": plain(*common)[1:],
         }
+        # Before the recipe, so that these ratios are there where it does not run.
+        print_steps(steps(Path(folder) / "secure/run" / LOG))
+        found["plain FedAvgRecipe"] = plain(*common)[1:]
     print(f"{arguments.sites} sites, {os.cpu_count()} cores, idle seconds a round (min, median, max):")
     *_, recipe = found.values()
     for name, values in found.items():
