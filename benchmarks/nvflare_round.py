@@ -35,7 +35,6 @@ while flare.is_running():
 """
 
 
-LOG = "nvflare.log"
 STEPS = ("keys", "shares", "train", "confirm", "open")
 
 
@@ -65,14 +64,15 @@ def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[fl
     ]
 
 
-def steps(log: Path) -> dict[str, list[float]]:
-    """Seconds of each step of the rounds under secure aggregation, from the log of the simulator.
+def steps(run: Path) -> dict[str, list[float]]:
+    """Seconds of each step of the rounds under secure aggregation, from the server's log of a simulation.
 
     The first round, which starts the sites' training, is left out, and so is the last one: the time after
     its ``open`` is that of the evaluation.
     """
     asked = []
-    for line in log.read_text(errors="replace").splitlines():
+    logs = sorted(run.rglob("server/**/log.txt"))
+    for line in (line for log in logs for line in log.read_text(errors="replace").splitlines()):
         found = re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*scheduled task (\w+)", line)
         if found and found[2] in STEPS:
             asked.append((found[2], datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()))
@@ -151,7 +151,7 @@ def main() -> None:
             "medfedaug, secure": ours(*common, secure=True)[1:],
         }
         # Before the recipe, so that these ratios are there where it does not run.
-        print_steps(steps(Path(folder) / "secure/run" / LOG))
+        print_steps(steps(Path(folder) / "secure/run"))
         found["plain FedAvgRecipe"] = plain(*common)[1:]
     print(f"{arguments.sites} sites, {os.cpu_count()} cores, idle seconds a round (min, median, max):")
     *_, recipe = found.values()
