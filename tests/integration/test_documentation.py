@@ -181,7 +181,7 @@ def named_tests(page: str) -> Iterator[tuple[str, str]]:
     for found in SELECTED.finditer(page):
         yield from ((found["path"], name) for name in set(re.findall(r"\w+", found["names"])) - WORDS)
     # The page says once where the tests are of rows that name no file before them.
-    if of_all := re.search(r"All tests are in `(tests/[\w/]+\.py)`", page):
+    if of_all := re.search(r"(?:All|The) tests are in `(tests/[\w/]+\.py)`", page):
         for cell in re.findall(r"^\|.*\|([^|]+)\|$", page, re.MULTILINE):
             before = cell.partition("`tests/")[0]
             yield from ((of_all[1], name) for name in re.findall(r"(?<!\*)\*(\w+)\*", before))
