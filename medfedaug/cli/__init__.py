@@ -15,6 +15,7 @@ from medfedaug.cli.methods import datasets, methods, networks
 from medfedaug.cli.plan import plan
 from medfedaug.cli.predict import predict
 from medfedaug.cli.run import export, simulate
+from medfedaug.cli.schema import schema
 from medfedaug.cli.setup import init, project
 from medfedaug.cli.site import approve, clean, doctor, jobs, ledger, names, site_config
 from medfedaug.cli.watch import watch
@@ -48,3 +49,4 @@ app.command()(ledger)
 app.command()(names)
 app.command()(clean)
 app.command()(watch)
+app.command()(schema)

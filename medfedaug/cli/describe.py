@@ -11,27 +11,42 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
 
 from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
+from medfedaug.cli.schema import File
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
+from medfedaug.config.validated import json_schema
 from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.experiments.experiment import Experiment
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.methods import registry
 from medfedaug.methods.base import Method
 from medfedaug.models import build_network, networks
 from medfedaug.models.stages import known_stages
+from medfedaug.privacy import JobRules, PrivacyPolicy
+from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import constructor_parameters
-from medfedaug.utils.docstrings import read_docstring
+from medfedaug.utils.docstrings import plain, read_docstring
 from medfedaug.utils.files import write_atomic
 
-__all__ = ["catalogue", "describe_data_set", "describe_method", "describe_network", "write_catalogue"]
+__all__ = [
+    "catalogue",
+    "describe_data_set",
+    "describe_method",
+    "describe_network",
+    "schemas",
+    "write_catalogue",
+]
 
 # Of a network: what follows from the data, and what is never taken.
 _SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
@@ -49,10 +64,30 @@ def catalogue() -> dict[str, Any]:
     }
 
 
+def schemas() -> dict[File, dict[str, Any]]:
+    """Return the JSON Schemas of the files that users write."""
+    experiment = json_schema(Experiment)
+    del experiment["required"]  # options of the command may give the rest
+    known = [*fields(RunConfig), *fields(Plan)]
+    texts = {one.name: {"description": plain(one.metadata["text"])} for one in known if one.metadata}
+    for name in ("settings", "vary"):
+        experiment["properties"][name]["properties"] = texts
+    return {
+        File.experiment: experiment,
+        File.site_settings: json_schema(SiteSettings, PrivacyPolicy, JobRules),
+    }
+
+
 def write_catalogue() -> None:
-    """Write the catalogue beside the module that reads it."""
-    text = json.dumps(catalogue(), indent=1, ensure_ascii=False) + "\n"
-    write_atomic(FILE, lambda file: file.write(text.encode()))
+    """Write catalogue and schemas beside the modules that read them."""
+    files = {FILE: catalogue(), **{file.path: found for file, found in schemas().items()}}
+    for path, content in files.items():
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        write_atomic(path, partial(_put, text.encode()))
+
+
+def _put(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
 
 
 def describe_method(name: str) -> Described:

@@ -16,16 +16,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
+from pydantic import BeforeValidator, Strict, WithJsonSchema
+from pydantic.dataclasses import dataclass
 
 from medfedaug._version import __version__
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
+from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.data.datasets.registry import (
     OWN_DATA,
     find_benchmark,
@@ -50,8 +53,25 @@ _PLAN, _AUTO = "plan", "auto"
 _SAID = ("rounds", "local_epochs", "intensity")
 
 
-@dataclass(frozen=True)
-class Experiment:
+def _several(value: Any) -> tuple[str, ...]:
+    found = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in found):
+        raise ValueError("must be a name or a list of names")
+    return tuple(map(str, found))  # YAML has sites 1 and 2 as numbers
+
+
+_NAME = {"type": ["string", "number"]}
+
+File = Annotated[Path, Strict(False)]
+Several = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_several),
+    WithJsonSchema({"anyOf": [_NAME, {"type": "array", "items": _NAME}]}),
+]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Experiment(OneLineErrors):
     """Methods x seeds x folds x settings.
 
     Args:
@@ -74,32 +94,23 @@ class Experiment:
         ConfigError: for values of another kind.
     """
 
-    data: Path
-    methods: tuple[str, ...]
-    out: Path
+    SETTINGS: ClassVar[str] = "experiment: "
+
+    data: File
+    methods: Several
+    out: File
     protocol: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    vary: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 5
     folds: int = 0
-    holdout: tuple[str, ...] = ()
+    holdout: Several = ()
     limit: int | None = None
     scale: float = 1.0
-    init: Path | None = None
+    init: File | None = None
     cross_site: bool = False
 
     def __post_init__(self) -> None:
-        kinds = {"settings": Mapping, "vary": Mapping, "seeds": int, "folds": int, "cross_site": bool}
-        for name, kind in kinds.items():
-            if not isinstance(value := getattr(self, name), kind) or (kind is int and value is True):
-                raise ConfigError(f"experiment: {name} is {value!r}")
-        for name in _PATHS:
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, Path(getattr(self, name)))
-        for name in ("methods", "holdout"):
-            value = getattr(self, name)
-            several = value if isinstance(value, list | tuple) else (value,)
-            object.__setattr__(self, name, tuple(map(str, several)))  # YAML has sites 1 and 2 as numbers
         object.__setattr__(self, "methods", tuple(parse_methods_list(self.methods)))
         settings = {name: axis_value(value) for name, value in self.settings.items()}
         vary = {
@@ -279,8 +290,8 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
     known = [entry.name for entry in dataclasses.fields(Experiment)]
     check_keys(f"{path}: unknown keys", content, known)
     for name in _PATHS:
-        if content.get(name) is not None:
-            content[name] = Path(os.path.normpath(path.parent / str(content[name])))
+        if isinstance(content.get(name), str):
+            content[name] = Path(os.path.normpath(path.parent / content[name]))
     settings = content.get("settings")
     if isinstance(settings, dict) and settings.get(_PLAN) not in (None, _AUTO):
         content["settings"] = {**settings, _PLAN: str(path.parent / str(settings[_PLAN]))}

@@ -7,31 +7,7 @@ scores leaves it, `released_scores` decides. ``docs/privacy.md`` has the threat 
 ``docs/threats.md`` says which attack each rule for jobs stops.
 """
 
-from medfedaug.privacy.accountant import epsilon_spent, noise_multiplier_for
-from medfedaug.privacy.job_log import JOBS_FOLDER, JobBook, JobEntry, Origin, job_hash
-from medfedaug.privacy.job_policy import JobRules
-from medfedaug.privacy.ledger import LEDGER_FILE, PrivacyLedger, Release
-from medfedaug.privacy.policy import PrivacyPolicy
-from medfedaug.privacy.pseudonyms import Pseudonyms, public_text
-from medfedaug.privacy.score_release import class_labels, released_difference, released_loss, released_scores
+import lazy_loader
 
-__all__ = [
-    "JOBS_FOLDER",
-    "LEDGER_FILE",
-    "JobBook",
-    "JobEntry",
-    "JobRules",
-    "Origin",
-    "PrivacyLedger",
-    "PrivacyPolicy",
-    "Pseudonyms",
-    "Release",
-    "class_labels",
-    "epsilon_spent",
-    "job_hash",
-    "noise_multiplier_for",
-    "public_text",
-    "released_difference",
-    "released_loss",
-    "released_scores",
-]
+# Names are imported when they are used; the stub beside this file lists them.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

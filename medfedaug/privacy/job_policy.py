@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.config.run import RunConfig
@@ -107,6 +107,8 @@ min_batch_size is 4
         "forgotten.",
         above=0,
     )
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # for its JSON Schema
 
     def __post_init__(self) -> None:
         for name in ("methods", "networks", "tasks", "loops", "known_sites"):

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, Final, Literal
 
+from annotated_types import Ge, Gt, Lt
+from pydantic import Field, Strict
+from pydantic.dataclasses import dataclass
+
+from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
-from medfedaug.utils.validation import check_keys, is_number
+from medfedaug.utils.validation import check_keys
 
 __all__ = ["CASES", "SUMMARY", "PrivacyPolicy"]
 
-SUMMARY, CASES = "summary", "cases"
+SUMMARY: Final = "summary"
+CASES: Final = "cases"
 
 _BOUNDED = (INTENSITY_MEAN, INTENSITY_STD, FEATURE_MEAN, FEATURE_STD)
 
+Count = Annotated[int, Ge(1)]
+Multiplier = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Bounds = Annotated[tuple[float, float], Strict(False)]  # a list, as in JSON
 
-@dataclass(frozen=True)
-class PrivacyPolicy:
+
+@dataclass(frozen=True, config=STRICT)
+class PrivacyPolicy(OneLineErrors):
     """A site's own rules for what its methods send; JSON in the site's settings.
 
     Args:
@@ -64,56 +75,36 @@ class PrivacyPolicy:
         (20, 0.0)
     """
 
-    min_images: int = 10
-    noise_multiplier: float = 0.0
-    delta: float = 1e-5
-    max_epsilon: float | None = None
-    sgd_noise_multiplier: float = 0.0
-    sgd_clip: float = 1.0
-    clip: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    cases_per_patient: int = 1
-    scores: str = SUMMARY
-    score_noise_multiplier: float = 0.0
+    SETTINGS: ClassVar[str] = "privacy: "
+
+    min_images: Count = 10
+    noise_multiplier: Multiplier = 0.0
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    max_epsilon: Positive | None = None
+    sgd_noise_multiplier: Multiplier = 0.0
+    sgd_clip: Positive = 1.0
+    clip: Annotated[
+        Mapping[str, Bounds], Field(json_schema_extra={"propertyNames": {"enum": list(_BOUNDED)}})
+    ] = field(default_factory=dict)
+    cases_per_patient: Count = 1
+    scores: Literal["summary", "cases"] = SUMMARY
+    score_noise_multiplier: Multiplier = 0.0
     lend_models: bool = False
     allow_differences: bool = False
-    max_validation_scores: int = 100
-    max_test_scores: int = 20
-    max_unknown_models: int = 1
+    max_validation_scores: Count = 100
+    max_test_scores: Count = 20
+    max_unknown_models: Annotated[int, Ge(0)] = 1
 
     def __post_init__(self) -> None:
-        for name in ("min_images", "cases_per_patient", "max_validation_scores", "max_test_scores"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"privacy: {name} must be a whole number from 1 on, got {value!r}")
-        unknown = self.max_unknown_models
-        if not isinstance(unknown, int) or isinstance(unknown, bool) or unknown < 0:
-            raise ConfigError(f"privacy: max_unknown_models must be a whole number, got {unknown!r}")
-        if self.scores not in (SUMMARY, CASES):
-            raise ConfigError(f"privacy: scores is {SUMMARY} or {CASES}, got {self.scores!r}")
-        for name in ("lend_models", "allow_differences"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"privacy: {name} is true or false, got {getattr(self, name)!r}")
-        for name in ("noise_multiplier", "sgd_noise_multiplier", "score_noise_multiplier"):
-            value = getattr(self, name)
-            if not is_number(value) or value < 0:
-                raise ConfigError(f"privacy: {name} must be a number from 0 on, got {value!r}")
-        if not is_number(self.sgd_clip) or not self.sgd_clip > 0:
-            raise ConfigError(f"privacy: sgd_clip must be a norm above 0, got {self.sgd_clip!r}")
-        if not is_number(self.delta) or not 0 < self.delta < 1:
-            raise ConfigError(f"privacy: delta is a probability, got {self.delta!r}")
         if self.score_noise_multiplier and self.scores != SUMMARY:
             raise ConfigError(f"privacy: noise on scores is for means: scores must be {SUMMARY}")
         if self.max_epsilon is None and self.adds_noise:
             raise ConfigError("privacy: with noise, max_epsilon says where the site stops; it is missing")
-        if self.max_epsilon is not None:
-            if not is_number(self.max_epsilon) or self.max_epsilon <= 0:
-                raise ConfigError(f"privacy: max_epsilon must be a positive number, got {self.max_epsilon!r}")
-            if not self.adds_noise:
-                # Without noise ε is infinite: a cap would promise what nothing keeps.
-                raise ConfigError("privacy: max_epsilon means nothing without a noise_multiplier")
-        if not isinstance(self.clip, Mapping):
-            raise ConfigError(f"privacy: clip is a mapping from kind to [low, high], got {self.clip!r}")
-        object.__setattr__(self, "clip", {kind: _bounds(kind, pair) for kind, pair in self.clip.items()})
+        if self.max_epsilon is not None and not self.adds_noise:
+            # Without noise ε is infinite: a cap would promise what nothing keeps.
+            raise ConfigError("privacy: max_epsilon means nothing without a noise_multiplier")
+        for kind, bounds in self.clip.items():
+            _check_bounds(kind, *bounds)
 
     @property
     def adds_noise(self) -> bool:
@@ -153,16 +144,14 @@ class PrivacyPolicy:
         return cls(**dict(values))
 
 
-def _bounds(kind: str, pair: Any) -> tuple[float, float]:
+def _check_bounds(kind: str, low: float, high: float) -> None:
     if kind not in _BOUNDED:
         raise ConfigError(f"privacy: no kind {kind!r} to clip; there are {', '.join(_BOUNDED)}")
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(map(is_number, pair)):
-        raise ConfigError(f"privacy: clip of {kind} must be two numbers, got {pair!r}")
-    low, high = float(pair[0]), float(pair[1])
     if not low < high:
-        raise ConfigError(f"privacy: clip of {kind} must be [low, high], got {pair!r}")
+        raise ConfigError(f"privacy: clip of {kind} must be [low, high], got {[low, high]}")
     if (kind == FEATURE_STD and low < 0) or (kind == INTENSITY_STD and low <= 0):
         # Images are divided by the latter.
         sign = "negative" if kind == FEATURE_STD else "0 or less"
-        raise ConfigError(f"privacy: a standard deviation cannot be {sign}: clip of {kind}, got {pair!r}")
-    return low, high
+        raise ConfigError(
+            f"privacy: a standard deviation cannot be {sign}: clip of {kind}, got {[low, high]}"
+        )

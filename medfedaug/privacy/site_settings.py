@@ -7,15 +7,19 @@ in environment variables, which come first.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, MinLen
+from pydantic import BeforeValidator, Strict, WithJsonSchema
+from pydantic.dataclasses import dataclass
 
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
+from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.errors import ConfigError
 from medfedaug.privacy import JobRules, PrivacyPolicy
 from medfedaug.utils.files import parse_json
@@ -47,8 +51,49 @@ _VARIABLES = {
 }
 
 
-@dataclass(frozen=True)
-class SiteSettings:
+def _text(value: Any) -> Any:
+    if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
+        raise ValueError("must be text")
+    return value
+
+
+def _folder(value: Any) -> Path | None:
+    found = _text(value)
+    return Path(found) if found else None
+
+
+def _number(value: Any) -> Any:
+    try:  # a variable of the environment is text
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _built_by(cls: Any) -> Callable[[Any], Any]:
+    """Build a group of settings from its mapping, whose unknown keys then get the names that are near."""
+    return lambda value: value if isinstance(value, cls) else cls.from_dict(value)
+
+
+def _bundles(value: Any) -> Any:
+    built = isinstance(value, Mapping) and all(isinstance(one, AllowedBundle) for one in value.values())
+    return value if built else AllowedBundle.from_settings(value)
+
+
+_BUNDLE = {
+    "type": "object",
+    "properties": {"folder": {"type": "string"}, "hash": {"type": "string"}},
+    "required": ["folder", "hash"],
+    "additionalProperties": False,
+}
+
+_PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
+
+Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
+Number = Annotated[float, Ge(0), BeforeValidator(_number)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class SiteSettings(OneLineErrors):
     """Settings of a site, which no job carries.
 
     Args:
@@ -74,17 +119,25 @@ class SiteSettings:
         20
     """
 
-    data: Path | None = None
-    device: str = "auto"
-    state: Path | None = None
-    privacy: PrivacyPolicy = field(default_factory=PrivacyPolicy)
-    plugins: tuple[str, ...] = ()
-    bundles: Mapping[str, AllowedBundle] = field(default_factory=dict)
-    memory: float = DEFAULT_MEMORY
-    cache: Path | None = None
-    jobs: JobRules = field(default_factory=JobRules)
+    UNITS: ClassVar[dict[str, str]] = {"memory": "GiB", "save_every": "minutes"}
+
+    data: Folder = None
+    device: Annotated[str, BeforeValidator(lambda value: _text(value) or "auto")] = "auto"
+    state: Folder = None
+    privacy: Annotated[PrivacyPolicy, BeforeValidator(_built_by(PrivacyPolicy))] = field(
+        default_factory=PrivacyPolicy
+    )
+    plugins: Annotated[tuple[Annotated[str, MinLen(1)], ...], Strict(False)] = ()
+    bundles: Annotated[
+        Mapping[str, AllowedBundle],
+        BeforeValidator(_bundles),
+        WithJsonSchema({"type": "object", "additionalProperties": _BUNDLE}),
+    ] = field(default_factory=dict)
+    memory: Number = DEFAULT_MEMORY
+    cache: Folder = None
+    jobs: Annotated[JobRules, BeforeValidator(_built_by(JobRules))] = field(default_factory=JobRules)
     simulation: bool = False
-    save_every: float = 5.0
+    save_every: Number = 5.0
 
     @property
     def storage(self) -> Storage:
@@ -116,34 +169,10 @@ class SiteSettings:
         if not isinstance(values, dict):
             raise ConfigError(f"{source}: a JSON object is needed, got {type(values).__name__}")
         check_keys(f"{source}: unknown keys", values, [f.name for f in dataclasses.fields(cls)])
-        memory = _number(values, "memory", cls.memory, "GiB", source)
-        save_every = _number(values, "save_every", cls.save_every, "minutes", source)
-        for name in ("data", "device", "state", "cache"):
-            if not isinstance(values.get(name), str | None) or values.get(name) == "":
-                raise ConfigError(f"{source}: {name} must be text, got {values[name]!r}")
-        plugins = values.get("plugins", [])
-        if not isinstance(plugins, list | tuple) or not all(isinstance(p, str) and p for p in plugins):
-            raise ConfigError(f"{source}: plugins must be a list of names of packages, got {plugins!r}")
-        if not isinstance(values.get("simulation", False), bool):
-            raise ConfigError(f"{source}: simulation must be true or false, got {values['simulation']!r}")
         try:
-            policy = PrivacyPolicy.from_dict(values.get("privacy", {}))
-            jobs = JobRules.from_dict(values.get("jobs", {}))
-            bundles = AllowedBundle.from_settings(values.get("bundles", {}))
+            return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
-        folders = {name: Path(values[name]) for name in ("data", "state", "cache") if values.get(name)}
-        return cls(
-            **folders,
-            device=values.get("device") or "auto",
-            memory=memory,
-            privacy=policy,
-            plugins=tuple(plugins),
-            bundles=bundles,
-            jobs=jobs,
-            simulation=values.get("simulation", False),
-            save_every=save_every,
-        )
 
     @classmethod
     def load(cls, kit: str | Path | None, environment: Mapping[str, str] = os.environ) -> SiteSettings:
@@ -188,18 +217,3 @@ class SiteSettings:
             cache=kit / settings.cache if settings.cache else None,
             state=kit / (settings.state or "medfedaug"),
         )
-
-
-def _number(values: Mapping[str, Any], name: str, default: float, unit: str, source: object) -> float:
-    """A number from 0 on.
-
-    Raises:
-        ConfigError: naming the source and the key.
-    """
-    try:
-        found = float(values.get(name, default))
-    except (TypeError, ValueError):
-        found = math.nan
-    if not 0 <= found < math.inf or isinstance(values.get(name), bool):
-        raise ConfigError(f"{source}: {name} must be a number of {unit}, got {values[name]!r}")
-    return found

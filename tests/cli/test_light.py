@@ -94,6 +94,11 @@ def test_the_disk_space_of_a_kit(kit):
     assert "stays: ledger, keys and book of jobs" in out
 
 
+@pytest.mark.parametrize("file", ["experiment", "site-settings"])
+def test_the_schema_of_a_file(file):
+    assert "json-schema.org" in light("schema", file)[0]
+
+
 def test_the_help_of_each_command():
     for name in ["", *get_command(app).commands]:
         out, _ = light(*filter(None, [name, "--help"]))

@@ -1,0 +1,42 @@
+"""The command `schema`: JSON Schemas of the files that users write, for their editors."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["FOLDER", "File", "schema"]
+
+FOLDER = Path(__file__).with_name("schemas")
+"""Of the schemas, which ``make catalogue`` makes from the classes (`medfedaug.cli.describe`)."""
+
+
+class File(str, Enum):
+    """Files that have a schema."""
+
+    experiment = "experiment"
+    site_settings = "site-settings"
+
+    @property
+    def path(self) -> Path:
+        """The file of the schema."""
+        return FOLDER / f"{self.value}.json"
+
+
+def schema(
+    file: Annotated[
+        File,
+        typer.Argument(
+            help="experiment, of benchmark --experiment; or site-settings, local/medfedaug.json of a kit."
+        ),
+    ],
+) -> None:
+    """Print the JSON Schema of a file, with which an editor completes and checks it.
+
+    Example: medfedaug schema experiment > experiment.schema.json, and as the first line of the experiment:
+    # yaml-language-server: $schema=experiment.schema.json
+    """
+    typer.echo(file.path.read_text(encoding="utf-8"), nl=False)
