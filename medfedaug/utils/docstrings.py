@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 from dataclasses import dataclass, field
 from typing import Any
+
+from docstring_parser import DocstringParam
+from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser, Section, SectionType
 
 from medfedaug.utils.docstring_math import formula_text
 
 __all__ = ["Docstring", "plain", "read_docstring"]
 
-_SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Deviations|Examples?|Note):\s*$")
 _FORMULA = ".. math::"
-_ARGUMENT = re.compile(r"\*{0,2}(\w+)(?: \([^)]*\))?:\s*(.*)")
+_TEXTS = [Section(title, title.lower(), SectionType.SINGULAR) for title in ("Deviations", "Note")]
+_PARSER = GoogleParser([*DEFAULT_SECTIONS, *_TEXTS])
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,32 @@ def read_docstring(of: Any) -> Docstring:
         >>> found.summary, found.paragraphs, found.arguments
         ('Scale x.', ('It is not changed.',), {'by': 'the factor, above 0.'})
     """
-    texts = [of.__doc__ or ""]
-    if inspect.isclass(of) and "__init__" in vars(of):
-        texts.append(of.__init__.__doc__ or "")
-    blocks = [block for text in texts for block in _blocks(inspect.cleandoc(text))]
-    text = [_paragraph(lines) for name, lines in blocks if not name]
-    arguments: dict[str, str] = {}
-    sections: dict[str, str] = {}
-    for name, lines in blocks:
-        if name == "Args":
-            arguments.update(_arguments(lines))
-        elif name:
-            sections[name] = plain(lines)
-    return Docstring(text[0] if text else "", tuple(text[1:]), arguments, sections)
+    own = [of.__init__] if inspect.isclass(of) and "__init__" in vars(of) else []
+    # Text may go on after a section: each block that begins at the margin is parsed by itself, below a
+    # summary, which the parser expects.
+    blocks = [
+        _PARSER.parse(f"Summary.\n\n{block}")
+        for one in (of, *own)
+        for block in re.split(r"\n\s*\n(?=\S)", inspect.cleandoc(one.__doc__ or ""))
+    ]
+    paragraphs = [
+        _paragraph(text)
+        for block in blocks
+        for text in re.split(r"\n\s*\n", block.long_description or "")
+        if text.strip()
+    ]
+    entries = [entry for block in blocks for entry in block.meta]
+    arguments = {
+        entry.arg_name.lstrip("*"): plain(entry.description or "")
+        for entry in entries
+        if isinstance(entry, DocstringParam) and entry.args[0] == "param"
+    }
+    sections = {
+        entry.args[0].capitalize(): plain(entry.description or "")
+        for entry in entries
+        if not isinstance(entry, DocstringParam)
+    }
+    return Docstring(paragraphs[0] if paragraphs else "", tuple(paragraphs[1:]), arguments, sections)
 
 
 def _paragraph(lines: str) -> str:
@@ -85,41 +100,3 @@ def plain(text: str) -> str:
     text = re.sub(r"(?::\w+)+:`([^`]*)`", r"\1", text)
     text = re.sub(r"\s*<https?://[^>]*>`?_{0,2}", "", text)
     return " ".join(text.replace("`", "").replace("\\*", "*").split())
-
-
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """The paragraphs and sections in their order, each with the section's name."""
-    found: list[tuple[str, str]] = []
-    lines: list[str] = []
-    name = ""
-
-    def end() -> None:
-        if any(line.strip() for line in lines):
-            found.append((name, "\n".join(lines)))
-
-    for line in [*text.splitlines(), ""]:
-        if match := _SECTION.match(line):
-            end()
-            name, lines = match[1], []
-        elif name and line.strip() and not line.startswith(" "):  # the text goes on after a section
-            end()
-            name, lines = "", [line]
-        elif not name and not line.strip():
-            end()
-            lines = []
-        else:
-            lines = [*lines, line]
-    end()
-    return found
-
-
-def _arguments(lines: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    name = ""
-    for line in textwrap.dedent(lines).splitlines():
-        if (match := _ARGUMENT.match(line)) and not line.startswith(" "):
-            name = match[1]
-            found[name] = match[2]
-        elif name:
-            found[name] += f"\n{line}"
-    return {name: plain(text) for name, text in found.items()}
