@@ -248,7 +248,8 @@ def jobs(
         )
     out_console.print(table)
     for entry in entries:
-        if job or (entry.verdict == WAITING and settings.jobs.approve):
+        # The page builds the job's network: not for each job that has run at a site that approves none.
+        if job or (entry.verdict == WAITING and (settings.jobs.approve or not entry.runs)):
             print_page(["", *summary(entry)])
 
 
