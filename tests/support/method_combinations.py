@@ -1,0 +1,266 @@
+"""Every pair of methods, built at the server and at a site under several settings: refused, and why.
+
+``python tests/support/method_combinations.py`` writes the record that tests/methods/test_combinations.py
+compares with. A change of the record is a change of what users may combine.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import MedFedAugError
+from medfedaug.experiments.simulate import configure
+from medfedaug.federation import SiteTrainer
+from medfedaug.federation.server.server import FederationServer
+from medfedaug.methods import build_methods, registry
+from medfedaug.privacy import PrivacyPolicy
+
+RECORD = Path(__file__).parents[1] / "methods" / "method_combinations.csv"
+ALWAYS = "always"
+"""The setting of a pair that no run may have, whatever its network and options."""
+U_NET = {"channels": [2, 4, 4], "strides": [2, 2]}
+WITH_BATCH_NORM = {**U_NET, "norm": "batch"}
+VOLUMES = Plan(spatial_dims=3, patch_size=[16, 16, 16], patches_per_volume=1)
+RESNET = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 4, 4, 4]}
+VIT = {"img_size": 40, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2}
+_NOISE = {
+    "noise_multiplier": 50.0,
+    "max_epsilon": 1000.0,
+    "clip": dict.fromkeys(("intensity_mean", "intensity_std", "feature_mean", "feature_std"), (0.01, 2.0)),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of a run, and the policy of its sites.
+
+    Args:
+        photographs: a classification of photographs; otherwise a segmentation of phantoms.
+        network: its arguments.
+        options: of `RunConfig`.
+        policy: of `PrivacyPolicy`.
+    """
+
+    photographs: bool = False
+    network: dict[str, Any] = field(default_factory=lambda: {**U_NET, "norm": "instance"})
+    options: dict[str, Any] = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)
+
+
+SETTINGS = {
+    "slices_batch_norm": Setting(network=WITH_BATCH_NORM),
+    "slices": Setting(),
+    "volumes_batch_norm": Setting(network=WITH_BATCH_NORM, options={"plan": VOLUMES}),
+    "volumes": Setting(options={"plan": VOLUMES}),
+    "photographs_batch_norm": Setting(True, RESNET, {"network": "monai.networks.nets.ResNet"}),
+    "photographs": Setting(True, {**RESNET, "norm": "instance"}, {"network": "monai.networks.nets.ResNet"}),
+    "photographs_vit": Setting(True, VIT, {"network": "vit"}),
+    "labels_alone": Setting(options={"loss": "monai.losses.HausdorffDTLoss"}),
+    "max_share": Setting(options={"max_share": 0.5}),
+    "bfloat16": Setting(options={"precision": "bfloat16"}),
+    "secure_aggregation": Setting(options={"secure_aggregation": True}),
+    "noise": Setting(policy=_NOISE),
+    "private_steps": Setting(policy={**_NOISE, "sgd_noise_multiplier": 1.0}),
+}
+
+
+class Row(NamedTuple):
+    """A pair, the settings in which it has one outcome, and that outcome.
+
+    Args:
+        first: a method.
+        second: another; the same for the method alone.
+        settings: names of `SETTINGS`, ``all`` of them, ``all but`` some, or `ALWAYS`.
+        outcome: ``allowed``; the ground on which the pair is refused; ``as NAME alone`` where one of the two
+            is refused with the same words by itself; or these words.
+    """
+
+    first: str
+    second: str
+    settings: str
+    outcome: str
+
+    def named(self) -> list[str]:
+        """The settings by name."""
+        words = self.settings.split()
+        if words[0] != "all":
+            return words
+        return [name for name in SETTINGS if name not in words[2:]]
+
+
+# Of the pairwise checks: the ground by the form of their message.
+_GROUNDS = {
+    r"^(\w+) contains (\w+); leave \2 out": "method",
+    r"both normalise the input": "normalised_input",
+    r"both make the global model": "global_model",
+    r"both mix the labels of a batch|mixes the labels of a batch, and": "labels",
+    r"both replace the normalisation layers|replaces the normalisation layers, and": "norm_layers",
+    r"keeps models beside the one that is trained": "complete_state_dict",
+    r"starts a site's training from weights of its own": "global_start",
+    r"has all images in one place; (?!a federation)": "separate_sites",
+    r"noise does not cover running statistics": "averaged_buffers",
+    r"noise does not cover what": "exchange",
+    r"max_share limits a site's share of the mean, and": "given_shares",
+    r"mixes labels, and the loss": "soft_labels",
+}
+
+
+def ground(reason: str, pair: tuple[str, str]) -> str:
+    """The ground of a refusal: a word where two cannot be combined, else the line without its asides.
+
+    Raises:
+        AssertionError: for a refusal of the pair that does not name both.
+    """
+    for form, word in _GROUNDS.items():
+        if re.search(form, reason):
+            if word not in ("averaged_buffers", "given_shares", "soft_labels"):
+                assert all(re.search(rf"\b{name}\b", reason) for name in pair), reason
+            return word
+    return re.sub(r" \([^)]*\)", "", reason).partition(";")[0]
+
+
+def specs(pair: Iterable[str]) -> tuple[dict[str, Any], ...]:
+    """The methods of a pair, with arguments that suit a site of few cases."""
+    small = {"fedmix": {"group": 2}, "feddg": {"group": 1}}
+    return tuple({"name": name, "args": small.get(name, {})} for name in dict.fromkeys(pair))
+
+
+def pairs() -> list[tuple[str, str]]:
+    """All pairs of the methods that are built in; a method alone is a pair with itself."""
+    return list(itertools.combinations_with_replacement(registry.built_in_methods(), 2))
+
+
+class Sites:
+    """Small sites whose data are open, and the configuration of their runs.
+
+    Args:
+        root: an empty folder for the data.
+    """
+
+    def __init__(self, root: Path) -> None:
+        make_phantom(root / "phantom", sites=2, patients=5, shape=(32, 32, 16), seed=0)
+        rng = np.random.default_rng(0)
+        for site, label, index in itertools.product(("A", "B"), ("cat", "dog"), range(5)):
+            folder = root / "photographs" / site / label
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+        self.root = root
+        self._opened: dict[str, tuple[RunConfig, SiteFolder]] = {}
+        self._alone: dict[tuple[str, str], str] = {}
+
+    def of(self, name: str) -> tuple[RunConfig, SiteFolder]:
+        """The run of a setting with FedAvg, and the data of the site."""
+        if name not in self._opened:
+            setting = SETTINGS[name]
+            folder = self.root / ("photographs" if setting.photographs else "phantom")
+            sites = find_sites(folder)
+            options = {
+                "network": "unet",
+                "batch_size": 2,
+                "rounds": 2,
+                "methods": specs(["fedavg"]),
+                **setting.options,
+            }
+            make = partial(configure, sites) if setting.photographs else RunConfig
+            config = make(network_args=setting.network, **options)
+            self._opened[name] = config, sites[0]
+        return self._opened[name]
+
+    def refusal(self, pair: tuple[str, str], name: str) -> str:
+        """The line with which server or site refuse a pair; empty where both accept it."""
+        if len(set(pair)) > 1:
+            return self._refusal(pair, name)
+        if (pair[0], name) not in self._alone:
+            self._alone[pair[0], name] = self._refusal(pair, name)
+        return self._alone[pair[0], name]
+
+    def _refusal(self, pair: tuple[str, str], name: str) -> str:
+        config, site = self.of(name)
+        pooled = "pooled" in pair
+        try:
+            config = RunConfig.from_dict({**config.to_dict(), "methods": list(specs(pair))})
+            FederationServer(config, travels=not pooled)
+            policy = PrivacyPolicy(min_images=1, **SETTINGS[name].policy)
+            trainer = SiteTrainer(config, site, "cpu", policy=policy)
+            trainer.open(site.name)
+            for method, part in trainer.parts.items():
+                for exchange in (part.before_training, part.every_round):
+                    if exchange is not None:
+                        trainer.guard.check(method, exchange)
+        except MedFedAugError as error:
+            return str(error)
+        return ""
+
+
+def outcomes(found: Sites, pair: tuple[str, str], names: Iterable[str] = SETTINGS) -> dict[str, str]:
+    """What becomes of a pair by setting: see `Row`."""
+    try:
+        build_methods(specs(pair))
+    except MedFedAugError as error:
+        return {ALWAYS: ground(str(error), pair)}
+    return {name: _outcome(found, pair, name) for name in names}
+
+
+def _outcome(found: Sites, pair: tuple[str, str], name: str) -> str:
+    reason = found.refusal(pair, name)
+    for method in pair if len(set(pair)) > 1 and reason else ():
+        if found.refusal((method, method), name) == reason:
+            return f"as {method} alone"
+    return ground(reason, pair) if reason else "allowed"
+
+
+def rows(found: Sites, chosen: Iterable[tuple[str, str]]) -> Iterator[Row]:
+    """The rows of some pairs."""
+    for pair in chosen:
+        by_ground: dict[str, list[str]] = {}
+        for name, reason in outcomes(found, pair).items():
+            by_ground.setdefault(reason, []).append(name)
+        for reason, names in by_ground.items():
+            yield Row(*pair, _named(names), reason)
+
+
+def _named(names: list[str]) -> str:
+    others = [name for name in SETTINGS if name not in names]
+    if names == [ALWAYS] or len(others) > len(names):
+        return " ".join(names)
+    return " ".join(["all", *(["but", *others] if others else [])])
+
+
+def read_record() -> list[Row]:
+    """The committed record."""
+    with RECORD.open(newline="", encoding="utf-8") as file:
+        return [Row(*line) for line in itertools.islice(csv.reader(file), 1, None)]
+
+
+def main() -> None:
+    """Write the record."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORD
+    with tempfile.TemporaryDirectory() as folder, target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows(rows(Sites(Path(folder)), pairs()))
+
+
+if __name__ == "__main__":
+    main()
