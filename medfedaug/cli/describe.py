@@ -30,6 +30,7 @@ from medfedaug.experiments.experiment import Experiment
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.methods import registry
 from medfedaug.methods.base import Method
+from medfedaug.methods.compatibility import included_methods
 from medfedaug.models import build_network, networks
 from medfedaug.models.stages import known_stages
 from medfedaug.privacy import JobRules, PrivacyPolicy
@@ -104,8 +105,8 @@ def describe_method(name: str) -> Described:
     exchanged = [text for text in doc.paragraphs if text.startswith("Exchange")]
     if exchanged:
         facts[BESIDE_THE_MODEL] = f"{line.facts[BESIDE_THE_MODEL]}. {' '.join(exchanged)}"
-    if cls.contains:
-        facts["includes"] = ", ".join(cls.contains)
+    if included := included_methods(cls):
+        facts["includes"] = ", ".join(included)
     text = [doc.summary, *(text for text in doc.paragraphs if text not in exchanged)]
     if differs := doc.sections.get("Deviations"):
         text.append(f"Deviations: {differs}")
@@ -163,13 +164,13 @@ def _method(name: str, cls: type[Method]) -> Described:
     def has(hook: str) -> bool:
         return getattr(cls, hook) is not getattr(Method, hook)
 
-    times = ["less"] if has("kept_at_site") else []
+    times = ["less"] if has("local_entries") else []
     times += ["once"] if has("before_training") else []
     times += ["every round"] if has("every_round") else []
     limits = [] if set(cls.tasks) == set(Method.tasks) else list(cls.tasks)
     limits += [] if set(cls.dimensions) == set(Method.dimensions) else [f"{n}D" for n in cls.dimensions]
     sent = "; ".join(times) or "nothing"
-    facts = {BESIDE_THE_MODEL: "the images themselves" if cls.pools_data else sent}
+    facts = {BESIDE_THE_MODEL: "the images themselves" if "separate_sites" in cls.excludes else sent}
     facts |= {ONLY_FOR: ", ".join(limits)} if limits else {}
     module = sys.modules[cls.__module__].__doc__ or ""
     own = cls.__module__.startswith("medfedaug.")  # where a file is a method, and says first what it does

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from medfedaug.federation.run_definition import define, scaling
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext
+from medfedaug.methods.compatibility import Constraints, check_compatible, constraints, methods_with
 from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
 from medfedaug.models.freezing import freeze
 from medfedaug.models.sizes import check_size, size_multiple
@@ -22,6 +24,12 @@ from medfedaug.models.substitution import first_names
 from medfedaug.tasks import Task
 
 __all__ = ["Composition"]
+
+_WITHOUT_BATCH_NORM = (
+    'take instance or group norm, for instance --network-args \'{"norm": "instance"}\', or keep running '
+    "statistics at their sites (fedbn, silobn)"
+)
+_ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 
 
 class Composition:
@@ -38,7 +46,7 @@ class Composition:
 
     def __init__(self, config: RunConfig, given: nn.Module | None = None) -> None:
         self.methods: list[Method] = build_methods(config.methods)
-        self.pools_data = any(method.pools_data for method in self.methods)
+        self.pools_data = bool(methods_with(self.methods, "separate_sites", "excludes"))
         for method in self.methods:
             if config.task not in method.tasks:
                 raise ConfigError(f"{method.name} is defined for {' and '.join(method.tasks)} alone")
@@ -46,7 +54,7 @@ class Composition:
                 raise ConfigError(
                     f"{method.name} is not defined for volumes: use a plan with two spatial dimensions"
                 )
-        idle = [method.name for method in self.methods if method.needs_batch]
+        idle = [method.name for method in methods_with(self.methods, "several_images", "requires")]
         if idle and config.batch_size == 1:
             warn(f"{', '.join(idle)}: nothing happens with a batch of one image; choose a larger batch size")
         self.definition = define(config)
@@ -70,7 +78,7 @@ class Composition:
             raise ConfigError(f"a method changed the network's entries: {', '.join(sorted(changed)[:3])}")
         self.network = network
         self.channels = self.definition.channels(network)
-        normalising = [method for method in self.methods if method.normalises_input]
+        normalising = methods_with(self.methods, "normalised_input")
         self.normalises_input = bool(normalising)
         over = [method.statistics_over for method in normalising if method.statistics_over is not None]
         self.needs_statistics = bool(over)
@@ -83,11 +91,13 @@ class Composition:
         }
         """The network's input: how images are scaled, and the method that normalises them."""
         names = first_names(network)
-        kept = frozenset[str]().union(*(method.kept_at_site(network) for method in self.methods))
+        kept = frozenset[str]().union(*(method.local_entries(network) for method in self.methods))
         self.kept_keys = frozenset(names[key] for key in kept)
-        self.personalising = [method.name for method in self.methods if method.personalises]
+        self.personalising = [method.name for method in methods_with(self.methods, "personal_model")]
         self.personal = bool(self.kept_keys or self.personalising)
-        self.unsent_weights = bool(self.kept_keys) or any(m.starts_elsewhere for m in self.methods)
+        self.unsent_weights = bool(self.kept_keys) or bool(
+            methods_with(self.methods, "global_start", "excludes")
+        )
         """Whether a site's network may have weights that the site made and never sent."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
         state = network.state_dict()
@@ -95,52 +105,40 @@ class Composition:
         self.sent = [key for key in self.shared if key not in self.frozen]
         """The shared entries that a site sends: all except the frozen ones, which no site changes."""
         self._config = config
-        self._check_covered()
-        self._check_shares()
-        criterion = self.task().criterion
-        soft = [method.name for method in self.methods if method.softens_labels]
-        if soft and not criterion.takes_probabilities:
-            raise ConfigError(f"{soft[0]} mixes labels, and the loss {criterion.name} takes whole ones alone")
+        check_compatible([*map(constraints, self.methods), *self._network_constraints()])
+        check_compatible([*self._methods_constraints(), *self._option_constraints()])
         self.sums: SumLayout | None = None
         """What the sites add up, if the server is to learn sums alone."""
         if config.secure_aggregation:
             self.sums = SumLayout(self.methods, self.server_context(), self.sent, config.max_share)
 
-    def _check_shares(self) -> None:
-        """Check that a site's share of the mean is that of its weight, where it is limited.
+    def _methods_constraints(self) -> Iterator[Constraints]:
+        """Yield what the methods declare, and where it matters, whether each exchanges something."""
+        matters, context = methods_with(self.methods, "exchange", "excludes"), self.server_context()
+        for method in self.methods:
+            found = constraints(method)
+            exchanges = (method.before_training(context), method.every_round(context)) if matters else ()
+            if any(exchange is not None for exchange in exchanges):
+                found = replace(found, provides=found.provides | {"exchange"})
+            yield found
 
-        Raises:
-            ConfigError: naming the method that finds the sites' weights itself.
-        """
-        for method in self.methods if self._config.max_share not in (MAX_SHARE, 1) else ():
-            if method.own_weights:
-                raise ConfigError(
-                    f"max_share limits a site's share of the mean, and {method.name} finds the sites' "
-                    "weights itself: leave one of the two out"
-                )
-
-    def _check_covered(self) -> None:
-        """Check that a method whose noise is to cover a round does so.
-
-        Raises:
-            ConfigError: naming the entry, or the other method, that it would not cover.
-        """
+    def _network_constraints(self) -> Iterator[Constraints]:
+        """Yield what the network provides."""
         parameters = {name for name, _ in self.network.named_parameters()}
-        others = [key for key in self.sent if key not in parameters]
-        context = self.server_context()
-        for method in (one for one in self.methods if one.covers_round):
-            if others:
-                raise ConfigError(
-                    f"{method.name}: its noise does not cover running statistics, which are averaged too "
-                    f"({others[0]}): take instance or group norm, for instance --network-args "
-                    '\'{"norm": "instance"}\', or keep them at their sites (fedbn, silobn)'
-                )
-            for other in self.methods:
-                if other.before_training(context) is not None or other.every_round(context) is not None:
-                    raise ConfigError(
-                        f"{method.name}: its noise does not cover what {other.name} exchanges beside the "
-                        "model: leave one of the two out"
-                    )
+        if averaged := [key for key in self.sent if key not in parameters]:
+            yield Constraints(
+                f"the network {self._config.network}",
+                provides=frozenset({"averaged_buffers"}),
+                hint=f"{averaged[0]} is one: {_WITHOUT_BATCH_NORM}",
+            )
+
+    def _option_constraints(self) -> Iterator[Constraints]:
+        """Yield what the options of the run require, and what its loss excludes."""
+        if self._config.max_share not in (MAX_SHARE, 1):
+            yield Constraints("max_share", requires=frozenset({"given_shares"}))
+        criterion = self.task().criterion
+        if not criterion.takes_probabilities:
+            yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))
 
     def server_context(self, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
         """What the methods' server halves are given.
@@ -151,7 +149,7 @@ class Composition:
         return ServerContext(
             self.network,
             self.channels,
-            kept=self.kept_keys,
+            local_entries=self.kept_keys,
             weights=weights,
             task=self.task(),
             rounds=self._config.rounds,
@@ -176,7 +174,7 @@ class Composition:
         """The task of the run. It pads images to sizes that the network takes."""
         task = self.definition.task(self._config, normalised=self.normalises_input)
         task.divisor = math.lcm(task.divisor, *size_multiple(self.network, self._config.plan.spatial_dims))
-        task.preparation.landmarks = any(method.needs_landmarks for method in self.methods)
+        task.preparation.landmarks = bool(methods_with(self.methods, "landmarks", "requires"))
         return task
 
     def check_apart(self, who: str) -> None:
@@ -188,11 +186,8 @@ class Composition:
         Raises:
             ConfigError: naming the method that has all images in one place.
         """
-        for method in self.methods:
-            if method.pools_data:
-                raise ConfigError(
-                    f"{method.name} has all images in one place; {who} needs sites that are apart"
-                )
+        apart = Constraints(who, requires=frozenset({"separate_sites"}), hint=_ON_ONE_MACHINE)
+        check_compatible([*map(constraints, self.methods), apart])
 
 
 def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:

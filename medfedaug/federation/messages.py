@@ -135,12 +135,12 @@ def own_entries(payload: Mapping[str, Tensor], method: str) -> Payload:
     return {key.removeprefix(prefix): value for key, value in payload.items() if key.startswith(prefix)}
 
 
-def shared_keys(state: Mapping[str, Tensor], kept_at_site: frozenset[str]) -> list[str]:
+def shared_keys(state: Mapping[str, Tensor], local_entries: frozenset[str]) -> list[str]:
     """The state-dict entries that are averaged: those that are floating point and not kept at the site.
 
     Integer buffers such as ``num_batches_tracked`` are excluded, since their mean may be a fraction.
     """
-    return [key for key, value in state.items() if value.is_floating_point() and key not in kept_at_site]
+    return [key for key, value in state.items() if value.is_floating_point() and key not in local_entries]
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -6,15 +6,18 @@ A method is a small object that describes itself (`Method`). It makes the part t
 
 1. augmentation: `SitePart.transforms`, `SitePart.mix` and `Method.prepare_network`;
 2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
-3. sharing policy: `Method.kept_at_site`, `SitePart.personalise` and `SitePart.scoring`, and `Aggregator`,
+3. sharing policy: `Method.local_entries`, `SitePart.personalise` and `SitePart.scoring`, and `Aggregator`,
    which computes the global model from the sites' updates;
 4. the local step: `SitePart.loss`, `SitePart.gradients`, `SitePart.before_step` and `SitePart.after_step`.
+
+`Method.requires`, `Method.provides` and `Method.excludes` declare, in the words of `WORDS`, which methods go
+together; `medfedaug.methods.compatibility` checks it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -35,6 +38,7 @@ from medfedaug.methods.contexts import (
     Targets,
     zeros,
 )
+from medfedaug.methods.old_names import OLD_FLAGS, TakesOldNames
 from medfedaug.models.substitution import trained_entries
 from medfedaug.privacy.kinds import (
     FEATURE_MEAN,
@@ -57,6 +61,7 @@ __all__ = [
     "STEPS",
     "VARIANCE",
     "WEIGHTS",
+    "WORDS",
     "Aggregator",
     "Bounds",
     "Contributions",
@@ -77,7 +82,31 @@ __all__ = [
 ]
 
 
-class SiteExchange(ABC):
+WORDS: dict[str, str] = {
+    "normalised_input": "its transforms normalise the intensities, in place of plain scaling to [0, 1]",
+    "global_model": "its `Aggregator` computes the global model, in place of the mean",
+    "labels": "each image of a batch has its own labels alone",
+    "norm_layers": "the normalisation layers are those of the network",
+    "complete_state_dict": "all that is trained, averaged or scored is in the network's state dict",
+    "global_start": "the weights from which a site starts are the global model",
+    "separate_sites": "the images of each site are at that site alone",
+    "averaged_buffers": "running statistics are averaged with the model",
+    "exchange": "something is exchanged beside the model",
+    "given_shares": "a site's share of the mean is given by the run, not found by a method",
+    "soft_labels": "the loss gets targets as probabilities",
+    "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
+    "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
+    "extra_passes": "its loss runs the network again, after the losses of the other methods",
+    "personal_model": "a site is scored with other weights than it sends, or with more than the network has",
+    "fixed_rounds": "the number of rounds does not change: a resumed run has as many as it began with",
+}
+"""The words that methods declare, with their meaning. Two methods cannot be combined where one excludes what
+the other requires or provides. A method that excludes a word and requires or provides it too wants to be
+the only one. ``method:NAME`` is a word as well: the method of that name provides and excludes it, and a
+method that contains that one provides it."""
+
+
+class SiteExchange(TakesOldNames, ABC):
     """The site's half of an exchange. A method names its own keys; the federation adds the method's name.
 
     `collect` returns the payload of the paper. At a site that adds noise (`medfedaug.privacy`), the guard
@@ -85,15 +114,17 @@ class SiteExchange(ABC):
     `privatised` makes the payload from their noisy mean.
 
     Attributes:
-        summarises: the smallest number of images that a sent value summarises; ``None`` for all training
+        cases_per_value: the smallest number of images that a sent value summarises; ``None`` for all training
             cases of the site.
     """
 
-    summarises: int | None = None
+    _renamed: ClassVar[Mapping[str, str]] = {"summarises": "cases_per_value", "summarised": "fewest_cases"}
 
-    def summarised(self) -> int | None:
-        """The number of cases in the value about fewest cases; ``None`` for all training cases."""
-        return self.summarises
+    cases_per_value: int | None = None
+
+    def fewest_cases(self) -> int | None:
+        """Return the number of cases in the value about fewest cases; ``None`` for all training cases."""
+        return self.cases_per_value
 
     @abstractmethod
     def collect(self) -> Payload:
@@ -215,7 +246,7 @@ class ServerExchange(ABC):
         """Restore what `state` returned."""
 
 
-class Aggregator(ABC):
+class Aggregator(TakesOldNames, ABC):
     """Computes the new global model, for a method in which it is not the mean of the sites' models.
 
     It is given everything that is averaged, including running statistics. A method that is defined on
@@ -225,7 +256,9 @@ class Aggregator(ABC):
     and then `result` is called once.
     """
 
-    least_updates: int = 1
+    _renamed: ClassVar[Mapping[str, str]] = {"least_updates": "min_updates"}
+
+    min_updates: int = 1
     """The number of updates that a round needs for the method to be defined."""
 
     def weigh(self, update: SiteUpdate) -> float:
@@ -258,8 +291,10 @@ class Aggregator(ABC):
         """Restore what `state` returned."""
 
 
-class SitePart:
-    """What a method does at one site. By default no hook does anything."""
+class SitePart(TakesOldNames):
+    """The half of a method that runs at one site. By default no hook does anything."""
+
+    _renamed: ClassVar[Mapping[str, str]] = {"stand_ins": "default_local_entries"}
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
@@ -273,8 +308,8 @@ class SitePart:
     def personalise(self) -> None:
         """Called when the network has the global weights and those that the site kept, before it is used.
 
-        With `Method.personalises`, this replaces global weights by the site's own. A second call without a
-        new model in between must not change anything.
+        In a method that provides ``personal_model``, this replaces global weights by the site's own. A second
+        call without a new model in between must not change anything.
         """
 
     def scoring(self) -> AbstractContextManager[None]:
@@ -340,8 +375,8 @@ class SitePart:
         """Numbers about the last round of training, for ``results.json``."""
         return {}
 
-    def stand_ins(self) -> Payload:
-        """Entries of `Method.kept_at_site` for a site that has none of its own, such as an unseen site.
+    def default_local_entries(self) -> Payload:
+        """Return `Method.local_entries` for a site that has none of its own, such as an unseen site.
 
         A method returns those that it knows from its own exchange, or can compute from the images of the
         site. The network holds the shared entries of the global model. If all missing entries are found, the
@@ -352,7 +387,7 @@ class SitePart:
     def state(self) -> Payload:
         """State of the site that must survive from round to round and after a restart, as tensors.
 
-        The trainer keeps the entries of `Method.kept_at_site`, and the server sends the payload of every
+        The trainer keeps the entries of `Method.local_entries`, and the server sends the payload of every
         round again. Neither belongs here.
         """
         return {}
@@ -361,70 +396,39 @@ class SitePart:
         """Restore what `state` returned, in a site process that has not trained yet."""
 
 
-class Method:
-    """One published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters."""
+class Method(TakesOldNames):
+    """One published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
+
+    A subclass that declares words of its own adds those of its base class where they hold for it too:
+    ``requires = FedFD.requires | {"global_start"}``. A constructor may set them for one object.
+    """
+
+    _renamed: ClassVar[Mapping[str, str]] = {"kept_at_site": "local_entries"}
+    _flags: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = OLD_FLAGS
 
     name: ClassVar[str]
-    normalises_input: ClassVar[bool] = False
-    """Whether `SitePart.transforms` normalises the intensities, instead of plain scaling to [0, 1]."""
+    requires: Set[str] = frozenset()
+    """Words of `WORDS` that must hold for the method: no other method may exclude them."""
+    provides: Set[str] = frozenset()
+    """Words that hold with the method: no other method may exclude them."""
+    excludes: Set[str] = frozenset()
+    """Words that no other method may require or provide."""
     statistics_over: str | None = "image"
-    """What the statistics are of with which it does so (`Preparation.moments`); ``None``: it uses none."""
-    needs_landmarks: ClassVar[bool] = False
-    """Whether each sample brings the landmarks of its whole image (`SiteContext.case_landmarks`) along."""
-    contains: ClassVar[tuple[str, ...]] = ()
-    """Names of methods that this method includes. They cannot be combined with it."""
-    runs_network_again: ClassVar[bool] = False
-    """Whether `SitePart.loss` runs the network again. It then comes after the other methods, so that their
-    hooks see only the main pass."""
+    """The images, ``"image"`` or ``"foreground"``, over which a method that normalises takes the statistics
+    that it uses (`Preparation.moments`); ``None``: it uses none."""
     tasks: ClassVar[tuple[str, ...]] = ("segmentation", "classification")
     """The tasks that the method is defined for."""
     dimensions: ClassVar[tuple[int, ...]] = (2, 3)
     """The spatial dimensions of the images that it is defined for."""
-    mixes_labels: ClassVar[bool] = False
-    """Whether an image of a batch may have labels of several images."""
-    softens_labels: ClassVar[bool] = False
-    """Whether the loss gets targets as probabilities: it must be one that is defined for them."""
-    needs_batch: bool = False
-    """Whether the method has no effect on a batch of one image, since it varies or mixes several images."""
-    needs_labels: ClassVar[bool] = False
-    """Whether the method uses the label of each image of a batch, so that labels must not be mixed."""
-    personalises: ClassVar[bool] = False
-    """Whether a site is scored with other weights than the global ones in entries that are sent nevertheless,
-    or with more than the network has."""
     epochs_before_test: int = 0
     """The number of epochs that a site trains the selected model by itself before the test."""
-    replaces_norms: ClassVar[bool] = False
-    """Whether the network's normalisation layers do not normalise as they do by themselves, or not at all."""
-    keeps_models: ClassVar[bool] = False
-    """Whether a site keeps models beside the one that it trains, which are the network with other entries of
-    its state dict: one of its own, or an earlier one."""
-    starts_elsewhere: ClassVar[bool] = False
-    """Whether `SitePart.personalise` replaces weights of the global model, so that a site's training does not
-    start from that."""
-    needs_global_start: ClassVar[bool] = False
-    """Whether it takes the weights from which a site's training starts for the global model."""
-    outside_entries: ClassVar[bool] = False
-    """Whether what is scored also depends on weights or statistics of the method that are trained or averaged
-    and are no entries of the state dict: they go with the global model alone."""
-    needs_norms: ClassVar[bool] = False
-    """Whether the method is about the network's normalisation layers."""
-    own_weights: ClassVar[bool] = False
-    """Whether its `Aggregator` finds the sites' weights itself: a limit of their shares would not hold."""
-    covers_round: ClassVar[bool] = False
-    """Whether the noise of its `Aggregator` is to cover all that the sites receive. Nothing but parameters
-    may then be averaged, and no method may exchange anything beside them."""
-    plans_rounds: ClassVar[bool] = False
-    """Whether what it does in a round depends on how many rounds the run has: one that is resumed with more
-    would not be the longer run."""
-    pools_data: ClassVar[bool] = False
-    """Whether the data of all sites are in one place, so that there is no federation."""
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert layers; the state-dict keys of the network must not change."""
         return network
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
-        """State-dict entries that are neither sent nor received, chosen by module type.
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
+        """Return the state-dict entries that are neither sent nor received, chosen by module type.
 
         Of an entry with several names, as those of MONAI's DynUNet, any.
         """
@@ -461,7 +465,7 @@ def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict
     shared = {
         name: parameter
         for name, parameter in trained_entries(context.network).items()
-        if name not in context.kept
+        if name not in context.local_entries
     }
     if not shared:
         raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")

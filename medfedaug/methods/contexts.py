@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from medfedaug.methods.old_names import TakesOldNames
 from medfedaug.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SiteContext:
+class SiteContext(TakesOldNames):
     """What a method is given about its site.
 
     Args:
@@ -64,7 +65,7 @@ class SiteContext:
         case_moments: ``mean`` and ``std``, (C,) each, of every training image as the statistics see it: as
             prepared for the network, whole, not normalised; over what ``statistics`` takes.
         case_landmarks: `medfedaug.functional.histogram_landmarks` of every training image as a whole, as
-            prepared for the network, (C, 11) each, for a method with `Method.needs_landmarks`. The training
+            prepared for the network, (C, 11) each, for a method that requires ``landmarks``. The training
             samples, which may be slices or patches, then have them under the key
             `medfedaug.data.preparation.LANDMARKS`.
         case_batches: for each training case, the batches of `training_images` that are its own; a case
@@ -73,9 +74,9 @@ class SiteContext:
         pass_own_images: runs the network over the images that the site has to go by, as it does when they are
             scored: the training images, or at a site without any the test images. For what hooks on the
             network see of them; targets play no part.
-        kept: the state-dict entries that stay at the site.
+        local_entries: the state-dict entries that stay at the site.
         frozen: the state-dict entries that training leaves as they are (`medfedaug.models.freezing`).
-        missing: the channels that the site does not have, by its own list: 0 in all of its images.
+        missing_channels: the channels that the site does not have, by its own list: 0 in all of its images.
         task: loss and form of the targets.
         momentum: of the main optimiser; 0 if it has none.
         optimiser: makes another optimiser like the main one, with the learning rate of the round, for a
@@ -84,6 +85,8 @@ class SiteContext:
             rounds. Fine-tuning before the test counts as the round after that of the model.
         rounds: the number of rounds that the run is configured for.
     """
+
+    _renamed: ClassVar[Mapping[str, str]] = {"kept": "local_entries", "missing": "missing_channels"}
 
     name: str
     network: nn.Module
@@ -96,9 +99,9 @@ class SiteContext:
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     pass_own_images: Callable[[], None] = _nothing
-    kept: frozenset[str] = frozenset()
+    local_entries: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
-    missing: tuple[int, ...] = ()
+    missing_channels: tuple[int, ...] = ()
     task: Task | None = None
     momentum: float = 0.0
     optimiser: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = lambda parameters: _nothing()
@@ -107,21 +110,23 @@ class SiteContext:
 
 
 @dataclass(frozen=True)
-class ServerContext:
+class ServerContext(TakesOldNames):
     """What a method is given about the federation at the server.
 
     Args:
         network: the global network with every method's layers in it, only for names and shapes.
         in_channels: channels of an image.
-        kept: the state-dict entries that stay at the sites.
+        local_entries: the state-dict entries that stay at the sites.
         task: form of the targets.
         weights: the weight in the mean of each training site, whether or not it answers in a round.
         rounds: the number of rounds that the run is configured for.
     """
 
+    _renamed: ClassVar[Mapping[str, str]] = {"kept": "local_entries"}
+
     network: nn.Module
     in_channels: int
-    kept: frozenset[str] = frozenset()
+    local_entries: frozenset[str] = frozenset()
     weights: Callable[[], Mapping[str, float]] = _nothing
     task: Task | None = None
     rounds: int = 1

@@ -61,8 +61,8 @@ class DACSC(Method):
     """
 
     name = "dac_sc"
-    needs_norms = True
-    outside_entries = True
+    requires = frozenset({"norm_layers"})
+    excludes = frozenset({"complete_state_dict"})
 
     def __init__(
         self, stages: Sequence[int | str] | None = None, content: float = 0.5, temperature: float = 0.1

@@ -52,9 +52,8 @@ class Ditto(Method):
     """
 
     name = "ditto"
-    personalises = True
-    keeps_models = True
-    needs_global_start = True
+    requires = frozenset({"complete_state_dict", "global_start", "separate_sites"})
+    provides = frozenset({"personal_model"})
 
     def __init__(self, weight: float = 1.0) -> None:
         if weight < 0:

@@ -65,7 +65,7 @@ class DPFedAvg(Method):
     """
 
     name = "dp_fedavg"
-    covers_round = True
+    excludes = frozenset({"averaged_buffers", "exchange"})
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class FedAWA(Method):
     """
 
     name = "fedawa"
-    own_weights = True
+    excludes = frozenset({"given_shares"})
 
     def __init__(self, rate: float = 0.001, steps: int = 1) -> None:
         if rate < 0 or steps < 1:

@@ -49,7 +49,7 @@ class FedBN(KeepsNorms):
 
     name = "fedbn"
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         """All state-dict entries of normalisation layers."""
         entries = state_entries(network, NORM_LAYERS)
         if not entries:

@@ -75,9 +75,8 @@ class FedCE(Method):
     """
 
     name = "fedce"
-    keeps_models = True
-    needs_global_start = True
-    own_weights = True
+    requires = frozenset({"complete_state_dict", "global_start"})
+    excludes = frozenset({"given_shares"})
 
     def __init__(self, mode: str = "plus") -> None:
         check_choice("fedce: mode", mode, ("plus", "times"))
@@ -120,7 +119,7 @@ class FedCESite(SitePart, SiteExchange):
         without = {
             key: (now[key] - share * old) / (1 - share)
             for key, old in self.previous.items()
-            if key not in self.context.kept
+            if key not in self.context.local_entries
         }
         self.errors = self.errors + torch.tensor([self._error(without), 1.0], dtype=torch.float64)
 

@@ -86,8 +86,8 @@ class FedDG(Method):
     name = "feddg"
     tasks = ("segmentation",)
     dimensions = (2,)
-    needs_labels = True
-    runs_network_again = True
+    requires = frozenset({"labels"})
+    provides = frozenset({"extra_passes"})
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class FedDGSite(SitePart, SiteExchange):
     def __init__(self, method: FedDG, context: SiteContext) -> None:
         self.method, self.context = method, context
         self.before_training = self
-        self.summarises = method.group
+        self.cases_per_value = method.group
         self.others: list[Tensor] = []
         self._seen: Tensor | None = None
         self._features: Tensor | None = None
@@ -147,7 +147,7 @@ class FedDGSite(SitePart, SiteExchange):
         assert features is not None
         return features
 
-    def summarised(self) -> int:
+    def fewest_cases(self) -> int:
         """The number of cases in the group of fewest cases."""
         return fewest_cases("feddg", self.context, self.method.group)
 

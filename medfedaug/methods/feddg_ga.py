@@ -71,9 +71,8 @@ class FedDGGA(Method):
     """
 
     name = "feddg_ga"
-    plans_rounds = True
-    needs_global_start = True
-    own_weights = True
+    requires = frozenset({"fixed_rounds", "global_start"})
+    excludes = frozenset({"given_shares"})
 
     def __init__(self, step: float = 0.2) -> None:
         if not 0 <= step <= 1:

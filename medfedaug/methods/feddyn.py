@@ -43,7 +43,7 @@ class FedDyn(Method):
     """
 
     name = "feddyn"
-    needs_global_start = True
+    requires = frozenset({"global_start"})
 
     def __init__(self, alpha: float = 0.01) -> None:
         if not alpha > 0:

@@ -97,7 +97,8 @@ class FedFA(Method):
         self.stages = stages
         self.noise = noise
         self.variance = variance
-        self.needs_batch = variance != "random"
+        if variance != "random":
+            self.requires = frozenset({"several_images"})
         self.layer_args: dict[str, Any] = {
             "prob": prob,
             "momentum": momentum,

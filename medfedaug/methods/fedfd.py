@@ -76,9 +76,8 @@ class FedFD(Method):
     """
 
     name = "fedfd"
-    needs_norms = True
-    runs_network_again = True
-    needs_labels = True
+    requires = frozenset({"labels", "norm_layers"})
+    provides = frozenset({"extra_passes"})
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ class FedFDSite(DiversifiedSite, SiteExchange):
             norm.set_global_statistics(mean, var)
         self.received, self.ready = payload, True
 
-    def stand_ins(self) -> Payload:
+    def default_local_entries(self) -> Payload:
         """The federation's statistics, for a site that has none."""
         return self.received
 

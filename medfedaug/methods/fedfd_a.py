@@ -75,9 +75,8 @@ class FedFDA(FedFD):
     """
 
     name = "fedfd_a"
-    needs_norms = True
-    contains = ("fedfd",)
-    outside_entries = True
+    provides = FedFD.provides | {"method:fedfd"}
+    excludes = frozenset({"complete_state_dict"})
 
     def __init__(
         self,

@@ -53,9 +53,9 @@ class FedFDPrompt(Method):
     """
 
     name = "fedfd_prompt"
-    runs_network_again = True
-    outside_entries = True
-    needs_labels = True
+    requires = frozenset({"labels"})
+    provides = frozenset({"extra_passes"})
+    excludes = frozenset({"complete_state_dict"})
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class FedHarmo(Method):
     """
 
     name = "fedharmo"
-    contains = ("fedsam",)
+    provides = frozenset({"method:fedsam"})
 
     def __init__(self, perturbation: float = 0.05, band: float | None = None) -> None:
         if perturbation < 0 or (band is not None and band < 0):

@@ -60,8 +60,9 @@ class FedMix(Method):
     """
 
     name = "fedmix"
-    mixes_labels = True
-    softens_labels = True
+    requires = frozenset({"labels"})
+    provides = frozenset({"soft_labels"})
+    excludes = frozenset({"labels"})
 
     def __init__(self, mixing: float = 0.1, group: int = 5) -> None:
         if not 0 <= mixing < 1 or group < 2:
@@ -82,11 +83,11 @@ class FedMixSite(SitePart, SiteExchange):
         assert context.task is not None
         self.method, self.context, self.task = method, context, context.task
         self.before_training = self
-        self.summarises = method.group
+        self.cases_per_value = method.group
         self.means: list[tuple[Tensor, Tensor]] = []
         self._image: Tensor | None = None
 
-    def summarised(self) -> int:
+    def fewest_cases(self) -> int:
         """The number of cases in the group of fewest cases: its slices can all be of one."""
         return fewest_cases("fedmix", self.context, self.method.group)
 

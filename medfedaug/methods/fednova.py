@@ -50,8 +50,8 @@ class FedNova(Method):
     """
 
     name = "fednova"
-    needs_global_start = True
-    own_weights = True
+    requires = frozenset({"global_start"})
+    excludes = frozenset({"given_shares"})
 
     def at_site(self, context: SiteContext) -> SitePart:
         return FedNovaSite(context)

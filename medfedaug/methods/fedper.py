@@ -38,12 +38,12 @@ class FedPer(Method):
     """
 
     name = "fedper"
-    contains = ("partialfed",)
+    provides = frozenset({"method:partialfed"})
 
     def __init__(self, head: str | None = None) -> None:
         self.head = head
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         """The entries of the last layer."""
         kept = module_entries(network, find_head(network, self.head).modules())
         if kept == frozenset(network.state_dict()):

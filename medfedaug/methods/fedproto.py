@@ -58,7 +58,7 @@ class FedProto(Method):
 
     name = "fedproto"
     tasks = ("classification",)
-    needs_labels = True
+    requires = frozenset({"labels"})
 
     def __init__(self, weight: float = 1.0, passes: str = "training", head: str | None = None) -> None:
         if weight < 0:

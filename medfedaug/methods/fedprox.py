@@ -26,7 +26,7 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    needs_global_start = True
+    requires = frozenset({"global_start"})
 
     def __init__(self, mu: float = 0.001) -> None:
         if mu < 0:

@@ -62,7 +62,8 @@ class FedRDN(Method):
     """
 
     name = "fedrdn"
-    normalises_input = True
+    provides = frozenset({"normalised_input"})
+    excludes = frozenset({"normalised_input"})
     statistics_over: str = "image"
 
     def __init__(self, average: bool = False, over: str = "image") -> None:
@@ -102,7 +103,7 @@ class FedRDNSite(SitePart, SiteExchange):
         """
         pair = {key: value.clone() for key, value in means.items()}
         for value in pair.values():
-            value[[*self.context.missing]] = 0
+            value[[*self.context.missing_channels]] = 0
         self.sent = ChannelStatistics(pair["mean"], pair["std"], cases)
         return {**pair, "count": torch.tensor([float(cases)])}
 

@@ -56,9 +56,9 @@ class FedRoD(Method):
 
     name = "fedrod"
     tasks = ("classification",)
-    needs_labels = True
-    personalises = True
-    outside_entries = True
+    requires = frozenset({"labels", "separate_sites"})
+    provides = frozenset({"personal_model"})
+    excludes = frozenset({"complete_state_dict"})
 
     def __init__(self, gamma: float = 1.0, head: str | None = None) -> None:
         if gamma < 0:

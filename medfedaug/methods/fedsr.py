@@ -90,7 +90,7 @@ class FedSR(Method):
 
     name = "fedsr"
     tasks = ("classification",)
-    needs_labels = True
+    requires = frozenset({"labels"})
 
     def __init__(
         self,

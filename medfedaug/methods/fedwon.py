@@ -51,7 +51,8 @@ class FedWon(Method):
     """
 
     name = "fedwon"
-    replaces_norms = True
+    requires = frozenset({"norm_layers"})
+    excludes = frozenset({"norm_layers"})
 
     def __init__(self, gain: float = RELU_GAIN, clip: float = 0.0, head: str | None = None) -> None:
         if gain <= 0 or clip < 0:

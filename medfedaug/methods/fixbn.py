@@ -45,8 +45,7 @@ class FixBN(Method):
     """
 
     name = "fixbn"
-    needs_norms = True
-    plans_rounds = True
+    requires = frozenset({"fixed_rounds", "norm_layers"})
 
     def __init__(self, exploration: float = 0.5) -> None:
         if not 0 <= exploration <= 1:

@@ -66,7 +66,7 @@ class FPL(Method):
 
     name = "fpl"
     tasks = ("classification",)
-    needs_labels = True
+    requires = frozenset({"labels"})
 
     def __init__(
         self,

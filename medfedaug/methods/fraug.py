@@ -109,9 +109,8 @@ class FRAug(Method):
     """
 
     name = "fraug"
-    needs_norms = True
+    requires = frozenset({"labels", "norm_layers"})
     tasks = ("classification",)
-    needs_labels = True
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class FRAug(Method):
         assert self._generator is not None, "prepare_network comes first"
         return copy.deepcopy(self._generator)
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         """Batch norms, by module type; other norms are shared."""
         return state_entries(network, (_BatchNorm,))
 

@@ -13,7 +13,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.methods.entries import module_entries
-from medfedaug.methods.unseen import KeepsNorms, StandIns
+from medfedaug.methods.unseen import KeepsNorms, UnseenNorms
 from medfedaug.models import find_head
 from medfedaug.models.assembled_norm import (
     InstanceBranch,
@@ -68,11 +68,9 @@ class GPerXAN(KeepsNorms):
     """
 
     name = "gperxan"
-    needs_norms = False
-    replaces_norms = True
-    needs_global_start = True
-    outside_entries = True
-    runs_network_again = True
+    requires = frozenset({"global_start", "norm_layers"})
+    provides = frozenset({"extra_passes"})
+    excludes = frozenset({"complete_state_dict", "norm_layers"})
 
     def __init__(self, weight: float = 0.5, unseen: str = "average", head: str | None = None) -> None:
         super().__init__(unseen)
@@ -87,7 +85,7 @@ class GPerXAN(KeepsNorms):
         except ValueError as error:
             raise ConfigError(f"gperxan: {error}") from error
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         """All entries of the batch norms that keep statistics."""
         norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         return module_entries(network, norms)
@@ -105,7 +103,7 @@ class GPerXAN(KeepsNorms):
         return AverageServer({**norms.shapes, **shapes}, norms.variances)
 
 
-class GPerXANSite(StandIns):
+class GPerXANSite(UnseenNorms):
     """The instance norms, and the loss of the global last layer.
 
     Instance norms and scores are stepped after the network, along the gradient of the same loss, with the
@@ -192,7 +190,7 @@ class GPerXANSite(StandIns):
 def _check_head(method: GPerXAN, context: ServerContext) -> None:
     """Refuse a last layer that other methods keep at the site: there is no global one to be guided by."""
     entries = module_entries(context.network, find_head(context.network, method.head).modules())
-    kept = (entries - method.kept_at_site(context.network)) & context.kept
+    kept = (entries - method.local_entries(context.network)) & context.local_entries
     if method.weight and kept:
         raise ConfigError(
             f"gperxan: the last layer is to guide the sites, and its {', '.join(sorted(kept))} stay at each "

@@ -61,7 +61,7 @@ class KrumServer(KeptUpdates):
     def __init__(self, context: ServerContext, method: str, hostile: int, keep: int) -> None:
         super().__init__()
         self.keys = list(shared_parameters(context, method))
-        self.hostile, self.keep, self.least_updates = hostile, keep, max(2 * hostile + 3, keep + hostile)
+        self.hostile, self.keep, self.min_updates = hostile, keep, max(2 * hostile + 3, keep + hostile)
         self.chosen: list[str] = []
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:

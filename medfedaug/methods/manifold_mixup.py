@@ -34,8 +34,8 @@ class ManifoldMixUp(Method):
     """
 
     name = "manifold_mixup"
-    needs_batch = True
-    mixes_labels = True
+    requires = frozenset({"labels", "several_images"})
+    excludes = frozenset({"labels"})
 
     def __init__(self, alpha: float = 2.0, stages: Sequence[int | str] | None = None) -> None:
         if alpha < 0:

@@ -37,7 +37,7 @@ class Median(Method):
 class MedianServer(KeptUpdates):
     """The server's half."""
 
-    least_updates = 3
+    min_updates = 3
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """The median of every entry."""

@@ -28,7 +28,7 @@ class MixStyle(Method):
     """
 
     name = "mixstyle"
-    needs_batch = True
+    requires = frozenset({"several_images"})
 
     def __init__(
         self, prob: float = 0.5, alpha: float = 0.1, stages: Sequence[int | str] | None = (1, 2)

@@ -43,8 +43,8 @@ class MixUp(Method):
     """
 
     name = "mixup"
-    needs_batch = True
-    mixes_labels = True
+    requires = frozenset({"labels", "several_images"})
+    excludes = frozenset({"labels"})
 
     def __init__(self, alpha: float = 0.2) -> None:
         if alpha < 0:

@@ -33,8 +33,8 @@ class MoEx(Method):
     """
 
     name = "moex"
-    needs_batch = True
-    mixes_labels = True
+    requires = frozenset({"labels", "several_images"})
+    excludes = frozenset({"labels"})
 
     def __init__(
         self, prob: float = 0.5, weight: float = 0.9, moments: str = "positional", stage: int | str = 1

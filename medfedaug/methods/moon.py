@@ -52,9 +52,8 @@ class MOON(Method):
     """
 
     name = "moon"
-    runs_network_again = True
-    keeps_models = True
-    needs_global_start = True
+    requires = frozenset({"complete_state_dict", "global_start"})
+    provides = frozenset({"extra_passes"})
 
     def __init__(self, weight: float = 1.0, temperature: float = 0.5, head: str | None = None) -> None:
         if weight < 0 or temperature <= 0:

@@ -29,7 +29,8 @@ class Norm(Method):
     """
 
     name = "norm"
-    normalises_input = True
+    provides = frozenset({"normalised_input"})
+    excludes = frozenset({"normalised_input"})
     statistics_over: str = "image"
 
     def __init__(self, over: str = "image") -> None:

@@ -62,9 +62,10 @@ class Nyul(Method):
     """
 
     name = "nyul"
-    normalises_input = True
+    requires = frozenset({"landmarks"})
+    provides = frozenset({"normalised_input"})
+    excludes = frozenset({"normalised_input"})
     statistics_over = None
-    needs_landmarks = True
 
     def at_site(self, context: SiteContext) -> SitePart:
         return NyulSite(context)
@@ -99,7 +100,7 @@ class NyulSite(SitePart, SiteExchange):
     def privatised(self, means: Payload, cases: int) -> Payload:
         """The noisy steps. That a channel is missing is in the site's list and in no patient's image."""
         steps = means["steps"].clone()
-        steps[[*self.context.missing]] = 0
+        steps[[*self.context.missing_channels]] = 0
         return {"steps": steps.float()}
 
     def apply(self, payload: Payload) -> None:

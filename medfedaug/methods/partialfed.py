@@ -59,7 +59,7 @@ class PartialFed(Method):
             raise ConfigError(f"partialfed: stages {stages} ≥ 1 are needed")
         self.strategy, self.stages, self.head = strategy, stages, head
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         """The entries of the layers that are not loaded."""
         everything = frozenset(first_names(network).values())
         if self.strategy == "bottom_up":

@@ -51,9 +51,9 @@ class PartialFedAdaptive(Method):
     """
 
     name = "partialfed_adaptive"
-    contains = ("partialfed",)
-    personalises = True
-    starts_elsewhere = True
+    requires = frozenset({"separate_sites"})
+    provides = frozenset({"method:partialfed", "personal_model"})
+    excludes = frozenset({"global_start"})
 
     def __init__(self, epochs: int = 1, learning_rate: float = 0.05, temperature: float = 1.0) -> None:
         if epochs < 0:
@@ -81,7 +81,7 @@ class PartialFedAdaptiveSite(SitePart):
         self.method, self.context = method, context
         self.layers: dict[str, list[str]] = {}
         for key, value in context.network.state_dict().items():
-            if value.is_floating_point() and key not in context.kept:
+            if value.is_floating_point() and key not in context.local_entries:
                 self.layers.setdefault(key.rpartition(".")[0], []).append(key)
         self.logits = torch.zeros(len(self.layers))
         self._own: Payload = {}

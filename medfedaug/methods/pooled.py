@@ -26,4 +26,4 @@ class Pooled(Method):
     """
 
     name = "pooled"
-    pools_data = True
+    excludes = frozenset({"separate_sites"})

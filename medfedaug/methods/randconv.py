@@ -51,7 +51,7 @@ class RandConv(Method):
     """
 
     name = "randconv"
-    runs_network_again = True
+    provides = frozenset({"extra_passes"})
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.methods import catalogue
 from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
+from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known
 
@@ -31,9 +32,6 @@ _BUILT_IN: dict[str, type[Method]] = {
     for found in vars(catalogue).values()
     if isinstance(found, type) and issubclass(found, Method)
 }
-
-# The extension points that are about what leaves a site, or does not.
-_SHARING = ("kept_at_site", "before_training", "every_round", "aggregator")
 
 COMBINATIONS: dict[str, list[dict[str, Any]]] = {
     "fedrdn_v": [{"name": "fedrdn", "args": {"average": True}}],
@@ -109,58 +107,8 @@ def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
         # The name is also the prefix of a method's keys on the wire.
         if names.count(name) > 1:
             raise ConfigError(f"{name} is named more than once")
-    for method in methods:
-        for name in method.contains:
-            if name in names:
-                raise ConfigError(f"{method.name} contains {name}; leave {name} out")
-    normalising = [method.name for method in methods if method.normalises_input]
-    if len(normalising) > 1:
-        raise ConfigError(f"{' and '.join(normalising)} both normalise the input; choose one")
-    aggregating = [method.name for method in methods if _has(method, "aggregator")]
-    if len(aggregating) > 1:
-        raise ConfigError(f"{' and '.join(aggregating)} both make the global model; choose one")
-    mixing = [method.name for method in methods if method.mixes_labels]
-    if len(mixing) > 1:
-        raise ConfigError(f"{' and '.join(mixing)} both mix the labels of a batch; choose one")
-    needing = [method.name for method in methods if method.needs_labels]
-    if mixing and needing:
-        raise ConfigError(f"{mixing[0]} mixes the labels of a batch, and {needing[0]} needs them unmixed")
-    replacing = [method.name for method in methods if method.replaces_norms]
-    if len(replacing) > 1:
-        raise ConfigError(f"{' and '.join(replacing)} both replace the normalisation layers; choose one")
-    norms = [method.name for method in methods if method.needs_norms]
-    if replacing and norms:
-        raise ConfigError(f"{replacing[0]} replaces the normalisation layers, and {norms[0]} is about them")
-    keeping = [method.name for method in methods if method.keeps_models]
-    outside = [method.name for method in methods if method.outside_entries]
-    if keeping and outside:
-        raise ConfigError(
-            f"{keeping[0]} keeps models beside the one that is trained, and what {outside[0]} adds to the "
-            "network's entries belongs to that one alone: leave one of the two out"
-        )
-    elsewhere = [method.name for method in methods if method.starts_elsewhere]
-    comparing = [method.name for method in methods if method.needs_global_start]
-    if elsewhere and comparing:
-        raise ConfigError(
-            f"{elsewhere[0]} starts a site's training from weights of its own, and {comparing[0]} takes "
-            "those for the global model: leave one of the two out"
-        )
-    pooling = [method.name for method in methods if method.pools_data]
-    sharing = [
-        method.name
-        for method in methods
-        if method.personalises or any(_has(method, hook) for hook in _SHARING)
-    ]
-    if pooling and sharing:
-        raise ConfigError(
-            f"{pooling[0]} has all images in one place; {sharing[0]} needs sites that are apart"
-        )
-    return sorted(methods, key=lambda method: method.runs_network_again)
-
-
-def _has(method: Method, hook: str) -> bool:
-    """Whether a method overrides an extension point."""
-    return getattr(type(method), hook) is not getattr(Method, hook)
+    check_compatible([constraints(method) for method in methods])
+    return sorted(methods, key=lambda method: "extra_passes" in method.provides)
 
 
 def _build(spec: Mapping[str, Any]) -> Method:

@@ -43,7 +43,7 @@ class SiloBN(KeepsNorms):
 
     name = "silobn"
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         """The buffers of norm layers."""
         entries = frozenset(
             f"{prefix}.{name}" if prefix else name

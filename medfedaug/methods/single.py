@@ -24,5 +24,5 @@ class Single(Method):
 
     name = "single"
 
-    def kept_at_site(self, network: nn.Module) -> frozenset[str]:
+    def local_entries(self, network: nn.Module) -> frozenset[str]:
         return frozenset(network.state_dict())

@@ -47,7 +47,7 @@ class TrimmedMeanServer(KeptUpdates):
 
     def __init__(self, hostile: int) -> None:
         super().__init__()
-        self.hostile, self.least_updates = hostile, 2 * hostile + 1
+        self.hostile, self.min_updates = hostile, 2 * hostile + 1
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """The trimmed mean of every entry."""

@@ -21,7 +21,7 @@ from medfedaug.methods.base import (
     SitePart,
 )
 
-__all__ = ["KeepsNorms", "StandIns"]
+__all__ = ["KeepsNorms", "UnseenNorms"]
 
 _UNSEEN = ("none", "average", "own")
 _STATISTICS = ("running_mean", "running_var")
@@ -39,7 +39,7 @@ class KeepsNorms(Method):
         ConfigError: for another word.
     """
 
-    needs_norms = True
+    requires = frozenset({"norm_layers"})
 
     def __init__(self, unseen: str = "none") -> None:
         if unseen not in _UNSEEN:
@@ -53,13 +53,13 @@ class KeepsNorms(Method):
         state = network.state_dict()
         return sorted(
             key
-            for key in self.kept_at_site(network)
+            for key in self.local_entries(network)
             if state[key].is_floating_point()
             and not (self.unseen == "own" and key.rpartition(".")[2] in _STATISTICS)
         )
 
     def at_site(self, context: SiteContext) -> SitePart:
-        return SitePart() if self.unseen == "none" else StandIns(self, context)
+        return SitePart() if self.unseen == "none" else UnseenNorms(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange | None:
         state = context.network.state_dict()
@@ -68,7 +68,7 @@ class KeepsNorms(Method):
         return AverageServer(shapes, variances) if shapes else None
 
 
-class StandIns(SitePart, SiteExchange):
+class UnseenNorms(SitePart, SiteExchange):
     """The site's half of such a method."""
 
     def __init__(self, method: KeepsNorms, context: SiteContext) -> None:
@@ -84,7 +84,7 @@ class StandIns(SitePart, SiteExchange):
     def apply(self, payload: Payload) -> None:
         self.received = payload
 
-    def stand_ins(self) -> Payload:
+    def default_local_entries(self) -> Payload:
         if self.method.unseen != "own":
             return self.received
         network = self.context.network

@@ -280,7 +280,7 @@ class FinishedRun:
             ConfigError: where layers of the model stay at the sites, and `state` has none of this one.
         """
         if not model.recall(self.local_state(model.name)):
-            keeping = [m.name for m in self.composition.methods if m.kept_at_site(model.network)]
+            keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
             named = ", ".join(self.sites_with_layers)
             raise ConfigError(
                 f"{' and '.join(keeping)}: layers of the model stay at the sites"

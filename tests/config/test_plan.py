@@ -262,7 +262,7 @@ def test_every_method_trains_on_patches_of_volumes(method, volumes_dir):
         "fedharmo": "leave patch_size out",
         "harmofl": "leave patch_size out",
         "randaugment": "not defined for volumes",
-        "dp_fedavg": "does not cover running statistics",
+        "dp_fedavg": "provides averaged_buffers",
     }
     if method in refused:
         with pytest.raises(ConfigError, match=refused[method]):

@@ -95,7 +95,7 @@ def test_a_preset_of_domain_generalisation_leaves_each_site_out_and_tests_all_of
         ({"axes": ["rounds=1", "rounds=2"]}, "rounds is set twice"),
         ({"axes": ["seed=3"]}, "--set seed: neither"),
         ({"axes": ["fraction=1/6,0.1667"]}, "two runs would be in one folder, fedavg/.*fraction=0.1667"),
-        ({"methods": "fedrdn,norm"}, "both normalise the input"),
+        ({"methods": "fedrdn,norm"}, "cannot be combined: norm provides normalised_input"),
         ({"methods": "fedsomething"}, "method 'fedsomething' is not known"),
         ({"holdout": ["Basel"]}, "cannot hold out 'Basel'; the sites that train are amazon"),
         ({"folds": 5}, "folds are of patients, and office_caltech_10 has none"),

@@ -216,7 +216,7 @@ def test_methods_at_a_site_without_a_channel(hospitals, tiny_config, tmp_path, m
 def test_noise_leaves_a_missing_channel_missing(hospitals):
     """Its absence is in no patient's image: the pair stays 0, and nobody draws noise in its place."""
     (b,) = (site for site in arrange_channels(find_sites(hospitals)) if site.name == "B")
-    part = FedRDNSite(SiteContext("B", torch.nn.Identity(), missing=b.missing_channels))
+    part = FedRDNSite(SiteContext("B", torch.nn.Identity(), missing_channels=b.missing_channels))
     noisy = {"mean": torch.tensor([0.4, 0.1]), "std": torch.tensor([0.2, 0.05])}
     sent = part.privatised(noisy, 12)
     assert sent["mean"].tolist() == pytest.approx([0.4, 0.0])

@@ -153,7 +153,7 @@ class _Summary(SiteExchange):
     """Means over so many cases; without a number over all of them."""
 
     def __init__(self, summarises: int | None) -> None:
-        self.summarises = summarises
+        self.cases_per_value = summarises
 
     def collect(self):
         return {}

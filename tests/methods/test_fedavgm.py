@@ -53,4 +53,4 @@ def test_only_one_method_makes_the_global_model(tiny_config):
         build_methods([{"name": "fedavgm", "args": {"momentum": 1.5}}])
     network = nn.Linear(2, 1)
     with pytest.raises(ConfigError, match=r"fedavgm acts on the parameters .* all stay at their sites"):
-        FedAvgM().aggregator(ServerContext(network, 1, kept=frozenset(network.state_dict())))
+        FedAvgM().aggregator(ServerContext(network, 1, local_entries=frozenset(network.state_dict())))

@@ -66,7 +66,7 @@ def test_sites_go_on_with_their_own_and_average_the_rest(federate, method, unsee
 
 
 @pytest.mark.parametrize("unseen", ["none", "average", "own"])
-def test_a_site_that_trains_late_begins_with_its_own_also_after_a_score_with_stand_ins(federate, unseen):
+def test_a_site_that_trains_late_begins_with_its_own_also_after_a_score_with_defaults(federate, unseen):
     plan, sizes = [("A", "B"), *[("A", "B", "D")] * 3], {**SIZES, "D": 5}
     run = federation(federate, "fedbn", unseen, plan=plan, sizes=sizes, rounds=4)
     first = next(replies["D"] for replies in run.replies if "D" in replies)
@@ -180,10 +180,10 @@ def test_fedbn_keeps_norm_layers_by_type_not_by_name():
             self.last = nn.InstanceNorm3d(2, affine=True)
             self.plain = nn.InstanceNorm2d(2)
 
-    kept = FedBN().kept_at_site(Oddly())
+    kept = FedBN().local_entries(Oddly())
     batch = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
     expected = {f"downsample.1.{key}" for key in batch}
     expected |= {"downsample.2.weight", "downsample.2.bias", "last.weight", "last.bias"}
     assert kept == expected
     with pytest.raises(ConfigError, match=r"has none.*norm='batch'"):
-        FedBN().kept_at_site(nn.Conv2d(1, 1, 1))
+        FedBN().local_entries(nn.Conv2d(1, 1, 1))

@@ -137,7 +137,7 @@ def test_the_exchange_is_the_average_weighted_as_the_models_are(method):
     sites[0].apply(result)
     name, norm = next(iter(adaptive_norms(networks[0]).items()))
     assert torch.equal(norm.global_mean, result[f"{name}.running_mean"])
-    kept = sites[0].stand_ins()
+    kept = sites[0].default_local_entries()
     assert kept.keys() <= networks[0].state_dict().keys()
     wrong = {**sent[0], f"{name}.running_var": -torch.ones_like(norm.running_var)}
     with pytest.raises(ValueError, match="negative"):

@@ -90,7 +90,7 @@ def harmo_site(images, name="A", **args):
 
 
 def server_context(network, weights=None, kept=frozenset()):
-    return ServerContext(network, 1, kept=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
+    return ServerContext(network, 1, local_entries=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
 
 
 @pytest.mark.parametrize("band", [None, 0])

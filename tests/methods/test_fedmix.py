@@ -148,7 +148,7 @@ def test_fedmix_refuses_what_it_cannot_use():
             server.check({"images": images, "labels": labels, **wrong})
     with pytest.raises(DataError, match=r"site A.*4 training samples.*means of 5"):
         fedmix_sites({"A": 4})["A"][3].collect()
-    with pytest.raises(ConfigError, match="fedmix and mixup both mix"):
+    with pytest.raises(ConfigError, match="fedmix and mixup cannot be combined: mixup requires labels"):
         build_methods([{"name": "fedmix"}, {"name": "mixup"}])
 
 

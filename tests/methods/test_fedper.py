@@ -54,7 +54,7 @@ def test_the_last_layer_of_monais_unet_is_its_last_block(tiny_config, residual_u
 
 def test_fedper_needs_layers_below_the_last():
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
-    assert FedPer().kept_at_site(network) == {"3.weight", "3.bias"}
-    assert FedPer(head="2").kept_at_site(network) == {"2.weight", "2.bias"}
+    assert FedPer().local_entries(network) == {"3.weight", "3.bias"}
+    assert FedPer(head="2").local_entries(network) == {"2.weight", "2.bias"}
     with pytest.raises(ConfigError, match="fedper: all of Linear would stay at the site"):
-        FedPer().kept_at_site(nn.Linear(3, 2))
+        FedPer().local_entries(nn.Linear(3, 2))

@@ -73,7 +73,7 @@ def proto_network():
 
 
 def server_context(network, weights=None, kept=frozenset()):
-    return ServerContext(network, 1, kept=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
+    return ServerContext(network, 1, local_entries=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
 
 
 def proto_site(network, images, labels, **args):

@@ -188,5 +188,5 @@ def test_fedwon_refuses_what_it_cannot_do():
     with pytest.raises(ConfigError, match="has no convolutions before its last layer"):
         FedWon().prepare_network(nn.Sequential(nn.Conv2d(3, 2, 1)))
     for other in ("fedbn", "silobn", "fixbn", "fedfd", "fedfd_a", "fraug"):
-        with pytest.raises(ConfigError, match=f"replaces the normalisation layers, and {other} is about"):
+        with pytest.raises(ConfigError, match=f"{other} requires norm_layers .*, fedwon excludes it"):
             build_methods([{"name": "fedwon"}, {"name": other}])

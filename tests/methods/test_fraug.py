@@ -220,7 +220,7 @@ def test_the_generator_is_averaged_and_the_rest_never_leaves(photo_config, tmp_p
     assert not server.rounds[0]["refused"]
     sent = {key.split("/", 1)[1] for key in server.payload}
     assert sent == {f"layers.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
-    kept = FRAug().kept_at_site(build_network("resnet18", in_channels=3, out_channels=2))
+    kept = FRAug().local_entries(build_network("resnet18", in_channels=3, out_channels=2))
     assert "layer2.0.downsample.1.running_mean" in kept
     assert "layer2.0.downsample.0.weight" not in kept
 

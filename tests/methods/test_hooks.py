@@ -100,7 +100,7 @@ def spying_method(calls: Calls, *, summed: bool = False) -> type[Method]:
         Method,
         "Spying",
         name="summed" if summed else "spy",
-        kept_at_site=lambda _, network: frozenset({KEPT}),
+        local_entries=lambda _, network: frozenset({KEPT}),
         at_site=at_site,
         before_training=lambda *_: None if summed else server_exchange(),
         every_round=lambda *_: server_exchange(),

@@ -231,5 +231,5 @@ def test_what_is_no_scale_is_refused():
             server.check({"steps": bad})
     server.check({"steps": good})
     server.check({"steps": good * 0})
-    with pytest.raises(ConfigError, match="norm and nyul both normalise the input"):
+    with pytest.raises(ConfigError, match="norm and nyul cannot be combined: nyul provides normalised_input"):
         build_methods([{"name": "norm"}, {"name": "nyul"}])

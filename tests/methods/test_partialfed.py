@@ -65,7 +65,7 @@ def test_partialfeds_strategies_are_about_modules(strategy):
         "bottom_up": set(entries) - first,
         "top_down": first,
     }[strategy]
-    assert PartialFed(strategy).kept_at_site(network) == expected
+    assert PartialFed(strategy).local_entries(network) == expected
     assert len(norms) == 20
     assert len(first) == 7
 
@@ -75,13 +75,13 @@ def test_partialfed_cuts_a_network_where_its_stages_end(name):
     network = build_network(name, in_channels=1, out_channels=2)
     entries = list(network.state_dict())
     for stages in (1, 2, 3):
-        above = PartialFed("bottom_up", stages=stages).kept_at_site(network)
-        below = PartialFed("top_down", stages=stages).kept_at_site(network)
+        above = PartialFed("bottom_up", stages=stages).local_entries(network)
+        below = PartialFed("top_down", stages=stages).local_entries(network)
         assert above | below == set(entries)
         assert not above & below
         assert entries[: len(below)] == [e for e in entries if e in below]  # an initial part of the network
     first = {"basicunet": "conv_0.", "unet": "model.0.", "resnet18": ("conv1.", "bn1.")}[name]
-    assert PartialFed("top_down").kept_at_site(network) == {e for e in entries if e.startswith(first)}
+    assert PartialFed("top_down").local_entries(network) == {e for e in entries if e.startswith(first)}
 
 
 # Layers that are registered before the end of the first stage, and come after it, or the other way round.
@@ -106,7 +106,7 @@ def test_partialfed_follows_the_features_and_not_the_order_of_registration(dims,
     network = build_small(name, spatial_dims=dims, in_channels=1, out_channels=2, **args)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     drawn = torch.get_rng_state()
-    found = PartialFed("top_down").kept_at_site(network)
+    found = PartialFed("top_down").local_entries(network)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert network.training
     assert same(network.state_dict(), before)
@@ -174,10 +174,10 @@ def test_partialfed_refuses_what_it_cannot_do():
     with pytest.raises(ConfigError, match="stages 0"):
         PartialFed("bottom_up", stages=0)
     with pytest.raises(ConfigError, match=r"has \d stages"):
-        PartialFed("bottom_up", stages=9).kept_at_site(staged_network())
+        PartialFed("bottom_up", stages=9).local_entries(staged_network())
     with pytest.raises(ConfigError, match="stages of Linear are not known"):
-        PartialFed("top_down").kept_at_site(nn.Linear(2, 1))
+        PartialFed("top_down").local_entries(nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="head leaves all of Linear at the site"):
-        PartialFed("head").kept_at_site(nn.Linear(2, 1))
+        PartialFed("head").local_entries(nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="no normalisation layer"):
-        PartialFed().kept_at_site(nn.Linear(2, 1))
+        PartialFed().local_entries(nn.Linear(2, 1))

@@ -204,7 +204,7 @@ def test_arguments_out_of_range_are_refused(wrong, message):
 
 
 def test_it_needs_sites_that_are_apart(tiny_config, phantom_dir):
-    with pytest.raises(ConfigError, match="partialfed_adaptive needs sites that are apart"):
+    with pytest.raises(ConfigError, match="partialfed_adaptive requires separate_sites"):
         run_in_process(tiny_config("partialfed_adaptive,pooled"), phantom_dir, SITES, "cpu")
 
 

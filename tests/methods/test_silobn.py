@@ -16,7 +16,7 @@ def test_silobn_keeps_statistics_by_type_and_shares_the_weights():
             self.last = nn.InstanceNorm3d(2, affine=True)
 
     names = ("running_mean", "running_var", "num_batches_tracked")
-    assert SiloBN().kept_at_site(Oddly()) == {f"downsample.1.{name}" for name in names}
+    assert SiloBN().local_entries(Oddly()) == {f"downsample.1.{name}" for name in names}
     # What FedFD adds to a layer is no entry that could be kept.
     net = FedFD().prepare_network(Oddly())
-    assert SiloBN().kept_at_site(net) == {f"downsample.1.{name}" for name in names}
+    assert SiloBN().local_entries(net) == {f"downsample.1.{name}" for name in names}

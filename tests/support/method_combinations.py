@@ -42,6 +42,8 @@ WITH_BATCH_NORM = {**U_NET, "norm": "batch"}
 VOLUMES = Plan(spatial_dims=3, patch_size=[16, 16, 16], patches_per_volume=1)
 RESNET = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 4, 4, 4]}
 VIT = {"img_size": 40, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2}
+BESIDE_METHODS = ("averaged_buffers", "given_shares", "soft_labels")
+"""Words on which a method is refused with the network, an option or the loss."""
 _NOISE = {
     "noise_multiplier": 50.0,
     "max_epsilon": 1000.0,
@@ -107,35 +109,27 @@ class Row(NamedTuple):
         return [name for name in SETTINGS if name not in words[2:]]
 
 
-# Of the pairwise checks: the ground by the form of their message.
-_GROUNDS = {
-    r"^(\w+) contains (\w+); leave \2 out": "method",
-    r"both normalise the input": "normalised_input",
-    r"both make the global model": "global_model",
-    r"both mix the labels of a batch|mixes the labels of a batch, and": "labels",
-    r"both replace the normalisation layers|replaces the normalisation layers, and": "norm_layers",
-    r"keeps models beside the one that is trained": "complete_state_dict",
-    r"starts a site's training from weights of its own": "global_start",
-    r"has all images in one place; (?!a federation)": "separate_sites",
-    r"noise does not cover running statistics": "averaged_buffers",
-    r"noise does not cover what": "exchange",
-    r"max_share limits a site's share of the mean, and": "given_shares",
-    r"mixes labels, and the loss": "soft_labels",
-}
+_REFUSAL = re.compile(
+    r"(?P<first>.+) and (?P<second>.+) cannot be combined: (?P<one>.+) (requires|provides) (?P<word>\S+) "
+    r"\(.+\), (?P<other>.+) excludes it; .+"
+)
 
 
 def ground(reason: str, pair: tuple[str, str]) -> str:
     """The ground of a refusal: a word where two cannot be combined, else the line without its asides.
 
     Raises:
-        AssertionError: for a refusal of the pair that does not name both.
+        AssertionError: where two cannot be combined, and the line names others.
     """
-    for form, word in _GROUNDS.items():
-        if re.search(form, reason):
-            if word not in ("averaged_buffers", "given_shares", "soft_labels"):
-                assert all(re.search(rf"\b{name}\b", reason) for name in pair), reason
-            return word
-    return re.sub(r" \([^)]*\)", "", reason).partition(";")[0]
+    found = _REFUSAL.fullmatch(reason)
+    if found is None:
+        return re.sub(r" \([^)]*\)", "", reason).partition(";")[0]
+    assert {found["first"], found["second"]} == {found["one"], found["other"]}, reason
+    assert {found["one"], found["other"]} & set(pair), reason
+    word = found["word"]
+    if word not in BESIDE_METHODS:
+        assert {found["one"], found["other"]} == set(pair), reason
+    return "method" if word.startswith("method:") else word
 
 
 def specs(pair: Iterable[str]) -> tuple[dict[str, Any], ...]:

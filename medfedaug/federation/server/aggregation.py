@@ -93,9 +93,9 @@ class Aggregation:
         self._waiting: dict[str, tuple[Reply, float]] | None = {}
 
     @property
-    def least_updates(self) -> int:
+    def min_updates(self) -> int:
         """The number of updates that the methods need in a round."""
-        return max((aggregator.least_updates for aggregator in self.aggregators.values()), default=1)
+        return max((aggregator.min_updates for aggregator in self.aggregators.values()), default=1)
 
     def prepare(self, site: str, reply: Reply, weight: float) -> None:
         """Accept what a site sends before training.

@@ -85,7 +85,9 @@ def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> N
     """
     # Through `RunConfig`, so that a setting that came with a later release has its default.
     asked, before = config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
-    planned = config.schedule != "constant" or any(m.plans_rounds for m in build_methods(config.methods))
+    planned = config.schedule != "constant" or any(
+        "fixed_rounds" in method.requires for method in build_methods(config.methods)
+    )
     free = {"purpose"} if planned else {"purpose", "rounds"}
     differing = sorted(name for name in {*asked} - free if asked[name] != before[name])
     if differing:

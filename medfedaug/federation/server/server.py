@@ -121,7 +121,7 @@ class FederationServer:
                 SoundModel(composition.network, composition.sent).norm,
                 hold_models=config.compare_sites == "updates",
             )
-        self.participation.least = self.aggregation.least_updates
+        self.participation.least = self.aggregation.min_updates
         self.acceptance = Acceptance(composition.network, composition.sent, self.aggregation)
         self.selection = Selection(higher_is_better=METRICS[task.metric].higher_is_better)
         self.record = Record(

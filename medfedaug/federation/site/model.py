@@ -154,9 +154,9 @@ class SiteModel:
             case_landmarks=samples.case_landmarks,
             case_batches=lambda: map(samples.images, samples.by_case()),
             pass_own_images=self.pass_own_images,
-            kept=composition.kept_keys,
+            local_entries=composition.kept_keys,
             frozen=composition.frozen,
-            missing=self.folder.missing_channels,
+            missing_channels=self.folder.missing_channels,
             task=self.task,
             momentum=composition.definition.momentum,
             optimiser=lambda parameters: composition.definition.optimiser(
@@ -252,7 +252,8 @@ class SiteModel:
         state, known = self.network.state_dict(), {}
         self._set_aside = self._set_aside or {key: state[key].clone() for key in self.kept_keys}
         for part in self.parts.values():
-            known.update({key: value for key, value in part.stand_ins().items() if key in self.kept_keys})
+            found = part.default_local_entries().items()
+            known.update({key: value for key, value in found if key in self.kept_keys})
         self.network.load_state_dict(known, strict=False)
         # Integer entries count batches and have no effect in evaluation.
         return all(key in known for key in self.kept_keys if state[key].is_floating_point())

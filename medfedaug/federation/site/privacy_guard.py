@@ -86,7 +86,7 @@ class PrivacyGuard:
         Raises:
             PrivacyRefused: naming site, method and the policy's limit.
         """
-        summarised = self._patients(exchange.summarised())
+        summarised = self._patients(exchange.fewest_cases())
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
             raise PrivacyRefused(

@@ -179,7 +179,9 @@ def test_a_share_that_is_none_is_refused(tiny_config, share):
 
 @pytest.mark.parametrize("method", ["fednova", "fedce", "feddg_ga", "fedawa"])
 def test_a_share_is_not_promised_where_a_method_finds_the_weights(phantom_dir, tiny_config, method):
-    words = f"max_share limits a site's share of the mean, and {method} finds the sites' weights itself"
+    words = (
+        f"{method} and max_share cannot be combined: max_share requires given_shares .*, {method} excludes it"
+    )
     with pytest.raises(ConfigError, match=words):
         run_in_process(tiny_config(method, max_share=0.4), phantom_dir, ["site_A", "site_B"], "cpu")
 

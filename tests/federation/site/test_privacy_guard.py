@@ -140,11 +140,11 @@ def test_too_few_cases_are_refused_with_site_number_and_limit():
 def test_means_of_fewer_images_than_the_site_has_are_counted_as_what_they_are():
     """FedMix sends means of groups: a hundred patients do not make a mean of five one of a hundred."""
     exchange = Given([])
-    exchange.summarises = 5
+    exchange.cases_per_value = 5
     with pytest.raises(PrivacyRefused, match="fedmix's statistics would summarise 5 images"):
         PrivacyGuard("A", PrivacyPolicy(), cases=100).check("fedmix", exchange)
     context = SiteContext("A", torch.nn.Identity(), task=object())
-    assert FedMix(group=12).at_site(context).before_training.summarises == 12
+    assert FedMix(group=12).at_site(context).before_training.cases_per_value == 12
 
 
 def test_patients_count_and_not_slices(tiny_config, phantom_dir):

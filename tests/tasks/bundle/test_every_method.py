@@ -18,7 +18,7 @@ REFUSED = {
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
     **dict.fromkeys(("fedharmo", "harmofl"), "patches"),
     **dict.fromkeys(("krum", "multi_krum"), "the method needs 5"),
-    "dp_fedavg": "does not cover running statistics",
+    "dp_fedavg": "provides averaged_buffers",
     "fedmix": "fedmix mixes labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",
 }

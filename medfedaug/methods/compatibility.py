@@ -1,0 +1,102 @@
+"""The one check whether methods, and a run's network and options, can be combined."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import WORDS, Method
+
+__all__ = ["Constraints", "check_compatible", "constraints", "included_methods", "methods_with"]
+
+_METHOD = "method:"
+_NONE = frozenset[str]()
+
+# Hooks about what leaves a site, or stays there.
+_SHARING = ("local_entries", "before_training", "every_round", "aggregator")
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a part of a run requires, provides and excludes: a method, the network, the loss, an option.
+
+    Args:
+        name: the part, as in an error.
+        requires: words of `medfedaug.methods.base.WORDS`, or ``method:NAME``.
+        provides: the same.
+        excludes: the same.
+        hint: what to do where it is refused; by default to leave one of the two out.
+    """
+
+    name: str
+    requires: frozenset[str] = _NONE
+    provides: frozenset[str] = _NONE
+    excludes: frozenset[str] = _NONE
+    hint: str = ""
+
+
+def constraints(method: Method) -> Constraints:
+    """Return what a method declares, and what follows from its hooks.
+
+    A method provides and excludes ``method:`` and its name. One with an `Aggregator` provides and excludes
+    ``global_model``. One that exchanges something, keeps entries at the site or has an `Aggregator` requires
+    ``separate_sites``.
+
+    Raises:
+        ConfigError: for a word that is not in the list.
+    """
+    declared = {name: frozenset(getattr(method, name)) for name in ("requires", "provides", "excludes")}
+    for name, words in declared.items():
+        for word in sorted(words - WORDS.keys()):
+            if not word.startswith(_METHOD):
+                near = get_close_matches(word, WORDS, 1)
+                meant = f"did you mean {near[0]}?" if near else f"the words are {', '.join(WORDS)}"
+                raise ConfigError(f"{method.name}: {name} has the unknown word {word!r}; {meant}")
+    alone = {f"{_METHOD}{method.name}", *(["global_model"] if _has(method, "aggregator") else [])}
+    shares = any(_has(method, hook) for hook in _SHARING)
+    return Constraints(
+        method.name,
+        requires=declared["requires"] | ({"separate_sites"} if shares else _NONE),
+        provides=declared["provides"] | alone,
+        excludes=declared["excludes"] | alone,
+    )
+
+
+def check_compatible(parts: Sequence[Constraints]) -> None:
+    """Check that no part of a run excludes a word that another one requires or provides.
+
+    Raises:
+        ConfigError: naming both, the word and its meaning.
+    """
+    order = [*sorted({w for part in parts for w in part.excludes if w.startswith(_METHOD)}), *WORDS]
+    for word, (one, other) in itertools.product(order, itertools.permutations(parts, 2)):
+        if word in one.excludes and word in other.requires | other.provides:
+            first, second = sorted((one, other), key=parts.index)
+            verb = "requires" if word in other.requires else "provides"
+            hint = one.hint or other.hint or "leave one of the two out"
+            raise ConfigError(
+                f"{first.name} and {second.name} cannot be combined: {other.name} {verb} "
+                f"{word} ({_meaning(word)}), {one.name} excludes it; {hint}"
+            )
+
+
+def methods_with(methods: Iterable[Method], word: str, attribute: str = "provides") -> list[Method]:
+    """Return the methods that provide a word, or require or exclude it."""
+    return [method for method in methods if word in getattr(method, attribute)]
+
+
+def included_methods(method: type[Method]) -> list[str]:
+    """Return the names of the methods that a method contains."""
+    return sorted(word.removeprefix(_METHOD) for word in method.provides if word.startswith(_METHOD))
+
+
+def _has(method: Method, hook: str) -> bool:
+    """Whether a method overrides an extension point."""
+    return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def _meaning(word: str) -> str:
+    return WORDS[word].replace("`", "") if word in WORDS else "all that this method does"

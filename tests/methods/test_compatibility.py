@@ -1,0 +1,123 @@
+"""Methods declare what they require, provide and exclude; one check refuses what cannot be combined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from outside_package import outside_package as outside_package
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation import run_in_process
+from medfedaug.methods import Method, build_methods, registry
+from medfedaug.methods.base import WORDS
+from medfedaug.methods.compatibility import constraints
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+SITES = ["site_A", "site_B"]
+FLIP = '''
+from medfedaug.methods import Method, SitePart
+
+
+class FlipSite(SitePart):
+    def mix(self, inputs, targets):
+        return inputs.flip(-1), [(weight, labels.flip(-1)) for weight, labels in targets]
+
+
+class Flip(Method):
+    """Mirrors every other batch, which must be of images as they were, of one patient each."""
+
+    name = "flip"
+    requires = {"labels"}
+    excludes = {"normalised_input", "method:moex"}
+
+    def at_site(self, context):
+        return FlipSite()
+'''
+
+
+@pytest.fixture
+def flip(outside_package):
+    return outside_package("flipping", FLIP, {"medfedaug.methods": {"flip": "Flip"}})
+
+
+def test_a_method_from_outside_trains_beside_others(flip, tiny_config, phantom_dir):
+    plain = run_in_process(tiny_config("fedprox", rounds=1), phantom_dir, SITES, "cpu")
+    flipped = run_in_process(tiny_config("fedprox,flip", rounds=1), phantom_dir, SITES, "cpu")
+    assert any(not plain.state[key].equal(flipped.state[key]) for key in plain.state)
+
+
+@pytest.mark.parametrize(
+    ("methods", "line"),
+    [
+        (
+            "flip,mixup",
+            "flip and mixup cannot be combined: flip requires labels (each image of a batch has its own "
+            "labels alone), mixup excludes it; leave one of the two out",
+        ),
+        (
+            "fedrdn,flip",
+            "fedrdn and flip cannot be combined: fedrdn provides normalised_input (its transforms "
+            "normalise the intensities, in place of plain scaling to [0, 1]), flip excludes it; leave "
+            "one of the two out",
+        ),
+        (
+            "moex,flip",
+            "moex and flip cannot be combined: moex provides method:moex (all that this method does), flip "
+            "excludes it; leave one of the two out",
+        ),
+    ],
+)
+def test_a_method_from_outside_is_refused_in_one_line(flip, run, phantom_dir, tmp_path, methods, line):
+    code, _, err = run("simulate", "--data", phantom_dir, "--methods", methods, "--out", tmp_path / "out")
+    assert code == 2
+    assert " ".join(err.split()).endswith(line)
+
+
+def test_a_word_that_nobody_knows_is_refused_with_the_nearest(outside_package):
+    outside_package(
+        "flipping", FLIP.replace('{"labels"}', '{"label"}'), {"medfedaug.methods": {"flip": "Flip"}}
+    )
+    message = "flip: requires has the unknown word 'label'; did you mean labels?"
+    with pytest.raises(ConfigError, match=f"^{message.replace('?', '[?]')}$"):
+        build_methods([{"name": "flip"}])
+
+
+def test_methods_declare_words_of_the_list_and_methods_that_exist():
+    used = set()
+    for method in registry.built_in_methods().values():
+        declared = {*method.requires, *method.provides, *method.excludes}
+        named = {word.removeprefix("method:") for word in declared if word not in WORDS}
+        assert named <= set(registry.built_in_methods()), method.name
+        used |= declared
+    # The others follow from hooks, from the network, or from the variance of FedFA's layers.
+    assert WORDS.keys() - used == {"global_model"}
+
+
+def test_what_follows_from_hooks_is_declared_for_every_method():
+    class Sharing(Method):
+        name = "sharing"
+
+        def local_entries(self, network):
+            return frozenset()
+
+    class Aggregating(Method):
+        name = "aggregating"
+
+        def aggregator(self, context):
+            return None
+
+    assert constraints(Sharing()).requires == {"separate_sites"}
+    found = constraints(Aggregating())
+    assert found.provides == found.excludes == {"method:aggregating", "global_model"}
+    assert not constraints(Method.__new__(type("Plain", (Method,), {"name": "plain"}))).requires
+
+
+def test_the_page_has_every_word_with_its_meaning_and_its_methods():
+    methods = [build() for build in registry.built_in_methods().values()]
+    for word, meaning in WORDS.items():
+        named = [
+            ", ".join(f"`{method.name}`" for method in methods if word in getattr(method, attribute))
+            for attribute in ("requires", "provides", "excludes")
+        ]
+        assert f"\n| `{word}` | {meaning} | {' | '.join(named)} |\n" in PAGE.read_text(encoding="utf-8")
