@@ -46,6 +46,7 @@ from medfedaug.privacy import JobRules
 from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import size_text
 
@@ -246,12 +247,14 @@ def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
     built_in = {
         plugins.METHODS: BUILT_IN_NAMES,
         plugins.NETWORKS: built_in_networks(),
+        plugins.LOSSES: BUILT_IN_LOSSES,
         plugins.METRICS: BUILT_IN_METRICS,
         plugins.FORMATS: BUILT_IN_SUFFIXES,
     }
     load: dict[str, Callable[[plugins.Plugin], Any]] = {
         plugins.METHODS: method_class,
         plugins.NETWORKS: network_builder,
+        plugins.LOSSES: loss_class,
         plugins.METRICS: plugin_metric,
         plugins.FORMATS: plugin_format,
     }

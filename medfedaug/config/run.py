@@ -79,7 +79,7 @@ class RunConfig:
         "Name of the loss. For segmentation: dice_ce (the default, Dice plus cross-entropy), dice, "
         "generalized_dice, tversky, dice_focal, focal or cross_entropy. For classification: cross_entropy "
         "(the default) or focal. Or the class path of a loss of MONAI, such as "
-        "monai.losses.HausdorffDTLoss.",
+        "monai.losses.HausdorffDTLoss, or a name that another package adds.",
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.")
     in_channels: int = setting(1, "Channels of an image; photographs have 3.", above=0, flags=("--channels",))

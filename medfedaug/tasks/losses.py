@@ -1,4 +1,4 @@
-"""Losses by name, or by the path of MONAI's class."""
+"""Losses by name, which another package may add, or by the path of MONAI's class."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from monai.networks.utils import one_hot
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
-__all__ = ["DEFAULT_LOSSES", "Loss", "build_loss", "loss_names"]
+__all__ = ["BUILT_IN_LOSSES", "DEFAULT_LOSSES", "Loss", "build_loss", "loss_class", "loss_names"]
 
 DEFAULT_LOSSES = {"segmentation": "dice_ce", "classification": "cross_entropy"}
 """By task."""
@@ -44,6 +45,8 @@ _LOSSES: dict[str, dict[str, tuple[type[nn.Module], dict[str, Any]]]] = {
         "focal": (FocalLoss, {}),
     },
 }
+BUILT_IN_LOSSES = tuple(dict.fromkeys(name for names in _LOSSES.values() for name in names))
+"""The names that no other package may take."""
 _ONE_HOT = "to_onehot_y"
 # From logits: whatever the argument is called; unless another activation is asked for.
 _SOFTMAX, _OTHERS = ("softmax", "use_softmax"), ("sigmoid", "other_act")
@@ -52,13 +55,27 @@ _WHOLE_LABELS = ("HausdorffDTLoss", "LogHausdorffDTLoss")
 
 
 def loss_names(task: str) -> tuple[str, ...]:
-    """The names of losses for a task.
+    """Return the names of losses for a task; those that other packages add come last.
 
     Example:
         >>> loss_names("classification")
         ('cross_entropy', 'focal')
     """
-    return tuple(_LOSSES[task])
+    return (*_LOSSES[task], *plugins.names(plugins.LOSSES, BUILT_IN_LOSSES))
+
+
+def loss_class(plugin: plugins.Plugin) -> type[nn.Module]:
+    """Return the class that a package adds as a loss.
+
+    Raises:
+        ConfigError: naming the package, when the class cannot be loaded or is no loss as MONAI's are.
+    """
+    found = plugin.load()
+    if not isinstance(found, type) or not issubclass(found, nn.Module):
+        raise ConfigError(f"{plugin.what}: {found!r} is no subclass of torch.nn.Module")
+    if _ONE_HOT not in constructor_parameters(found):
+        raise ConfigError(f"{plugin.what}: the class {found.__name__} must take {_ONE_HOT}, as MONAI's do")
+    return found
 
 
 class Loss:
@@ -109,17 +126,20 @@ def build_loss(
     Args:
         task: ``"segmentation"`` or ``"classification"``.
         num_classes: classes, background included.
-        name: one of `loss_names`, or a class path such as ``monai.losses.TverskyLoss``, for segmentation any
-            of MONAI's that takes label maps, with MONAI's own defaults; ``None`` for the default of the task.
+        name: one of `loss_names`, of this or of another package, or a class path such as
+            ``monai.losses.TverskyLoss``, for segmentation any of MONAI's that takes label maps, with MONAI's
+            own defaults; ``None`` for the default of the task.
         args: further arguments of its class; lists of ``weight`` have a number for each class.
 
     Raises:
         ConfigError: naming loss and argument, when there is no such loss, or it cannot be used.
     """
     name, args = name or DEFAULT_LOSSES[task], args or {}
+    added = plugins.find(plugins.LOSSES, name, BUILT_IN_LOSSES)
+    added_class = None if added is None else loss_class(added)
     try:
         check_arguments(args)
-        cls, defaults = _find(task, name)
+        cls, defaults = _find(task, name) if added_class is None else (added_class, dict[str, Any]())
         loss = _make(name, cls, {**defaults, **args}, num_classes, dense=task == "segmentation")
     except Exception as error:  # each class checks its arguments in its own way, or not at all
         raise ConfigError(f"loss {name}: {first_line(error)}") from error
@@ -133,7 +153,7 @@ def _find(task: str, name: str) -> tuple[type[nn.Module], dict[str, Any]]:
         return known[name]
     if "." not in name:
         raise ValueError(
-            f"is not known for {task}; choose from {', '.join(known)}"
+            f"is not known for {task}; choose from {', '.join(loss_names(task))}"
             + (", or MONAI's by class path, for instance monai.losses.TverskyLoss" if dense else "")
         )
     cls = public_class(monai.losses, name, "loss")

@@ -1,4 +1,4 @@
-"""Find, and restrict, the methods, networks, loops, metrics, formats and engines of installed packages.
+"""Find, and restrict, what installed packages add: methods, networks, losses, metrics and more.
 
 A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
 
@@ -28,6 +28,7 @@ __all__ = [
     "FORMATS",
     "JOB_GROUPS",
     "LOOPS",
+    "LOSSES",
     "METHODS",
     "METRICS",
     "NETWORKS",
@@ -38,20 +39,22 @@ __all__ = [
     "restrict",
 ]
 
-METHODS, NETWORKS, LOOPS = "medfedaug.methods", "medfedaug.networks", "medfedaug.loops"
+METHODS, NETWORKS = "medfedaug.methods", "medfedaug.networks"
+LOSSES, LOOPS = "medfedaug.losses", "medfedaug.loops"
 METRICS, FORMATS, ENGINES = "medfedaug.metrics", "medfedaug.formats", "medfedaug.engines"
 """The groups of entry points."""
 
 _KINDS = {
     METHODS: "method",
     NETWORKS: "network",
+    LOSSES: "loss",
     LOOPS: "training loop",
     METRICS: "metric",
     FORMATS: "image format",
     ENGINES: "engine",
 }
 
-JOB_GROUPS = (METHODS, NETWORKS, LOOPS, METRICS, FORMATS)
+JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, METRICS, FORMATS)
 """The groups of what a job, or the files of a site, may name."""
 
 _allowed: frozenset[str] | None = None

@@ -2,10 +2,12 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
 from monai.losses import DiceCELoss, HausdorffDTLoss
+from outside_package import outside_package as outside_package
 from torch import nn
 
 from medfedaug.config.run import RunConfig, recorded_settings
@@ -16,6 +18,7 @@ from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.methods import parse_methods
 from medfedaug.tasks.losses import build_loss, loss_names
+from medfedaug.utils import plugins
 
 SITES = ["site_A", "site_B"]
 GENERATOR = torch.Generator().manual_seed(0)
@@ -133,7 +136,8 @@ def test_the_command_takes_loss_and_schedule(run, phantom_dir, tmp_path):
     assert all(0 < scores["train_loss"] < 1 for scores in record["rounds"][0]["sites"].values())
     code, _, err = simulate("refused", "--loss", "monai.losses.HausdorffDTLoss")
     assert code == 2
-    assert "fedmix mixes labels, and the loss monai.losses.HausdorffDTLoss takes whole ones alone" in err
+    assert "fedmix and the loss monai.losses.HausdorffDTLoss cannot be combined" in err
+    assert "fedmix provides soft_labels" in err
     assert not (tmp_path / "refused").exists()
     # A record from before has none of the settings.
     for name in names:
@@ -195,3 +199,80 @@ def test_the_learning_rate_follows_the_rounds_and_resumes(
     longer = tiny_config("fedavg,finetune", **{**options, "rounds": 8}, settings={"finetune": {"epochs": 1}})
     with pytest.raises(ConfigError, match="another rounds: 4, asked for 8"):
         run_in_process(longer, phantom_dir, SITES, "cpu", state_dir=tmp_path, resume=True)
+
+
+SQUARED = """
+import torch
+from monai.networks.utils import one_hot
+
+
+class Squared(torch.nn.Module):
+    \"\"\"Mean squared distance of the probabilities to the classes.\"\"\"
+
+    def __init__(self, factor=1.0, to_onehot_y=False, softmax=False):
+        super().__init__()
+        self.factor, self.to_onehot_y, self.softmax = factor, to_onehot_y, softmax
+
+    def forward(self, input, target):
+        probabilities = input.softmax(1) if self.softmax else input
+        truth = one_hot(target, input.shape[1]) if self.to_onehot_y else target
+        return self.factor * (probabilities - truth).square().mean()
+"""
+
+
+@pytest.fixture
+def squared(outside_package):
+    return outside_package("squares", SQUARED, {"medfedaug.losses": {"squared": "Squared"}})
+
+
+def test_a_loss_of_another_package_is_that_loss(squared):
+    assert loss_names("segmentation")[-1] == loss_names("classification")[-1] == "squared"
+    truth = nn.functional.one_hot(LABELS[:, 0].long(), 3).movedim(-1, 1).double()
+    expected = 2 * ((LOGITS.double().softmax(1) - truth) ** 2).mean()
+    loss = build_loss("segmentation", 3, "squared", {"factor": 2.0})
+    for targets in (LABELS, truth):
+        assert float(loss(LOGITS.double(), targets)) == pytest.approx(float(expected))
+    outputs, classes = torch.randn(4, 3), torch.tensor([0, 2, 1, 2])
+    truth = nn.functional.one_hot(classes, 3)
+    expected = ((outputs.softmax(1) - truth) ** 2).mean()
+    assert float(build_loss("classification", 3, "squared")(outputs, classes)) == pytest.approx(
+        float(expected)
+    )
+
+
+def test_the_command_trains_on_a_loss_of_another_package(squared, run, phantom_dir, tmp_path):
+    out = tmp_path / "out"
+    code, _, err = run(
+        *("simulate", "--data", phantom_dir, "--methods", "fedmix", "--set", "fedmix.group=2", "--out", out),
+        *("--loss", "squared", "--loss-args", '{"factor": 0.1}', "--rounds", 1, "--limit", 1),
+        *("--engine", "inprocess", "--device", "cpu", "--no-pictures"),
+    )
+    assert code == 0, err
+    sites = json.loads((out / "results.json").read_text())["rounds"][0]["sites"]
+    assert all(0 < scores["train_loss"] < 0.1 for scores in sites.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        (SQUARED.replace("to_onehot_y", "hot"), "squared", "the class Squared must take to_onehot_y"),
+        ("Squared = 3", "squared", "3 is no subclass of torch.nn.Module"),
+        (SQUARED, "dice", "loss 'dice' of the package squares has the name of one that is built in"),
+    ],
+)
+def test_a_loss_of_another_package_that_is_none_is_refused_in_one_line(outside_package, source, name, words):
+    outside_package("squares", source, {"medfedaug.losses": {name: "Squared"}})
+    with pytest.raises(ConfigError, match=words):
+        build_loss("segmentation", 3, name)
+
+
+def test_a_loss_of_a_package_that_a_site_does_not_allow_is_refused_with_the_remedy(squared):
+    plugins.restrict([])
+    with pytest.raises(
+        ConfigError, match=r"loss 'squared' of the package squares is not allowed here.*--allow"
+    ):
+        build_loss("segmentation", 3, "squared")
+    assert "squares" not in sys.modules
+    assert "squared" not in loss_names("segmentation")
+    plugins.restrict(["squares"])
+    assert build_loss("segmentation", 3, "squared").takes_probabilities
