@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from monai.networks.utils import one_hot
 from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
@@ -259,15 +260,15 @@ class Task(ABC):
     def collate(self, samples: list[Sample]) -> Sample:
         """Make a batch of samples."""
 
-    @abstractmethod
     def probabilities(self, targets: Tensor) -> Tensor:
-        """Targets as probabilities of the classes, (B, K, ...), which can be averaged and given to `loss`."""
+        """Return targets as probabilities of the classes, (B, K, ...), to be averaged and given to `loss`."""
+        return one_hot(targets if self.dense else targets[:, None], self.num_classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The scalar that training minimises, of logits and of targets as labels or as `probabilities`."""
         return self.criterion(outputs, targets)
 
-    @abstractmethod
+    @torch.no_grad()
     def evaluate(
         self,
         network: nn.Module,
@@ -286,6 +287,20 @@ class Task(ABC):
             device: where to compute.
             batch_size: images that the network sees at once.
             full: whether to compute all of `metrics` by class, or `metric` alone.
+
+        Returns:
+            As `scores`.
+        """
+        network.eval()
+        return self.scores(self.outputs(network, cases, transform, device, batch_size), full)
+
+    @abstractmethod
+    def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
+        """Score what a network says of cases.
+
+        Args:
+            outputs: of `outputs`, one at a time.
+            full: see `evaluate`.
 
         Returns:
             ``{metric: mean or None, "cases": {name: score or None}}``, ``None`` where nothing can be scored;

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from monai.networks.utils import one_hot
 from monai.transforms import CastToTyped, Lambdad, Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
@@ -150,23 +149,9 @@ class ClassificationTask(Task):
             raise ConfigError(f"images of different size, {first} and {second}: choose --image-size")
         return stack(samples)
 
-    def probabilities(self, targets: Tensor) -> Tensor:
-        """(B,) as one-hot (B, K)."""
-        return one_hot(targets[:, None], len(self.classes))
-
-    @torch.no_grad()
-    def evaluate(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
-        full: bool = False,
-    ) -> dict[str, Any]:
-        """`metric` of the images; with ``full`` all of `metrics`, and by class."""
-        network.eval()
-        said = list(self.outputs(network, cases, transform, device, batch_size))
+    def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
+        """Score the images of a site together."""
+        said = list(outputs)
         if not said:
             return {self.metric: None, "cases": {}}
         images = ClassifiedImages(
@@ -176,5 +161,5 @@ class ClassificationTask(Task):
             [case.name for case, _ in said],
             [case.owner or case.name for case, _ in said],
         )
-        scores = image_scores(images, self.metrics if full else self.metrics[:1])
-        return scores if full else {self.metric: scores[self.metric], "cases": scores["cases"]}
+        found = image_scores(images, self.metrics if full else self.metrics[:1])
+        return found if full else {self.metric: found[self.metric], "cases": found["cases"]}

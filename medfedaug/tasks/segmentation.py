@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from monai.data.utils import pad_list_data_collate
 from monai.inferers import SliceInferer, SlidingWindowInferer
-from monai.networks.utils import one_hot
 from monai.transforms import DivisiblePad, DivisiblePadd, SpatialPadd
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
@@ -205,30 +204,12 @@ class SegmentationTask(Task):
         )
         return _plain_batch(pad_list_data_collate(samples if fits else [pad(sample) for sample in samples]))
 
-    def probabilities(self, targets: Tensor) -> Tensor:
-        """(B, 1, H, W) as one-hot (B, K, H, W)."""
-        return one_hot(targets, self.num_classes)
-
-    @torch.no_grad()
-    def evaluate(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
-        full: bool = False,
-    ) -> dict[str, Any]:
-        """`metric` per patient volume; with ``full`` all of `metrics`, and by class.
-
-        Returns:
-            See `medfedaug.metrics.segmentation.LabelMapScores`.
-        """
-        network.eval()
-        scores = LabelMapScores(self._names, self.surface_tolerance, self.metrics, full=full)
-        for case, predicted in self.outputs(network, cases, transform, device, batch_size):
-            scores.add(case.name, predicted, case.label, case.affine, case.owner)
-        return scores.result()
+    def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
+        """Score the volumes one at a time; see `medfedaug.metrics.segmentation.LabelMapScores`."""
+        found = LabelMapScores(self._names, self.surface_tolerance, self.metrics, full=full)
+        for case, predicted in outputs:
+            found.add(case.name, predicted, case.label, case.affine, case.owner)
+        return found.result()
 
     def outputs(
         self,

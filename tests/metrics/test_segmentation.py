@@ -323,8 +323,8 @@ def test_three_classes_from_the_command_to_the_page(run, tmp_path):
     test = json.loads((out / "results.json").read_text())["test"]
     assert list(test["mean"]) == ["dice", "hd95", "nsd"]
     assert test["mean"]["dice"] > 0
-    for trainer, round_ in open_model(out / "global_model.pt", tmp_path / "data", device="cpu"):
-        trainer.recall_round(round_)
+    for trainer, complete in open_model(out / "global_model.pt", tmp_path / "data", device="cpu"):
+        assert complete
         trainer.network.eval()
         transform, entry = trainer.evaluation_transform(), test["sites"][trainer.name]
         (case,) = trainer.task.evaluation_cases(trainer.folder, "test")

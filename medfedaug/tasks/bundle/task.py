@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from monai.data import decollate_batch, list_data_collate
 from monai.inferers import SimpleInferer
-from monai.networks.utils import one_hot
 from monai.transforms import Compose, apply_transform
 from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
@@ -81,8 +80,8 @@ class BundleTask(Task):
         self.criterion = _BundleLoss(
             given.bundle.name, self.num_classes, given.make(given.find(trainer, "loss_function")), self.dense
         )
-        self.scores = BundleMetrics(given, "patients" if self.dense else "images")
-        self.metrics = self.scores.names
+        self.metric_scores = BundleMetrics(given, "patients" if self.dense else "images")
+        self.metrics = self.metric_scores.names
         self.metric = self.metrics[0]
         self.preparation = Preparation(config.plan)
 
@@ -209,12 +208,11 @@ class BundleTask(Task):
         Raises:
             ConfigError: for targets that are none.
         """
-        labels = targets if self.dense else targets[:, None] if targets.ndim == 1 else targets
-        if labels.shape[1] != 1:
+        if targets.ndim != 1 and targets.shape[1] != 1:
             raise self.configuration.problem(
                 "label", "a method needs the numbers of classes, and the targets are others"
             )
-        return one_hot(labels, self.num_classes)
+        return super().probabilities(targets if self.dense or targets.ndim == 1 else targets[:, 0])
 
     # ------------------------------------------------------------------ inference
 
@@ -241,20 +239,11 @@ class BundleTask(Task):
                     )
                 yield from zip([case for case, _ in some], found.cpu(), strict=True)
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        network: nn.Module,
-        cases: Iterable[EvaluationCase],
-        transform: Pipeline,
-        device: torch.device,
-        batch_size: int = 16,
-        full: bool = False,
-    ) -> dict[str, Any]:
-        """The Bundle's key metric; with ``full`` also its additional metrics."""
-        network.eval()
-        found = self.outputs(network, cases, transform, device, batch_size)
-        return self.scores.score(((case.name, self._processed(case, said)) for case, said in found), full)
+    def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
+        """Score by the Bundle's key metric; with ``full`` also by its additional metrics."""
+        return self.metric_scores.score(
+            ((case.name, self._processed(case, said)) for case, said in outputs), full
+        )
 
     def _processed(self, case: EvaluationCase, said: Tensor) -> Any:
         """What the Bundle's post-processing makes of a case, as MONAI's evaluator calls it."""
