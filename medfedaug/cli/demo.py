@@ -46,7 +46,7 @@ def demo(
     ] = 0,
     shift: Annotated[
         float,
-        typer.Option(min=0, max=3, help="How far the odd scanner is from the others; 0 for no odd one."),
+        typer.Option(min=0, max=3, help="Distance of the odd scanner from the others; 0 for no odd one."),
     ] = 2.0,
     norm: Annotated[
         str,
