@@ -56,7 +56,7 @@ _SIZES = {"segmentation": (1, 2), "classification": (3, 10)}
 
 
 def catalogue() -> dict[str, Any]:
-    """All that is built in, described, as plain JSON types."""
+    """Describe all that is built in, as plain JSON types."""
     return {
         "monai": metadata.version("monai"),
         "methods": _plain(map(describe_method, registry.BUILT_IN_NAMES)),

@@ -11,7 +11,7 @@ import typer
 __all__ = ["FOLDER", "File", "schema"]
 
 FOLDER = Path(__file__).with_name("schemas")
-"""Of the schemas, which ``make catalogue`` makes from the classes (`medfedaug.cli.describe`)."""
+"""Folder of the schemas, which ``make catalogue`` makes from the classes (`medfedaug.cli.describe`)."""
 
 
 class File(str, Enum):

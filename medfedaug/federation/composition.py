@@ -141,7 +141,7 @@ class Composition:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))
 
     def server_context(self, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
-        """What the methods' server halves are given.
+        """Return the context of the methods' server halves.
 
         Args:
             weights: see `ServerContext`.

@@ -397,7 +397,7 @@ class SitePart(TakesOldNames):
 
 
 class Method(TakesOldNames):
-    """One published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
+    """Published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
 
     A subclass that declares words of its own adds those of its base class where they hold for it too:
     ``requires = FedFD.requires | {"global_start"}``. A constructor may set them for one object.

@@ -21,7 +21,7 @@ _SHARING = ("local_entries", "before_training", "every_round", "aggregator")
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a part of a run requires, provides and excludes: a method, the network, the loss, an option.
+    """Words that a part of a run requires, provides and excludes: a method, network, loss or option.
 
     Args:
         name: the part, as in an error.

@@ -50,7 +50,7 @@ def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SiteContext(TakesOldNames):
-    """What a method is given about its site.
+    """Context of a method at its site.
 
     Args:
         name: the site's name in the federation.
@@ -111,7 +111,7 @@ class SiteContext(TakesOldNames):
 
 @dataclass(frozen=True)
 class ServerContext(TakesOldNames):
-    """What a method is given about the federation at the server.
+    """Context of a method at the server.
 
     Args:
         network: the global network with every method's layers in it, only for names and shapes.

@@ -50,7 +50,7 @@ class FedBN(KeepsNorms):
     name = "fedbn"
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
-        """All state-dict entries of normalisation layers."""
+        """Return all state-dict entries of normalisation layers."""
         entries = state_entries(network, NORM_LAYERS)
         if not entries:
             raise ConfigError(

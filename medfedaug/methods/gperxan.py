@@ -86,7 +86,7 @@ class GPerXAN(KeepsNorms):
             raise ConfigError(f"gperxan: {error}") from error
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
-        """All entries of the batch norms that keep statistics."""
+        """Return all entries of the batch norms that keep statistics."""
         norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         return module_entries(network, norms)
 

@@ -1,0 +1,93 @@
+"""Docstrings and help texts begin with a verb or a standard noun; public names are words of the field."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from our_modules import modules
+
+OPENINGS = {"What", "Whatever", "Whether", "That", "Those", "How", "Which", "Who", "Whoever", "Whom", "Whose"}
+OPENINGS |= {"Where", "When", "Why", "Of", "Something"}
+RIDDLES = {"told", "beside", "spelt"}
+# Public names of 0.2 that still have one of these words.
+STILL = {
+    "BesideModels",
+    "BesideStateDict",
+    "EvaluatedRun.told",
+    "JobRules.told",
+    "LoopTraining.told_loss",
+    "Planning.told",
+    "Record.told",
+    "SiteSamples.told",
+    "Training.told",
+    "spelt",
+}
+SOURCES = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
+PACKAGES = sorted({".".join(name.split(".")[:2]) for name in SOURCES})
+
+
+def string(node: ast.AST | None) -> str:
+    """The text of a literal, also of one in several parts or in an expression; empty for anything else."""
+    if isinstance(node, ast.Expr):
+        node = node.value
+    if isinstance(node, ast.BinOp):
+        return string(node.left) + string(node.right)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def public(body: list[ast.stmt], path: str) -> Iterator[tuple[str, str]]:
+    """The public names of a module or class with their docstrings, among them strings under assignments."""
+    for node, after in pairwise([*body, None]):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found = [(node.name, ast.get_docstring(node) or "")]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [(one.id, string(after)) for one in targets if isinstance(one, ast.Name)]
+        else:
+            continue
+        for name, text in found:
+            if not name.startswith("_"):
+                yield f"{path}.{name}", text
+                if isinstance(node, ast.ClassDef):
+                    yield from public(node.body, f"{path}.{name}")
+
+
+def helps(tree: ast.AST) -> Iterator[str]:
+    """The help texts of commands, and the texts of settings, of which options are made."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        yield from (string(keyword.value) for keyword in call.keywords if keyword.arg == "help")
+        if isinstance(call.func, ast.Name) and call.func.id == "setting":
+            yield from map(string, call.args[1:2])
+
+
+def opening(text: str) -> str:
+    return (text.split() or [""])[0].rstrip(",.:;")
+
+
+def riddles(name: str, source: str) -> list[str]:
+    """The texts of a module that begin with a word of `OPENINGS`."""
+    tree = ast.parse(source)
+    texts = [(name, ast.get_docstring(tree) or ""), *public(tree.body, name)]
+    texts += [(f"{name}, help", text) for text in helps(tree)]
+    return [f"{path}: {text.splitlines()[0]}" for path, text in texts if opening(text) in OPENINGS]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_texts_begin_with_a_verb_or_a_noun(package):
+    inside = [name for name in SOURCES if name.startswith(f"{package}.") and package != "medfedaug"]
+    assert not [riddle for name in (package, *inside) for riddle in riddles(name, SOURCES[name])]
+
+
+def test_public_names_are_words_of_the_field():
+    names = {path for name, source in SOURCES.items() for path, _ in public(ast.parse(source).body, name)}
+    found = {path for path in names if RIDDLES & set(words(path.rpartition(".")[2]))}
+    assert not {path for path in found if not path.endswith(tuple(f".{name}" for name in STILL))}
+
+
+def words(name: str) -> list[str]:
+    """The words of a name: ``BesideModels`` and ``told_loss`` have two each."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
