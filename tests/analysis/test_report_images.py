@@ -356,8 +356,8 @@ def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp
     text = write_report([tmp_path / "run"], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     name, score = min(results["test"]["sites"]["site_A"]["cases"].items(), key=lambda found: found[1])
     assert f"at site_A: {name}, {score:.3f}" in text
-    for trainer, round_ in open_model(tmp_path / "run" / "global_model.pt", phantom_dir, device="cpu"):
-        if trainer.recall_round(round_):
+    for trainer, complete in open_model(tmp_path / "run" / "global_model.pt", phantom_dir, device="cpu"):
+        if complete:
             assert extreme_cases(trainer)[0].score == pytest.approx(
                 min(results["test"]["sites"][trainer.name]["cases"].values()), abs=1e-6
             )

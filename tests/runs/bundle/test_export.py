@@ -192,10 +192,10 @@ def opened_trainer(run: Path, images: Path, site: str):
     cases = [Case(path.name, path, "") for path in sorted(images.iterdir())]
     splits = {**dict.fromkeys(SPLITS, ()), "test": tuple(cases)}
     folder = VolumeFolder(site, images, opened.config.classes, splits)
-    trainer = opened.trainer(site, folder, "cpu", statistics=opened.statistics.get(site))
-    assert trainer.recall_round(opened.round)
-    trainer.network.eval()
-    return trainer, cases
+    model = opened.at_site(site, folder, "cpu", statistics=opened.statistics.get(site))
+    assert model.recall(opened.local_state(site))
+    model.network.eval()
+    return model, cases
 
 
 def label_maps(run: Path, images: Path, site: str = "site_A") -> dict[str, np.ndarray]:
