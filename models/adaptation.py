@@ -23,7 +23,6 @@ from medfedaug.functional import feature_moments, mix_statistics, normalise_feat
 
 __all__ = [
     "AdaptiveBatchNorm",
-    "BesideStateDict",
     "FixedAlpha",
     "InstanceAdapter",
     "InstanceAware",
@@ -31,6 +30,7 @@ __all__ = [
     "LearnedAlpha",
     "RandomAlpha",
     "RandomMix",
+    "UnsavedModule",
     "adapt_batch_norm",
     "adaptive_norms",
     "insert_instance_adapters",
@@ -245,7 +245,7 @@ def _mixed(own: Statistics, federation: Statistics, alpha: Tensor) -> Statistics
     return mean, std
 
 
-class BesideStateDict(nn.Module):
+class UnsavedModule(nn.Module):
     """A module in a network whose own parameters are no part of the network's state dict.
 
     The network's checkpoint is then the same with and without it; a method sends these parameters as an
@@ -259,7 +259,7 @@ class BesideStateDict(nn.Module):
         pass
 
 
-class InstanceAdapter(BesideStateDict):
+class InstanceAdapter(UnsavedModule):
     r"""Computes α for an image from the difference between its statistics and the federation's.
 
     .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad

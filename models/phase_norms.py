@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.functional import control_content, control_style, working_precision
-from medfedaug.models.adaptation import BesideStateDict
+from medfedaug.models.adaptation import UnsavedModule
 from medfedaug.models.hooks import PickledHook
 from medfedaug.models.stage_layer import StageLayer
 
@@ -20,7 +20,7 @@ __all__ = ["StyleControlNorm", "control_shortcuts", "shortcut_norms"]
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class StyleControlNorm(BesideStateDict, StageLayer):
+class StyleControlNorm(UnsavedModule, StageLayer):
     r"""Mix normalised features and the features themselves, in training and in evaluation (SCNorm).
 
     .. math:: \hat x = \gamma\big(s_1\, \mathrm{IN}(x) + s_2\, x\big) + \beta, \qquad

@@ -11,14 +11,14 @@ from monai.networks.nets import ViT
 from torch import Tensor, nn
 
 from medfedaug.functional import mix_statistics
-from medfedaug.models.adaptation import BesideStateDict
+from medfedaug.models.adaptation import UnsavedModule
 
 __all__ = ["Prompts", "find_prompts", "insert_prompts", "mixing_prompts"]
 
 _CHILD = "prompts"
 
 
-class Prompts(BesideStateDict):
+class Prompts(UnsavedModule):
     """Tokens appended to those of the image: the site's in training, the federation's in evaluation.
 
     Args:

@@ -421,7 +421,7 @@ def _jobs(settings: SiteSettings) -> Check:
     if settings.simulation:
         found = "settings of a simulation: no rule holds, and whatever a job asks for leaves the site"
         return Check("jobs", False, found, "Take simulation out of local/medfedaug.json.")
-    return Check("jobs", True, settings.jobs.told())
+    return Check("jobs", True, settings.jobs.describe())
 
 
 def _prepared(settings: SiteSettings) -> Check:

@@ -33,7 +33,7 @@ def request_to_model(request: Request) -> FLModel:
         "once": _contiguous(request.once),
         "payload": _contiguous(request.payload),
         "scoring": request.scoring,
-        "lent": _contiguous(request.lent),
+        "method_states": _contiguous(request.method_states),
         "masks": request.masks,
     }
     return _model(_contiguous(request.weights), {"task": request.task}, meta, request.round)
@@ -52,7 +52,7 @@ def request_from_model(model: FLModel) -> Request:
         run=str(meta.get("run", "")),
         planned=_dict(meta.get("planned")),
         scoring=_dict(meta.get("scoring")),
-        lent=meta.get("lent") or {},
+        method_states=meta.get("method_states") or {},
         masks=_dict(meta.get("masks")),
     )
 

@@ -143,7 +143,7 @@ def check_loop_script(script: str | Path, config: RunConfig, folder: SiteFolder,
     training = getattr(trainer, "training", None)
     if isinstance(training, LoopTraining) and loop.desk is not None:
         found.connected = _connected(training, loop.desk.brought, loop.steps)
-        if not training.told_loss and loop.steps:
+        if not training.has_loss and loop.steps:
             found.connected["step"] += ", without the loss, which the report then lacks"
     return found
 

@@ -20,7 +20,7 @@ from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.methods.registry import parse_methods, spelt
+from medfedaug.methods.registry import canonical_name, parse_methods
 
 __all__ = ["check_axes", "parse_methods_list", "plan"]
 
@@ -49,7 +49,11 @@ def parse_methods_list(texts: Sequence[str]) -> list[str]:
         >>> parse_methods_list(["fedavg fedrdn,fedfa+", "fedavg"])
         ['fedavg', 'fedrdn,fedfa+']
     """
-    found = [",".join(map(spelt, filter(None, text.split(",")))) for item in texts for text in item.split()]
+    found = [
+        ",".join(map(canonical_name, filter(None, text.split(","))))
+        for item in texts
+        for text in item.split()
+    ]
     for text in found:
         parse_methods(text)
     return list(dict.fromkeys(found))

@@ -79,8 +79,8 @@ class Request:
         planned: settings of the run that were derived from the sites' fingerprints, as JSON types.
         scoring: in an evaluation, what is scored and how (`medfedaug.federation.server.evaluation.Asked`), as
             JSON types.
-        lent: in an evaluation, what methods keep for another site's model beside its weights, with keys
-            ``<method>/<key>``.
+        method_states: in an evaluation, what methods keep for another site's model beside its weights, with
+            keys ``<method>/<key>``.
         masks: under secure aggregation, what the sites of the round say to each other.
     """
 
@@ -93,7 +93,7 @@ class Request:
     run: str = ""
     planned: dict[str, Any] = field(default_factory=dict)
     scoring: dict[str, Any] = field(default_factory=dict)
-    lent: Payload = field(default_factory=dict)
+    method_states: Payload = field(default_factory=dict)
     masks: dict[str, Any] = field(default_factory=dict)
 
 

@@ -21,7 +21,7 @@ from medfedaug.methods.base import (
     SiteUpdate,
     shared_parameters,
 )
-from medfedaug.methods.kept import BesideModels, KeptUpdates
+from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
 from medfedaug.methods.own_loss import training_loss
 from medfedaug.models.substitution import call_with
 from medfedaug.utils.validation import check_choice
@@ -154,7 +154,7 @@ class FedCESite(SitePart, SiteExchange):
         }
 
 
-class _Errors(BesideModels):
+class _Errors(AggregatorExchange):
     """The errors are used with the models, by the aggregator, which also says what the sites receive."""
 
     shapes = {"error": (2,)}  # noqa: RUF012

@@ -23,7 +23,7 @@ from medfedaug.methods.base import (
     SiteUpdate,
     shared_parameters,
 )
-from medfedaug.methods.kept import BesideModels, KeptUpdates
+from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
 from medfedaug.methods.own_loss import training_loss
 
 __all__ = ["FedDGGA", "FedDGGASite"]
@@ -119,7 +119,7 @@ class FedDGGASite(SitePart, SiteExchange):
         """Nothing comes back."""
 
 
-class _Losses(BesideModels):
+class _Losses(AggregatorExchange):
     """The losses are used with the models, by the aggregator."""
 
     shapes = {"loss": (2,)}  # noqa: RUF012

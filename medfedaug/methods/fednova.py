@@ -22,7 +22,7 @@ from medfedaug.methods.base import (
     Step,
     shared_parameters,
 )
-from medfedaug.methods.kept import BesideModels
+from medfedaug.methods.kept import AggregatorExchange
 
 __all__ = ["FedNova", "FedNovaAggregator", "FedNovaSite", "LocalLengths"]
 
@@ -86,7 +86,7 @@ class FedNovaSite(SitePart, SiteExchange):
         """The server sends nothing."""
 
 
-class LocalLengths(BesideModels):
+class LocalLengths(AggregatorExchange):
     """Effective number of each site's steps: aᵢ comes up with its update, and nothing goes back."""
 
     shapes = {"length": (1,)}  # noqa: RUF012

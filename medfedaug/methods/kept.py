@@ -12,10 +12,10 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Aggregator, Payload, ServerExchange, SiteUpdate
 
-__all__ = ["BesideModels", "KeptUpdates", "check_hostile", "moved", "stacked", "update_norms"]
+__all__ = ["AggregatorExchange", "KeptUpdates", "check_hostile", "moved", "stacked", "update_norms"]
 
 
-class BesideModels(ServerExchange):
+class AggregatorExchange(ServerExchange):
     """Exchange for an aggregator, which receives it with each update.
 
     Nothing is added up here, and nothing goes back as an exchange.

@@ -20,11 +20,11 @@ __all__ = [
     "COMBINATIONS",
     "build_methods",
     "built_in_methods",
+    "canonical_name",
     "find_class",
     "method_class",
     "method_names",
     "parse_methods",
-    "spelt",
 ]
 
 _BUILT_IN: dict[str, type[Method]] = {
@@ -68,7 +68,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
     [{'name': 'fedrdn', 'args': {}}, {'name': 'fedfa', 'args': {}}, {'name': 'fedfa_h', 'args': {'bins': 16}}]
     """
     settings = dict(settings or {})
-    given = [spelt(name.strip()) for name in text.split(",") if name.strip()]
+    given = [canonical_name(name.strip()) for name in text.split(",") if name.strip()]
     if not given:
         raise ConfigError(f"no method was named; choose from {', '.join(method_names())}")
     for name in given:
@@ -89,7 +89,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
     ]
 
 
-def spelt(name: str) -> str:
+def canonical_name(name: str) -> str:
     """A name as its method has it, which may be with capitals; an unknown one stays as it is."""
     known = [*BUILT_IN_NAMES, *(plugin.name for plugin in plugins.installed(plugins.METHODS))]
     return match_case(name, known)

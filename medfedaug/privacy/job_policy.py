@@ -191,7 +191,7 @@ min_batch_size is 4
         if value < least:
             _refuse(site, f"its {name} is {withheld(value)}", f"{rule} is {least}")
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The rules in one line, as `doctor` shows them."""
         lists = [
             f"{name}: {', '.join(found)}"

@@ -57,7 +57,7 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
 
 
 class Teller:
-    """Turns the events of a run into lines; `medfedaug.federation.server.history.Record` makes the events.
+    """Turns the events of a run, which `medfedaug.federation.server.history.RunHistory` makes, into lines.
 
     Args:
         rounds: the number of rounds, where it is known already.

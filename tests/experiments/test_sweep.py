@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from benchmark_files import picture
+from PIL import Image
 from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
-from medfedaug.data import images
 from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
@@ -35,9 +35,7 @@ def test_a_sweep_that_was_stopped_continues_and_leaves_finished_runs_alone(offic
     assert len(runs) == 2
     assert runs[0].config.rounds == 2
     opened = []
-    monkeypatch.setattr(
-        images.Image, "open", lambda path, open_=images.Image.open: opened.append(path) or open_(path)
-    )
+    monkeypatch.setattr(Image, "open", lambda path, open_=Image.open: opened.append(path) or open_(path))
     run_all(runs, OFFICE_PRESET, office, tmp_path / "whole", device="cpu")
     assert len(opened) == len(set(opened)) == 4 * 14  # all runs share what was decoded
 

@@ -21,7 +21,7 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.methods import Ditto, build_methods
 from medfedaug.methods.base import SiteContext, Step
-from medfedaug.models.adaptation import BesideStateDict
+from medfedaug.models.adaptation import UnsavedModule
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has no training cases
 WEIGHT, RATE, MOMENTUM = 0.7, 0.05, 0.9
@@ -101,7 +101,7 @@ def test_the_personal_pass_has_the_mixed_labels_of_the_batch(federate):
         assert all(torch.allclose(found[key], value, atol=1e-7) for key, value in sent.items())
 
 
-class Scale(BesideStateDict):
+class Scale(UnsavedModule):
     """A parameter that a method exchanges by itself."""
 
     def __init__(self):

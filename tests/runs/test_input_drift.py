@@ -112,4 +112,6 @@ def test_what_no_voxel_can_be_is_dropped_and_the_site_takes_part(tiny_config, to
     server.prepare()
     assert server.accept_preparation("A", Reply(PREPARE, num_samples=4, metrics={"spacing": told}))
     assert server.accept_preparation("B", Reply(PREPARE, num_samples=4, metrics={"spacing": SOUND}))
-    assert server.record.told()["spacing"] == {"B": {level: [1.0] * 3 for level in ("low", "median", "high")}}
+    assert server.record.to_results()["spacing"] == {
+        "B": {level: [1.0] * 3 for level in ("low", "median", "high")}
+    }

@@ -102,7 +102,7 @@ class Planning:
         """The settings that sites are told, as JSON types; empty where nothing was planned."""
         return self.result.to_dict()["changes"] if self.result is not None else {}
 
-    def told(self) -> dict[str, Any]:
+    def to_results(self) -> dict[str, Any]:
         """Return the planning's part of a run's record."""
         if self.result is None:
             return {}

@@ -14,7 +14,7 @@ from medfedaug.federation.messages import MASKED, Reply, namespaced
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.aggregation import Aggregation
-from medfedaug.federation.server.tensor_checks import SoundModel
+from medfedaug.federation.server.tensor_checks import StateDictValidator
 from medfedaug.methods.base import Payload, RoundMean, ServerContext
 from medfedaug.models.substitution import shared_by_name
 
@@ -39,7 +39,7 @@ class SecureAggregation(Aggregation):
         assert composition.sums is not None
         self.layout: SumLayout = composition.sums
         self.masks: ServerMasks = ServerMasks(self.layout.size, config)
-        self.model = SoundModel(composition.network, composition.sent)
+        self.model = StateDictValidator(composition.network, composition.sent)
         self.context = context
 
     def add(

@@ -127,7 +127,7 @@ class Training:
         return float(sum(self.weights[site] for site in sorted(sites)))
 
     @staticmethod
-    def told(masks: Mapping[str, Any]) -> tuple[bytes, dict[str, float]]:
+    def read(masks: Mapping[str, Any]) -> tuple[bytes, dict[str, float]]:
         """Return what a server says of the training to come: the hash of its request, and the weights.
 
         Raises:

@@ -168,7 +168,7 @@ class SiteMasks:
     def _send_keys(self, request: Request, member: Member) -> dict[str, Any]:
         self.void()
         try:
-            digest, weights = Training.told(request.masks)
+            digest, weights = Training.read(request.masks)
         except ValueError as error:
             raise self._refused("the server did not say what is to be trained") from error
         found = weights.get(self.site)

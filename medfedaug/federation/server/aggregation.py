@@ -48,7 +48,7 @@ class Aggregation:
         context: what the methods are given about the federation.
         max_share: called for the largest share of a site in the mean; ``None`` for no limit.
         norm: that of the parameters as the run began
-            (`medfedaug.federation.server.tensor_checks.SoundModel`).
+            (`medfedaug.federation.server.tensor_checks.StateDictValidator`).
         hold_models: whether whole updates are held until the end of the round
             (`medfedaug.federation.server.held_updates`). Only then it is known what a share is, how far the
             sites go, and what they exchange (`medfedaug.federation.server.outlier_checks`). Otherwise models
@@ -180,7 +180,8 @@ class Aggregation:
             site: who sent it.
             reply: the update.
             weight: the site's weight; the method that computes the global model may change it.
-            steps: how far the site went (`medfedaug.federation.server.tensor_checks.SoundModel.steps`).
+            steps: how far the site went
+                (`medfedaug.federation.server.tensor_checks.StateDictValidator.steps`).
             doubt: why it is refused where too few updates come to compare it with.
 
         Raises:

@@ -92,7 +92,7 @@ class EvaluatedRun:
     sites: tuple[str, ...] = ()
     sha256: str = ""
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the run's description as JSON types, without its numbers."""
         told = {"run": self.run, "round": self.round, "sha256": self.sha256, "sites": list(self.sites)}
         return {**told, "owner": self.owner}
@@ -104,7 +104,7 @@ class EvaluatedRun:
             for kind, entries in (("weights", self.weights), ("payload", self.payload))
             for key, value in entries.items()
         }
-        save_file(tensors, path, {"told": json.dumps(self.told())})
+        save_file(tensors, path, {"told": json.dumps(self.summary())})
 
     @classmethod
     def load(cls, path: Path, config: RunConfig) -> EvaluatedRun:
@@ -269,13 +269,13 @@ class Evaluation:
             selected_round=run.round,
             run=run.run,
             scoring={**asdict(asked), "against": list(asked.against)},
-            lent=states or {},
+            method_states=states or {},
         )
 
     # ------------------------------------------------------------------ replies
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
-        """Record that a site did not answer a request, or not with a usable reply."""
+        """RunHistory that a site did not answer a request, or not with a usable reply."""
         if task == LEND:
             self.kept.setdefault(self._asked.model, {})[site] = reason
         else:
@@ -408,7 +408,7 @@ class Evaluation:
             models[model] = {
                 "scored": scored if model == PERSONAL else model,
                 "methods": [method["name"] for method in self.runs[key].config.methods],
-                "runs": [run.told() for run in runs],
+                "runs": [run.summary() for run in runs],
             }
         return models
 

@@ -14,7 +14,7 @@ from medfedaug.federation.server.reply_checks import accepted_scores, clean_metr
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import described, mean_score, over_sites, score_of
 
-__all__ = ["Event", "Record"]
+__all__ = ["Event", "RunHistory"]
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -24,7 +24,7 @@ _SETTLED = ("none", "bundle")
 _AND = " and "  # between the scalings of sites that differ
 
 
-class Record:
+class RunHistory:
     """Rounds, refusals, scores and bytes of a run.
 
     Args:
@@ -74,7 +74,7 @@ class Record:
         self._on_event({**(details or {}), **more, "event": event})
 
     def described(self, site: str, metrics: Mapping[str, Any]) -> None:
-        """Record what a site reports about its images when it is prepared."""
+        """RunHistory what a site reports about its images when it is prepared."""
         if spacing := accepted_spacing(metrics.get(SPACING)):
             self.spacing[site] = spacing
         told = clean_metrics(metrics).get("input")
@@ -94,19 +94,19 @@ class Record:
         self.tell("init", self.init)
 
     def shares_lowered(self, lowered: Mapping[str, tuple[float, float]]) -> None:
-        """Record the sites that count for less than the share of their samples."""
+        """RunHistory the sites that count for less than the share of their samples."""
         for site, (before, after) in sorted(lowered.items()):
             self.shares[site] = {"by_samples": before, "used": after}
             self.tell("share_lowered", site=site, before=before, after=after)
 
     def prepared(self, site: str, samples: int, payload: Payload) -> None:
-        """Record that a site takes part."""
+        """RunHistory that a site takes part."""
         for name, size in _bytes_by_method(payload).items():
             self.once_bytes[name] = self.once_bytes.get(name, 0) + size
         self.tell("prepared", site=site, samples=samples)
 
     def start_round(self, request: Request, sites: Iterable[str], rounds: int) -> None:
-        """Record that a round begins, with a request to these sites."""
+        """RunHistory that a round begins, with a request to these sites."""
         asked, down = len(list(sites)), self._sizes(request)
         self.rounds.append(
             {
@@ -123,7 +123,7 @@ class Record:
         self.tell("round_started", round=request.round, rounds=rounds)
 
     def trained(self, site: str, reply: Reply, *, scored: bool) -> None:
-        """Record an update that was used, and the previous round's score if one was asked for."""
+        """RunHistory an update that was used, and the previous round's score if one was asked for."""
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score, without = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:
@@ -137,12 +137,12 @@ class Record:
         self.tell("trained", entry["sites"][site], round=entry["round"], site=site)
 
     def refused(self, site: str, reason: str) -> None:
-        """Record an update that was not used."""
+        """RunHistory an update that was not used."""
         self.rounds[-1]["refused"].append({"site": site, "reason": reason})
         self.tell("refused", round=self.rounds[-1]["round"], site=site, reason=reason)
 
     def withdrawn(self, site: str, reason: str) -> None:
-        """Record that an update is not used after all, since those of the other sites speak against it.
+        """RunHistory that an update is not used after all, since those of the other sites speak against it.
 
         Nor is the score of the previous round's model that came with it.
         """
@@ -155,23 +155,23 @@ class Record:
         self.refused(site, reason)
 
     def missing(self, task: str, site: str, reason: str) -> None:
-        """Record that a site did not answer, or not with a usable reply."""
+        """RunHistory that a site did not answer, or not with a usable reply."""
         entry = self.rounds[-1]
         entry["missing"].append({"site": site, "task": task, "reason": reason})
         self.tell("missing", round=entry["round"], task=task, site=site, reason=reason)
 
     def not_tested(self, task: str, site: str, reason: str) -> None:
-        """Record that a site gave no test scores."""
+        """RunHistory that a site gave no test scores."""
         self.untested[site] = reason
         self.tell("missing", round=len(self.rounds), task=task, site=site, reason=reason)
 
     def validated(self, site: str, score: Any, index: int = -1) -> None:
-        """Record a site's validation score of the model of a round, by default of the last round."""
+        """RunHistory a site's validation score of the model of a round, by default of the last round."""
         known = score_of(self.metric, score)
         self.rounds[index]["sites"].setdefault(site, {})[f"val_{self.metric}"] = known
 
     def unscored(self, site: str, reason: Any) -> None:
-        """Record why a site gives a model no validation score, if it says so; told once."""
+        """RunHistory why a site gives a model no validation score, if it says so; told once."""
         if isinstance(reason, str) and self.unvalidated.get(site) != reason:
             self.unvalidated[site] = reason
             self.tell("unscored", site=site, reason=reason)
@@ -193,7 +193,7 @@ class Record:
         seconds: float,
         lowered: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Record that a round is over."""
+        """RunHistory that a round is over."""
         entry = self.rounds[-1]
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
@@ -210,7 +210,7 @@ class Record:
         self.tell("round_finished", more, round=entry["round"], seconds=seconds)
 
     def tested(self, site: str, reply: Reply) -> None:
-        """Record a site's test scores."""
+        """RunHistory a site's test scores."""
         found = self.test[site] = accepted_scores(reply.metrics, self.metrics, self.classes)
         without = {"reason": found["note"]} if found[self.metric] is None and "note" in found else {}
         self.tell("tested", {self.metric: found[self.metric], **without}, site=site)
@@ -229,7 +229,7 @@ class Record:
         missing = {"missing": dict(sorted(self.untested.items()))} if self.untested else {}
         return {**groups, **over_sites(groups["sites"], self.metrics), **missing}
 
-    def told(self) -> dict[str, Any]:
+    def to_results(self) -> dict[str, Any]:
         """Everything before the test, as in ``results.json``."""
         return {
             "input": self.input,

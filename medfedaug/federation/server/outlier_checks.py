@@ -139,7 +139,7 @@ def judge_steps(steps: Mapping[str, Mapping[str, float]], norm: float) -> dict[s
 
     Args:
         steps: by site, the length of its step by what moved
-            (`medfedaug.federation.server.tensor_checks.SoundModel.steps`).
+            (`medfedaug.federation.server.tensor_checks.StateDictValidator.steps`).
         norm: that of the parameters as the run began, which no site has moved.
     """
     if len(steps) < LEAST_SITES:

@@ -15,7 +15,7 @@ from medfedaug.federation.messages import MASKED, Reply, own_entries
 from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
-from medfedaug.federation.server.tensor_checks import SoundModel, check_tensors
+from medfedaug.federation.server.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.metrics.registry import UNITS, score_of
 
@@ -44,7 +44,7 @@ class Acceptance:
         shared: list[str],
         aggregation: Aggregation,
     ) -> None:
-        self.model, self.masked = SoundModel(network, shared), aggregation.layout
+        self.model, self.masked = StateDictValidator(network, shared), aggregation.layout
         self.once, self.every_round = aggregation.once, aggregation.every_round
 
     def preparation(self, site: str, reply: Reply) -> None:

@@ -22,13 +22,13 @@ from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.aggregation import SecureAggregation
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.checkpoint import check_same_run, load_checkpoint, save_checkpoint
-from medfedaug.federation.server.history import Event, Record
+from medfedaug.federation.server.history import Event, RunHistory
 from medfedaug.federation.server.initial_exchange import OnceShared
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.outlier_checks import LEAST_SITES
 from medfedaug.federation.server.reply_checks import Acceptance
 from medfedaug.federation.server.site_sampling import Participation
-from medfedaug.federation.server.tensor_checks import SoundModel
+from medfedaug.federation.server.tensor_checks import StateDictValidator
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
@@ -43,7 +43,7 @@ class FederationServer:
     """The server: makes every request to the sites, and handles every reply.
 
     `medfedaug.federation.protocol.run` defines the order of the calls. `Acceptance` checks replies,
-    `Aggregation` computes the next model, `Selection` keeps the best model, and `Record` records what
+    `Aggregation` computes the next model, `Selection` keeps the best model, and `RunHistory` records what
     happened.
 
     If a site fails, it is left out of the round or test in which it failed, by name and with the reason, and
@@ -118,13 +118,13 @@ class FederationServer:
                 composition,
                 context,
                 lambda: self.participation.largest_share(len(self.sites)),
-                SoundModel(composition.network, composition.sent).norm,
+                StateDictValidator(composition.network, composition.sent).norm,
                 hold_models=config.compare_sites == "updates",
             )
         self.participation.least = self.aggregation.min_updates
         self.acceptance = Acceptance(composition.network, composition.sent, self.aggregation)
         self.selection = Selection(higher_is_better=METRICS[task.metric].higher_is_better)
-        self.record = Record(
+        self.record = RunHistory(
             task.metrics, composition.input, task.scored_classes, self._on_event, travels=self.travels
         )
         if self._initial is not None:
@@ -140,7 +140,7 @@ class FederationServer:
         """
         self.planning.finish(self.execution.min_sites)
         self._compose(self.planning.configured())
-        self.record.tell("planned", reasons=self.planning.told()["planned"]["reasons"])
+        self.record.tell("planned", reasons=self.planning.to_results()["planned"]["reasons"])
 
     @property
     def known(self) -> set[str]:
@@ -167,7 +167,7 @@ class FederationServer:
         return {trouble["site"] for trouble in self.rounds[-1]["missing"]}
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
-        """Record that a site did not answer a request, or not with a usable reply.
+        """RunHistory that a site did not answer a request, or not with a usable reply.
 
         Args:
             task: the request's.
@@ -412,8 +412,8 @@ class FederationServer:
             "sites": dict(sorted(self.sites.items())),
             "unseen": self.unseen,
             "left_out": dict(sorted(self.left_out.items())),
-            **self.record.told(),
-            **self.planning.told(),
+            **self.record.to_results(),
+            **self.planning.to_results(),
             "selected_round": self.selection.round,
             "scored": self.scored,
             "test": self.record.scores(self.sites, self.unseen),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medfedaug.errors import UpdateRefused
 from medfedaug.methods.base import Shapes
 
-__all__ = ["LARGEST", "SoundModel", "check_tensors", "check_values", "fits"]
+__all__ = ["LARGEST", "StateDictValidator", "check_tensors", "check_values", "fits"]
 
 # Larger than any intensity of a scanner and any weight that still trains, and far within float32.
 LARGEST = 1e10
@@ -26,7 +26,7 @@ _NOBODY_KNOWS = (
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-class SoundModel:
+class StateDictValidator:
     """Checks the entries that a site sends of its model.
 
     Args:

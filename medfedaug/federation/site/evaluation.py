@@ -115,7 +115,7 @@ class _EvaluatedSite(Site):
         if asked.own:
             found = trainer.evaluate_round("test", request.round)
         else:
-            found = _score_given(trainer, request.weights, request.lent)
+            found = _score_given(trainer, request.weights, request.method_states)
             self._ready = False  # the network has had another site's model in it
         model = self.door.asked(request, trainer, "")
         left = self.door.release(model, found, trainer)

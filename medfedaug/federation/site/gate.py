@@ -270,7 +270,7 @@ class GuardedDoor(Door):
         for config in self._admitted:
             self._check_verdict(config)
         self.rules.check_model(self.site, num_bytes(request.weights) / 1e6)
-        self.rules.check_model(self.site, num_bytes(request.lent) / 1e6)
+        self.rules.check_model(self.site, num_bytes(request.method_states) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**request.once, **request.payload}) / 1e6)
 
     def met(self, request: Request, trainer: SiteTrainer) -> None:
@@ -290,7 +290,7 @@ class GuardedDoor(Door):
         payload = {**trainer.memory.once, **request.payload}
         told = [
             *(job_hash(trainer.config.to_dict()), digest_of(request.weights), digest_of(payload)),
-            *(digest_of(request.lent), request.scoring.get("own")),
+            *(digest_of(request.method_states), request.scoring.get("own")),
             # Under other rules the answer is another one.
             *(trainer.policy.scores, trainer.policy.min_images, trainer.policy.score_noise_multiplier),
         ]
@@ -356,7 +356,7 @@ def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
 
 def _brought(request: Request, trainer: SiteTrainer) -> str:
     """The hash by which the ledger may know a model that an evaluation brings; empty for the site's own."""
-    if request.lent:  # by another site, with what a method keeps there
+    if request.method_states:  # by another site, with what a method keeps there
         return "lent"
     payload = {**request.once, **request.payload}
     if not request.weights and not payload:

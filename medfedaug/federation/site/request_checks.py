@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError, UpdateRefused
 from medfedaug.federation.messages import own_entries
-from medfedaug.federation.server.tensor_checks import SoundModel, check_values
+from medfedaug.federation.server.tensor_checks import StateDictValidator, check_values
 from medfedaug.methods.base import Payload, SitePart
 
 __all__ = ["check_received"]
@@ -45,7 +45,7 @@ def check_received(
     method = ""
     try:
         if weights:
-            model = SoundModel(network, shared)
+            model = StateDictValidator(network, shared)
             model.check_values(site, {key: weights[key] for key in shared})
         for kind in ("once", "payload"):
             check_values(site, exchanged[kind])

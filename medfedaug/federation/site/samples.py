@@ -157,7 +157,7 @@ class SiteSamples:
             )
         return self._statistics[over]
 
-    def told(self, *, statistics: bool) -> dict[str, str]:
+    def summary(self, *, statistics: bool) -> dict[str, str]:
         """Return the description of this site's images for the record of a run.
 
         Args:

@@ -255,7 +255,7 @@ class LoopTraining(LocalTraining):
         return self._step is not None
 
     @property
-    def told_loss(self) -> bool:
+    def has_loss(self) -> bool:
         """Return whether the script has given a loss to `step` in this round."""
         return bool(self._losses)
 

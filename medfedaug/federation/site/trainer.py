@@ -164,7 +164,7 @@ class SiteTrainer(SiteModel):
         An unseen site contributes nothing, since its images are only for testing.
 
         Returns:
-            With the ``metrics`` ``cases`` (their number by split), ``input`` (see `SiteSamples.told`) and,
+            With the ``metrics`` ``cases`` (their number by split), ``input`` (see `SiteSamples.summary`) and,
             where it is known, ``spacing``.
         """
         reply = Reply(PREPARE)
@@ -187,7 +187,7 @@ class SiteTrainer(SiteModel):
         reply.num_samples = self.training.count(self._samples) if self.trains else 0
         reply.metrics = {
             "cases": {split: len(cases) for split, cases in self.folder.cases.items()},
-            "input": self._samples.told(statistics=self.trains and self.shows_statistics),
+            "input": self._samples.summary(statistics=self.trains and self.shows_statistics),
         }
         if self.trains and (spacing := site_spacing(self.folder, self.guard)):
             reply.metrics[SPACING] = spacing

@@ -118,8 +118,7 @@ def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, co
     # By hand: the local model of A with the images of B.
     run = evaluated_runs(hospitals / "runs/ditto", [f"site_A={hospitals / 'runs/single'}"])[0]["local site_A"]
     trainer = SiteTrainer(run.config, hospitals / "data", "cpu")
-    trainer.name = "site_B"
-    trainer.open("")
+    trainer.open("site_B")
     trainer.network.load_state_dict(run.weights, strict=False)
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     by_hand = trainer.score(cases)["dice"]
@@ -389,7 +388,7 @@ def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
     run, path = runs[FEDERATION], tmp_path / "model.safetensors"
     run.save(path)
     again = type(run).load(path, run.config)
-    assert again.told() == run.told()
+    assert again.summary() == run.summary()
     assert all(bool((again.weights[key] == value).all()) for key, value in run.weights.items())
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ConfigError, match=r"model\.safetensors: cannot be read as a model"):

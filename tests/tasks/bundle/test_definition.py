@@ -343,7 +343,7 @@ def test_what_a_bundle_lacks_is_one_line_that_names_the_key(change, words, make,
         (("--optimizer", "sgd"), "optimizer follows from the Bundle"),
         (("--augmentation", "flip"), "augmentation follows from the Bundle"),
         (("--patch-size", "8,8,8", "--spatial-dims", 3), "a plan follows"),
-        (("--methods", "fedmix"), "fedmix mixes labels"),
+        (("--methods", "fedmix"), "fedmix and the loss of the Bundle volumes_bundle cannot be combined"),
         (("--bundle", "nowhere"), "--bundle nowhere: no such folder"),
     ],
 )  # fmt: skip
