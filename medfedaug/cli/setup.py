@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from operator import methodcaller
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -117,6 +118,13 @@ def init(
 def project(
     sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("project.yml"),
+    own_keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for requests in place of the file: each participant makes its own private key, "
+            "which never leaves its machine."
+        ),
+    ] = None,
     server: Annotated[
         str, typer.Option(help="The server's host name, as the sites resolve it.")
     ] = "fl-server.example.org",
@@ -126,13 +134,24 @@ def project(
     name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
 ) -> None:
     """Write the project file from which NVFlare makes the kits of server, sites and administrators."""
-    from medfedaug.nvflare_jobs.provisioning.project import project_file
+    from medfedaug.nvflare_jobs.provisioning.project import project_file, request_files
     from medfedaug.utils.files import write_atomic
 
-    if out.exists():
-        raise ConfigError(f"{out} is there already; choose another file")
+    target = own_keys or out
+    if target.exists():
+        raise ConfigError(f"{target} is there already; choose another {'folder' if own_keys else 'file'}")
     named = [part.strip() for part in sites.split(",") if part.strip()]
-    text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)
-    write_atomic(out, lambda file: file.write(text.encode()))
-    say(f"{out}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
-    say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")
+    if own_keys:
+        files = request_files(named, server=server, port=port, admin=admin, lead=lead, name=name)
+        contents = {own_keys / file: text for file, text in files.items()}
+        own_keys.mkdir(parents=True)
+    else:
+        contents = {out: project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)}
+    for path, text in contents.items():
+        write_atomic(path, methodcaller("write", text.encode()))
+    say(f"{target}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
+    if own_keys:
+        profile = quote(str(own_keys / "project_profile.yaml"))
+        say(f"next: nvflare cert init --profile {profile} -o ca; send each participant its file")
+    else:
+        say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

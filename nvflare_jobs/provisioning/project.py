@@ -1,4 +1,4 @@
-"""The project file from which NVFlare provisions: the one that is shipped, with other names."""
+"""Files from which NVFlare makes kits: one project file, or requests of participants that keep their keys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from nvflare.apis.utils.format_check import name_check
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["check_site_name", "project_file"]
+__all__ = ["check_site_name", "project_file", "request_files"]
 
 # Of the names that both NVFlare and a federation take.
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SERVER = "server"
+# Of the server and the administrators, as in the shipped file.
+_ORGANISATION = "coordination"
 _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 
 
@@ -54,6 +56,62 @@ def project_file(
     Raises:
         ConfigError: for names that cannot be used.
     """
+    _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
+    said = {
+        "fl-server.example.org": server,
+        "8002": str(port),
+        "admin@example.org": admin,
+        "lead@example.org": lead,
+        "\nname: medfedaug": f"\nname: {_text(name)}",
+        "Four hospitals that train": f"{len(sites)} sites that train",
+        "# Four hospitals": f"# {len(sites)} sites",
+    }
+    text = (resources.files(__package__) / "project.yml").read_text(encoding="utf-8")
+    text = re.sub("|".join(map(re.escape, said)), lambda found: said[found[0]], text)
+    clients = "".join(
+        f"  - name: {_text(site)}\n    type: client\n    org: {_text(_organisation(site))}\n"
+        for site in sites
+    )
+    text = _SITES.sub(lambda _: clients, text)
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
+
+
+def request_files(
+    sites: Sequence[str],
+    *,
+    server: str = "fl-server.example.org",
+    port: int = 8002,
+    admin: str = "admin@example.org",
+    lead: str = "lead@example.org",
+    name: str = "medfedaug",
+) -> dict[str, str]:
+    """Write the files for `nvflare cert`: each participant makes its own key and requests a certificate.
+
+    The arguments are those of `project_file`. NVFlare gives the role of the project administrator to nobody
+    in this way: ``admin`` becomes the organisation administrator of the server.
+
+    Returns:
+        The content of ``project_profile.yaml``, and of one file for each participant, by file name.
+
+    Raises:
+        ConfigError: for names that cannot be used.
+    """
+    _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
+    address = {"host": server, "fed_learn_port": port, "admin_port": port}
+    profile = {"name": name, "scheme": "grpc", "connection_security": "mtls", "server": address}
+    own = {"type": "server", "org": _ORGANISATION, "fed_learn_port": port}
+    participants: dict[str, dict[str, object]] = {server: own}
+    for site in sites:
+        participants[site] = {"type": "client", "org": _organisation(site)}
+    for person, role in ((admin, "org_admin"), (lead, "lead")):
+        participants[person] = {"type": "admin", "org": _ORGANISATION, "role": role}
+    contents: dict[str, object] = {"project_profile.yaml": profile}
+    for participant, entries in participants.items():
+        contents[f"{participant}.yaml"] = {"name": name, "participants": [{"name": participant, **entries}]}
+    return {file: yaml.safe_dump(content, sort_keys=False) for file, content in contents.items()}
+
+
+def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: str, name: str) -> None:
     for site in sites:
         check_site_name(site)
         if list(sites).count(site) > 1 or site == server:
@@ -72,23 +130,10 @@ def project_file(
         raise ConfigError(f"admin and lead need two addresses, both are {admin}")
     if not 0 < port < 65536:
         raise ConfigError(f"{port} is not a port")
-    said = {
-        "fl-server.example.org": server,
-        "8002": str(port),
-        "admin@example.org": admin,
-        "lead@example.org": lead,
-        "\nname: medfedaug": f"\nname: {_text(name)}",
-        "Four hospitals that train": f"{len(sites)} sites that train",
-        "# Four hospitals": f"# {len(sites)} sites",
-    }
-    text = (resources.files(__package__) / "project.yml").read_text(encoding="utf-8")
-    text = re.sub("|".join(map(re.escape, said)), lambda found: said[found[0]], text)
-    clients = "".join(
-        f"  - name: {_text(site)}\n    type: client\n    org: {_text(re.sub(r'[^A-Za-z0-9]', '_', site))}\n"
-        for site in sites
-    )
-    text = _SITES.sub(lambda _: clients, text)
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
+
+
+def _organisation(site: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "_", site)
 
 
 def _text(name: str) -> str:

@@ -2,15 +2,16 @@
 
 ``python -m medfedaug.nvflare_jobs.provisioning.rehearsal poc WORK`` uses NVFlare's POC mode. ``...
 provisioned WORK`` uses kits that are provisioned for four hospitals, with mutual TLS on the loopback
-interface. Every step is a command of `docs/deploy.md`, with phantom data. WORK is a new folder. Nothing
-outside it is written, and no process is left running.
+interface, and ``... own-keys WORK`` those whose private keys the participants made themselves. Every step is
+a command of `docs/deploy.md`, with phantom data. WORK is a new folder. Nothing outside it is written, and no
+process is left running.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from medfedaug.errors import MedFedAugError
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
 
-__all__ = ["rehearse_poc", "rehearse_provisioned"]
+__all__ = ["rehearse_own_keys", "rehearse_poc", "rehearse_provisioned"]
 
 _METHODS = "fedrdn,fedfa+"
 
@@ -119,6 +120,41 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
         }
 
 
+def rehearse_own_keys(
+    work: str | Path, say: Callable[[str], None] = print, hospitals: Sequence[str] = HOSPITALS
+) -> dict[str, Any]:
+    """Rehearse hospitals whose private keys never leave them, from requests to a model and the end.
+
+    Args:
+        work: a new folder.
+        say: told what happens.
+        hospitals: those that take part.
+
+    Returns:
+        ``{"phases": seconds by name, "results": the job's, "scores": of one hospital, "doctor": what it said
+        of the server and of a hospital}``.
+
+    Raises:
+        MedFedAugError: one line that says which step failed, and why.
+    """
+    with Rehearsal(work, say, hospitals) as system:
+        with system.phase("request kits"):
+            system.request_kits()
+        system.make_data()
+        with system.phase("configure kits"):
+            system.configure(forbid_code=True, only_ours=True)
+        with system.phase("start"):
+            system.start_kits()
+        with system.phase("doctor"):
+            doctor = [
+                system.medfedaug("doctor", "--kit", system.kit(name)) for name in (SERVER, hospitals[0])
+            ]
+        folder, scores = _one_job(system)
+        with system.phase("stop"):
+            system.stop_kits()
+        return {"phases": system.phases, "results": _results(folder), "scores": scores, "doctor": doctor}
+
+
 def _job_under_masks(system: Rehearsal) -> dict[str, Any]:
     """A job under secure aggregation, at hospitals that take part in no other and approve each."""
     with system.phase("configure hospitals for secure aggregation"):
@@ -143,7 +179,7 @@ def _one_job(system: Rehearsal) -> tuple[Path, dict[str, Any]]:
     with system.phase("collect"):
         folder = system.collect(job_id)
     with system.phase("evaluate"):
-        scores = system.evaluate(folder, HOSPITALS[0])
+        scores = system.evaluate(folder, system.hospitals[0])
     return folder, scores
 
 
@@ -157,12 +193,13 @@ def _same_model(folder: Path, other: Path) -> bool:
 
 
 def _main() -> None:
+    kinds = {"poc": rehearse_poc, "provisioned": rehearse_provisioned, "own-keys": rehearse_own_keys}
     parser = argparse.ArgumentParser(prog="rehearsal", description=__doc__)
-    parser.add_argument("kind", choices=("poc", "provisioned"))
+    parser.add_argument("kind", choices=tuple(kinds))
     parser.add_argument("work", type=Path, help="a new folder")
     arguments = parser.parse_args()
     try:
-        report = {"poc": rehearse_poc, "provisioned": rehearse_provisioned}[arguments.kind](arguments.work)
+        report = kinds[arguments.kind](arguments.work)
     except MedFedAugError as error:
         raise SystemExit(f"rehearsal: {error}") from error
     print(f"all done in {sum(report['phases'].values()):.0f} s; Dice {report['results']['test']['mean']}")

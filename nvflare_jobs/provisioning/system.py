@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
@@ -175,6 +176,35 @@ class Rehearsal:
         """Make kits with certificates for four hospitals."""
         self.nvflare("provision", "-p", self.project(), "-w", "kits")
         self.kits = self.work / "kits" / "medfedaug" / "prod_00"
+
+    def request_kits(self) -> None:
+        """Make kits by requests: each participant's private key is made and stays in a folder of its own.
+
+        Raises:
+            RunFailed: when a private key is in what was sent to the project administrator or back.
+        """
+        project, keys = self.work / "project", self.work / "keys"
+        here = ("--server", "localhost", "--port", str(self.port))
+        self.medfedaug("project", "--sites", ",".join(self.hospitals), *here, "--own-keys", project)
+        profile = project / "project_profile.yaml"
+        fingerprint = self.nvflare("cert", "init", "--profile", profile, "-o", self.work / "ca")[
+            "rootca_fingerprint_sha256"
+        ]
+        for file in sorted(project.glob("*.yaml")):
+            name = file.stem
+            if file == profile:
+                continue
+            own = keys / name  # at the participant
+            self.nvflare("cert", "request", "-p", file, "--out", own)
+            request, signed = own / f"{name}.request.zip", self.work / f"{name}.signed.zip"
+            approving = ("-c", self.work / "ca", "--profile", profile, "--out", signed)
+            self.nvflare("cert", "approve", request, *approving)
+            for sent in (request, signed):
+                _refuse_private_key(sent)
+            packaging = ("--request-dir", own, "-w", self.work / "kits", "--fingerprint", fingerprint)
+            self.nvflare("package", signed, *packaging)
+        self.kits = self.work / "kits" / "medfedaug" / "prod_00"
+        self.kit("localhost").rename(self.kit(SERVER))
 
     def start_poc(self) -> None:
         """Start server and sites in POC mode."""
@@ -443,6 +473,19 @@ class Rehearsal:
         self.nvflare("system", "shutdown", "all", "--force", "--startup-kit", self.kit(ADMIN), fails=True)
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
+    def stop_kits(self, timeout: float = 300) -> None:
+        """Stop every hospital and the server at its own machine, and wait until none of their processes runs.
+
+        Raises:
+            RunFailed: when a process is still running.
+        """
+        for name in (*self.hospitals, SERVER):
+            stop = self.kit(name) / "startup" / "stop_fl.sh"
+            subprocess.run(
+                [stop], input="y", env=self.environment, capture_output=True, text=True, check=True
+            )
+        _until(lambda: not self.processes(), timeout, "the system did not end")
+
     def _start_kit(self, kit: Path) -> None:
         # Its output goes to a file, since the script leaves a process behind that would keep a pipe open.
         with (kit / "start.log").open("wb") as log:
@@ -470,6 +513,13 @@ class Rehearsal:
             return all(name in answer for name in self.hospitals)
 
         _until(all_there, timeout, "not all sites have joined")
+
+
+def _refuse_private_key(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as opened:
+        for member in opened.namelist():
+            if b"PRIVATE KEY" in opened.read(member):
+                raise RunFailed(f"{archive.name}: {member} holds a private key")
 
 
 def _name_a_patient(site: Path) -> None:

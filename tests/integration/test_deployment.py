@@ -10,7 +10,11 @@ import pytest
 from rehearsal_processes import left_running
 
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.nvflare_jobs.provisioning.rehearsal import rehearse_poc, rehearse_provisioned
+from medfedaug.nvflare_jobs.provisioning.rehearsal import (
+    rehearse_own_keys,
+    rehearse_poc,
+    rehearse_provisioned,
+)
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, Rehearsal
 
 
@@ -64,6 +68,15 @@ def test_provisioned_hospitals_run_the_job_over_mutual_tls_and_refuse_code(tmp_p
     assert report["named"] == []
     check_masked(report["masked"], set(HOSPITALS))
     assert report["kept"] == {"with": True, "without": False}
+    assert left_running(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_hospitals_that_keep_their_private_keys_run_the_job_and_stop(tmp_path):
+    report = rehearse_own_keys(tmp_path / "work")
+    print(json.dumps(report["phases"], indent=1))
+    check_job(report)
+    assert all(text.endswith("ready\n") and "not ready" not in text for text in report["doctor"])
     assert left_running(tmp_path) == []
 
 
