@@ -36,6 +36,9 @@ WARN_DAYS = 30
 
 _RENEW = "Ask who provisions for a new kit: docs/howto/certificates.md."
 _SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh")
+# Of a kit from `nvflare deploy prepare`, which removes the others; Kubernetes has a chart in their place.
+_PREPARED = {"start_docker.sh": ("start_docker.sh",), "start_slurm.sh": ("start_slurm.sh", "sub_start.sh")}
+_CHART = "helm_chart"
 _PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 _LOG_PATIENCE = 60.0  # seconds
 _TIMEOUT = 10.0
@@ -232,7 +235,11 @@ def _names(startup: _Startup) -> Finding:
 
 
 def _scripts(startup: _Startup) -> Finding:
-    for name in _SCRIPTS:
+    if (startup.folder.parent / _CHART / "Chart.yaml").is_file():
+        return Finding("scripts", True, f"{_CHART} starts the kit in Kubernetes")
+    prepared = (names for script, names in _PREPARED.items() if (startup.folder / script).is_file())
+    scripts = next(prepared, _SCRIPTS)
+    for name in scripts:
         path = startup.folder / name
         if not path.is_file():
             return Finding("scripts", False, f"{path} is missing", "Put it back from the kit as it was sent.")
@@ -241,7 +248,9 @@ def _scripts(startup: _Startup) -> Finding:
             return Finding(
                 "scripts", False, f"{path} cannot be run (mode {stat.S_IMODE(mode):o})", f"chmod u+rx {path}"
             )
-    return Finding("scripts", True, "start.sh, sub_start.sh and stop_fl.sh can be run")
+    *first, last = scripts
+    named = f"{', '.join(first)} and {last}" if first else last
+    return Finding("scripts", True, f"{named} can be run")
 
 
 def _left_pid(kit: Path) -> Finding | None:
@@ -252,7 +261,7 @@ def _left_pid(kit: Path) -> Finding | None:
         command = " ".join(process.cmdline())
     except (OSError, ValueError, psutil.Error):
         return None
-    if "sub_start.sh" in command or "nvflare" in command:
+    if any(part in command for part in ("sub_start.sh", *_PARENTS)):
         return None
     found = f"{path} is left from before a reboot and names another program: start.sh does nothing"
     return Finding("start", False, found, f"rm {path}")
