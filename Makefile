@@ -12,7 +12,7 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-slow lint catalogue docs wheel clean
+.PHONY: install demo test test-slow coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse changes dist release clean
 
 install: $(STAMP)
 
@@ -52,11 +52,19 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-# Types are checked as a user gets them: the folders are named differently here than when installed.
-lint: install
+# Lines and branches that the fast tests run, those in processes that they start too: `make test` stays without it.
+coverage: install
+	rm -rf build/coverage && mkdir -p build/coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	  --cov --cov-report term:skip-covered --cov-report html --cov-report xml
+
+lint: install types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build
+
+# Types are checked as a user gets them: the folders are named differently here than when installed.
+types: install
+	rm -rf build/typed build/lib build/bdist*
 	$(BIN)/python -m pip install --quiet --no-deps --target build/typed .
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml
 	cd build/typed && ../../$(BIN)/lint-imports --no-cache --config ../../pyproject.toml
@@ -77,6 +85,18 @@ docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W --keep-going -d build/doctrees docs build/html
 	$(BIN)/python docs/check_pages.py build/html
 
+# The same without running tutorials and gallery: minutes less, while a page is written.
+docs-fast: $(VENV)/.docs
+	rm -rf docs/tutorials docs/gallery
+	$(BIN)/sphinx-build -q -W --keep-going -D plot_gallery=0 -d build/doctrees-fast docs build/html-fast
+	$(BIN)/python docs/check_pages.py build/html-fast
+
+# The tutorials as notebooks, beside `shell.py` that they share: build/notebooks can be copied anywhere.
+notebooks: $(VENV)/.docs
+	rm -rf build/notebooks && mkdir -p build/notebooks
+	cp examples/tutorials/*.py build/notebooks
+	cd build/notebooks && ../../$(BIN)/sphinx_gallery_py2jupyter [0-9]*.py && rm [0-9]*.py
+
 # The wheel as a user gets it, in an environment that has its dependencies and nothing of this folder.
 WHEEL := build/wheel
 wheel: install
@@ -90,6 +110,45 @@ wheel: install
 	cd $(WHEEL) && env/bin/python -c "import medfedaug, sys; assert medfedaug.__file__.startswith(sys.prefix)"
 	cd $(WHEEL) && OMP_NUM_THREADS=1 env/bin/python -m pytest -q -c ../../pyproject.toml ../../tests/cli/test_app.py
 	cd $(WHEEL) && env/bin/medfedaug demo --quick --out demo
+
+# All wheels of an installation, with their SHA-256, for machines without internet (docs/offline.md).
+# CUDA=1 takes the build of PyTorch with CUDA; EXTRAS names extras of this package.
+WHEELHOUSE := build/wheelhouse
+EXTRAS := swin,privacy,dicom
+wheelhouse: install
+	rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
+	$(if $(CUDA),,$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: -d $(WHEELHOUSE) \
+	  --index-url https://download.pytorch.org/whl/cpu torch==2.13.0)
+	$(BIN)/python -m pip wheel --quiet -w $(WHEELHOUSE) --find-links $(WHEELHOUSE) \
+	  --constraint deploy/constraints.txt $(if $(CUDA),,--constraint deploy/cpu.txt) "medfedaug[$(EXTRAS)] @ file://$(CURDIR)" pip
+	$(BIN)/python deploy/wheelhouse.py $(WHEELHOUSE)
+
+# The changes of the next version as they will stand in CHANGELOG.md.
+changes: install
+	$(BIN)/towncrier build --draft --version next
+
+# Wheel, source, list of components (CycloneDX) and notes of the version, to attach to a release.
+dist: install
+	rm -rf dist build/release build/lib build/bdist*
+	$(BIN)/python -m pip install --quiet -e '.[release]'
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+	build/release/bin/pip install --quiet dist/*.whl
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON -o dist/sbom.cdx.json build/release/bin/python
+	$(BIN)/python changes/release.py notes dist/notes.md
+	cd dist && sha256sum *.whl *.tar.gz *.json > SHA256SUMS
+
+# VERSION=0.3.0: writes the version and its changes, commits and tags. Nothing is pushed (docs/releasing.md).
+release: install
+	test -n "$(VERSION)" || { echo "VERSION=1.2.3 is missing"; exit 2; }
+	test -z "$$(git status --porcelain)" || { echo "commit first"; exit 2; }
+	$(BIN)/python changes/release.py collect
+	$(BIN)/towncrier build --yes --version $(VERSION)
+	$(BIN)/python changes/release.py version $(VERSION)
+	git add -A CHANGELOG.md CITATION.cff SECURITY.md changes medfedaug/_version.py
+	git commit -m "release: $(VERSION)"
+	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 
 clean:
 	rm -rf $(VENV) $(DEMO) docs/tutorials docs/gallery build dist *.egg-info

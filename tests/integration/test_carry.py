@@ -1,0 +1,370 @@
+"""Files of `deploy/` for other machines: image, compose files, service, kits for other launchers, wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from dockerfile_parse import DockerfileParser
+from packaging.requirements import Requirement
+from rehearsal_processes import left_running
+from tried_versions import pins, tried
+from typer.main import get_command
+
+from medfedaug.cli import app
+from medfedaug.nvflare_jobs.kit import open_kit
+from medfedaug.nvflare_jobs.startup import check_startup
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+SITE = "hospital-a"
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage of the Dockerfile, with their arguments."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for entry in DockerfileParser(str(DEPLOY), cache_content=True).structure:
+        if entry["instruction"] == "FROM":
+            found[entry["value"].split(" AS ")[1]] = []
+        elif found and entry["instruction"] != "COMMENT":
+            list(found.values())[-1].append((entry["instruction"], entry["value"]))
+    return found
+
+
+# ------------------------------------------------------------------ image
+
+
+def test_the_image_has_the_versions_that_were_tried():
+    torch = {name: re.findall(r"torch==([\d.]+\d)", str(stages()[name])) for name in ("cpu", "cuda")}
+    by_build = {row["PyTorch"].split(", ")[1].split()[0]: row["PyTorch"].split(",")[0] for row in tried()[:2]}
+    assert torch == {"cpu": [by_build["CPU"]], "cuda": [by_build["CUDA"]]}
+    text = (DEPLOY / "Dockerfile").read_text()
+    assert re.search(rf"^ARG PYTHON={re.escape(tried()[0]['Python'])}\.\d+-slim-\w+$", text, re.M)
+    newest = tried()[0]
+    pinned = pins("deploy/constraints.txt")
+    for name in ("MONAI", "NumPy", "nibabel", "NVFlare"):
+        assert f"{pinned[name.lower()]}.".startswith(f"{newest[name]}."), name
+
+
+def test_constraints_pin_every_requirement_of_the_package_within_its_bounds():
+    found = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    bounds = [Requirement(text) for text in re.findall(r'^    "(.+?)"', found[1], re.M)]
+    pinned = pins("deploy/constraints.txt")
+    assert len(bounds) > 10
+    for bound in bounds:
+        if bound.name != "torch":  # whose builds differ by stage
+            assert bound.specifier.contains(pinned[bound.name.lower()]), bound
+
+
+def test_the_image_runs_as_nobody_in_particular_and_copies_what_exists():
+    found = stages()
+    for name in ("cpu", "cuda"):
+        users = [value for instruction, value in found[name] if instruction == "USER"]
+        assert users == ["10001"], "the last user of the image"
+        assert [entry for entry in found[name] if entry[0] != "CMD"][-1] == ("USER", "10001")
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[1] == "*"
+    for instruction, value in (entry for entries in found.values() for entry in entries):
+        assert instruction != "ADD"
+        if instruction == "COPY" and "--from" not in value:
+            *sources, _ = [part for part in value.split() if not part.startswith("--")]
+            for source in sources:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in ignored, f"{source} does not reach the engine"
+
+
+def test_the_linter_of_dockerfiles_has_nothing_to_say():
+    linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if not linter:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_image_builds_the_package_from_the_files_that_it_copies(tmp_path):
+    """The first stage, dry: its sources alone make a wheel with all packages."""
+    for instruction, value in stages()["wheel"]:
+        if instruction == "COPY":
+            *sources, target = value.split()
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, tmp_path / target)
+                else:
+                    shutil.copy(ROOT / source, tmp_path / target)
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        "out",
+        ".",
+    ]
+    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    parts = (
+        "cli/app.py",
+        "transforms/__init__.py",
+        "models/__init__.py",
+        "nvflare_jobs/kit.py",
+        "cli/catalogue.json",
+    )
+    assert {f"medfedaug/{part}" for part in parts} <= set(names)
+
+
+def test_compose_files_use_stages_of_the_image_and_let_no_service_have_more_than_it_needs():
+    files = {path.name: yaml.safe_load(path.read_text()) for path in DEPLOY.glob("compose.*.yml")}
+    assert len(files) == 4
+    for name, content in files.items():
+        for service in content["services"].values():
+            assert service["build"]["target"] in stages()
+            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+            if name == "compose.gpu.yml":
+                continue  # an addition to another file
+            assert service["read_only"] is True
+            assert service["cap_drop"] == ["ALL"]
+            assert service["user"].startswith("${KIT_UID:?")
+    site = files["compose.site.yml"]["services"]["site"]
+    assert any(volume.endswith(":/data:ro") for volume in site["volumes"])
+    assert "ports" not in site, "nobody connects to a hospital"
+
+
+# ------------------------------------------------------------------ service
+
+
+def test_the_service_is_one_that_systemd_can_read(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd is not installed")
+    unit = (DEPLOY / "medfedaug@.service").read_text()
+    # Paths of the page, which this machine does not have.
+    unit = unit.replace("/opt/medfedaug/bin/start-kit", str(DEPLOY / "start-kit"))
+    path = tmp_path / "medfedaug@.service"
+    path.write_text(unit)
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
+    assert not [line for line in done.stderr.splitlines() if "medfedaug@" in line]
+
+
+def test_start_kit_refuses_what_is_no_kit(tmp_path):
+    done = subprocess.run([DEPLOY / "start-kit", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is not a kit of a server or a site" in done.stderr
+
+
+@pytest.mark.slow
+def test_start_kit_starts_in_spite_of_numbers_of_an_earlier_boot_and_stops_when_told(kits, tmp_path):
+    """NVFlare's own script does nothing where another process has the number of its last one."""
+    kit = kits / SITE
+    (kit / "daemon_pid.fl").write_text(str(os.getpid()))
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    own = subprocess.run(
+        [kit / "startup/sub_start.sh"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "There seems to be one instance" in own.stdout
+
+    with (tmp_path / "log").open("wb") as log:
+        service = subprocess.Popen([DEPLOY / "start-kit", kit], env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not (kit / "pid.fl").exists():
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        assert psutil.pid_exists(int((kit / "pid.fl").read_text()))
+        service.send_signal(signal.SIGTERM)  # while NVFlare still starts
+        assert service.wait(timeout=120) == 0
+        assert left_running(tmp_path) == []
+    finally:
+        for process in left_running(tmp_path):
+            process.kill()
+
+
+# ------------------------------------------------------------------ other launchers
+
+
+@pytest.mark.parametrize(
+    ("runtime", "launcher"),
+    [
+        ("docker", "ClientDockerJobLauncher"),
+        ("k8s", "ClientK8sJobLauncher"),
+        ("slurm", "ClientSlurmJobLauncher"),
+    ],
+)
+def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, run, runtime, launcher):
+    """`deploy prepare` throws away what `site-config` wrote before it; afterwards, each keeps its own."""
+    settings = yaml.safe_load((DEPLOY / "prepare" / f"{runtime}.yaml").read_text())
+    config, prepared = tmp_path / "config.yaml", tmp_path / "prepared"
+    config.write_text(yaml.safe_dump(settings))
+    assert run("site-config", "--kit", kits / SITE, "--only-medfedaug", "--forbid-code")[0] == 0
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "nvflare.cli",
+            "deploy",
+            "prepare",
+            kits / SITE,
+            "--config",
+            config,
+            "--output",
+            prepared,
+        ],
+        check=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+    )
+    kit = open_kit(prepared)
+    assert kit.lacking_components(), "as the page says: configure after this"
+    (found,) = kit.launchers()
+    assert found.endswith(launcher)
+
+    code, _, err = run("site-config", "--kit", prepared, "--only-medfedaug", "--forbid-code")
+    assert code == 0, err
+    assert kit.launchers() == [found]
+    assert not kit.lacking_components()
+    resources = json.loads((prepared / "local/resources.json").read_text())
+    assert "medfedaug.nvflare_jobs.executor.SiteExecutor" in resources["class_allow_list"]
+    assert len(resources["class_allow_list"]) < 10, "NVFlare's other classes are gone"
+    assert {finding.name: finding.ok for finding in check_startup(prepared)}["scripts"] is True
+    _, printed, _ = run("doctor", "--kit", prepared, "--offline")
+    assert "not ours" in re.sub(r"[\s│]+", " ", printed)
+
+
+# ------------------------------------------------------------------ own keys
+
+
+def test_keys_are_made_where_they_are_used_and_the_kit_is_taken(run, tmp_path):
+    """A hospital's request and the answer to it hold no private key; the kit that it makes is configured."""
+    project = tmp_path / "project"
+    code, printed, err = run(
+        "project", "--sites", "basel,bern", "--server", "fl.example.org", "--own-keys", project
+    )
+    assert code == 0, err
+    assert "nvflare cert init" in printed
+    files = {path.name for path in project.iterdir()}
+    assert files == {f"{name}.yaml" for name in ("project_profile", "fl.example.org", "basel", "bern")} | {
+        "admin@example.org.yaml",
+        "lead@example.org.yaml",
+    }
+    assert "is there already" in run("project", "--sites", "a,b", "--own-keys", project)[2]
+
+    def nvflare(*arguments: object) -> dict:
+        command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout.splitlines()[-1])["data"]
+
+    profile = project / "project_profile.yaml"
+    fingerprint = nvflare("cert", "init", "--profile", profile, "-o", "ca")["rootca_fingerprint_sha256"]
+    nvflare("cert", "request", "-p", project / "basel.yaml", "--out", "basel")
+    nvflare(
+        "cert",
+        "approve",
+        "basel/basel.request.zip",
+        "-c",
+        "ca",
+        "--profile",
+        profile,
+        "--out",
+        "basel.signed.zip",
+    )
+    key = (tmp_path / "basel/basel.key").read_bytes()
+    for sent in (tmp_path / "basel/basel.request.zip", tmp_path / "basel.signed.zip"):
+        archive = zipfile.ZipFile(sent)
+        assert not any(b"PRIVATE KEY" in archive.read(name) for name in archive.namelist())
+    nvflare(
+        "package", "basel.signed.zip", "--request-dir", "basel", "-w", "kits", "--fingerprint", fingerprint
+    )
+    kit = tmp_path / "kits/medfedaug/prod_00/basel"
+    assert (kit / "startup/client.key").read_bytes() == key
+    assert run("site-config", "--kit", kit, "--only-medfedaug")[0] == 0
+    assert all(finding.ok is not False for finding in check_startup(kit))
+
+
+# ------------------------------------------------------------------ wheels
+
+
+def wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel that pip can install."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", "here = True\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_pip_installs_the_wheels_of_a_wheelhouse_and_refuses_one_that_was_exchanged(tmp_path):
+    house = tmp_path / "house"
+    house.mkdir()
+    path = wheel(house, "carried", "1.0")
+    script = [sys.executable, DEPLOY / "wheelhouse.py", house]
+    assert "1 wheels" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--find-links",
+        house,
+        "--require-hashes",
+    ]
+    install += ["-r", house / "requirements.txt", "--target"]
+    subprocess.run([*install, tmp_path / "there"], check=True, capture_output=True)
+    assert (tmp_path / "there/carried.py").is_file()
+    subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=house, check=True, capture_output=True)
+
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("more.py", "")
+    done = subprocess.run([*install, tmp_path / "elsewhere"], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert not (tmp_path / "elsewhere/carried.py").exists()
+
+    wheel(house, "carried", "2.0")
+    assert "two versions of carried" in subprocess.run(script, capture_output=True, text=True).stderr
+    (house / "carried-2.0-py3-none-any.whl").unlink()
+    (house / "other-1.0.tar.gz").touch()
+    assert "not a wheel" in subprocess.run(script, capture_output=True, text=True).stderr
+
+
+# ------------------------------------------------------------------ pages
+
+
+@pytest.mark.parametrize(
+    "page", ["deploy.md", "containers.md", "offline.md", "releasing.md", "howto/certificates.md"]
+)
+def test_commands_of_the_page_exist_with_their_options(page):
+    commands = get_command(app).commands
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^ *```bash\n(.*?)^ *```", text, re.M | re.S))
+    lines = [line.split(" #")[0] for line in blocks.splitlines()]
+    assert lines
+    for line in lines:
+        for name, rest in re.findall(r"(?<![/\w])medfedaug ([a-z][a-z-]+)([^|;&]*)", line):
+            options = {text for parameter in commands[name].params for text in parameter.opts}
+            assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= options | {"--help"}, line
+    for path in re.findall(r"`?(deploy/[\w./@-]+\w)", text):
+        assert (ROOT / path).exists(), path
