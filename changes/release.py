@@ -1,0 +1,76 @@
+"""Steps of `make release` and `make dist`: `collect`, `version NUMBER`, `notes FILE`."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHANGELOG = ROOT / "CHANGELOG.md"
+
+
+def collect(root: Path = ROOT) -> list[Path]:
+    """Move entries that stand under *Unreleased* in CHANGELOG.md into files of `changes/`.
+
+    Returns:
+        The files.
+    """
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.search(r"^## Unreleased\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if not found:
+        return []
+    entries: dict[str, list[str]] = {}
+    for heading, body in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", found[1], re.MULTILINE | re.DOTALL):
+        lines = re.sub(r"\n +", " ", body).splitlines()
+        entries.setdefault(heading.lower(), []).extend(line for line in lines if line.strip())
+    written = []
+    for kind, lines in entries.items():
+        if lines:
+            path = root / "changes" / f"unreleased.{kind}.md"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            written.append(path)
+    (root / "CHANGELOG.md").write_text(text[: found.start()] + text[found.end() :], encoding="utf-8")
+    return written
+
+
+def set_version(version: str, root: Path = ROOT, today: datetime.date | None = None) -> None:
+    """Write the version where it stands: the package, CITATION.cff and SECURITY.md."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
+        raise SystemExit(f"release: {version} is not a version such as 1.2.3")
+    day = (today or datetime.date.today()).isoformat()
+    for name, pattern, new in (
+        ("medfedaug/_version.py", r'__version__ = ".*"', f'__version__ = "{version}"'),
+        ("CITATION.cff", r"(?m)^version: .*$", f"version: {version}"),
+        ("CITATION.cff", r"(?m)^date-released: .*$", f"date-released: {day}"),
+        ("SECURITY.md", r"\(\d+\.\d+ today\)", f"({'.'.join(version.split('.')[:2])} today)"),
+    ):
+        path = root / name
+        text, number = re.subn(pattern, new, path.read_text(encoding="utf-8"))
+        if number != 1:
+            raise SystemExit(f"release: {name} has {number} places for the version, and one was expected")
+        path.write_text(text, encoding="utf-8")
+
+
+def notes(out: Path, root: Path = ROOT) -> None:
+    """Write the newest version's part of CHANGELOG.md."""
+    parts = re.split(r"(?m)^(?=## \d)", (root / "CHANGELOG.md").read_text(encoding="utf-8"))
+    out.write_text(parts[1], encoding="utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    """Run one step."""
+    match arguments:
+        case ["collect"]:
+            print("\n".join(str(path) for path in collect()) or "nothing stands under Unreleased")
+        case ["version", version]:
+            set_version(version)
+        case ["notes", out]:
+            notes(Path(out))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
