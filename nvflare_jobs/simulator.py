@@ -60,12 +60,12 @@ class NVFlareEngine(Engine):
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
             try:
                 output = run_in_simulator(
-                    run.config,
-                    run.data_dir,
-                    names,
-                    folder,
-                    run.device,
-                    run.on_event,
+                    config=run.config,
+                    data_dir=run.data_dir,
+                    sites=names,
+                    work_dir=folder,
+                    device=run.device,
+                    on_event=run.on_event,
                     state_dir=run.state_dir,
                     resume=run.resume,
                     tracking=run.tracking,

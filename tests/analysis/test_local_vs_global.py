@@ -76,8 +76,9 @@ def test_the_direction_of_a_bundles_metric_is_in_the_file(own_metric):
 def test_an_evaluation_of_a_run_that_was_replaced_is_left_out(tmp_path, evaluated, left_out):
     """With `simulate --overwrite` it stays beside the results of another run."""
     (tmp_path / "results.json").write_text(json.dumps({**content(), "run": "first"}))
-    made = {"scored": "global"} if evaluated is None else {"runs": [{"run": evaluated}]}
-    found = {**evaluation("dice", 0.25, 0.75), "models": {"global": made}}
+    made = {"scored": "global", **({} if evaluated is None else {"runs": [{"run": evaluated}]})}
+    models = {"global": made, "local": {"scored": "local"}}
+    found = {**evaluation("dice", 0.25, 0.75), "models": models}
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
     if left_out:
         with pytest.warns(MedFedAugWarning, match="of another run than the results beside it"):

@@ -45,8 +45,9 @@ def test_the_demo_names_the_odd_scanner_what_to_expect_and_what_came_of_it(shown
     assert f"site_C, whose scanner differs: {before:.2f} with fedavg, {after:.2f} with fedrdn." in flat
 
 
-def test_its_last_lines_are_commands_that_exist(shown, run):
+def test_its_last_lines_are_commands_that_exist(shown, run, tmp_path, monkeypatch):
     _, printed = shown
+    monkeypatch.chdir(tmp_path)  # the commands write to the working folder
     last = printed.split("Next, with")[1].strip().splitlines()[1:]
     commands = [re.match(r"\s*(medfedaug .*?)\s+#", line)[1] for line in last]
     assert [command.split()[1] for command in commands] == ["inspect", "benchmark", "methods"]

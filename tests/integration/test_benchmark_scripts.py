@@ -245,6 +245,7 @@ def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
 def test_none_is_left_out():
     apart = {
         "alignment.py",
+        "demo_effect.py",
         "measure.py",
         "nvflare_round.py",
         "privacy_epsilon.py",
@@ -252,6 +253,7 @@ def test_none_is_left_out():
         "protocol.py",
         "released_fedfa.py",
         "robustness.py",
+        "same_bits.py",
         "shift_gain.py",
         "soak.py",
         "verdict_rule.py",

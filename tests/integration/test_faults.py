@@ -122,7 +122,7 @@ def fault_at_b(monkeypatch):
         def faulty(self, request, should_stop):
             if self.name != "B" or request.task != "train" or request.round not in faults:
                 return do(self, request, should_stop)
-            return cause(faults[request.round], 0, do(self, request, should_stop))
+            return cause(faults[request.round], 0, do(self, request, should_stop), self.name)
 
         monkeypatch.setattr(Site, "_do", faulty)
 

@@ -128,7 +128,9 @@ def test_ditto_refuses_what_it_cannot_do(phantom_dir, tiny_config):
     with pytest.raises(ConfigError, match="weight cannot be negative"):
         Ditto(-1)
     for other in ("fedfd_a", "fedfd_prompt", "fedrod", "gperxan"):
-        with pytest.raises(ConfigError, match=f"what {other} adds to the network's entries belongs"):
+        with pytest.raises(
+            ConfigError, match=f"ditto and {other} cannot be combined: ditto requires complete_state"
+        ):
             build_methods([{"name": "ditto"}, {"name": other}])
     with pytest.raises(RunFailed, match="ditto acts on the parameters that are averaged"):
         run_in_process(tiny_config("ditto,single"), phantom_dir, SITES[:2], "cpu")

@@ -170,7 +170,7 @@ def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
 def test_fedproto_is_for_classification(tiny_config, make_photos, tmp_path):
     with pytest.raises(ConfigError, match="fedproto is defined for classification alone"):
         Composition(tiny_config("fedproto"))
-    with pytest.raises(ConfigError, match="mixup mixes the labels of a batch, and fedproto needs them"):
+    with pytest.raises(ConfigError, match="mixup and fedproto cannot be combined: fedproto requires labels"):
         build_methods([{"name": "mixup"}, {"name": "fedproto"}])
     for name in "AB":
         make_photos(name, per_class=6)

@@ -214,7 +214,7 @@ def test_references_that_stay_survive_a_restart_bit_for_bit(photo_config, tmp_pa
 def test_segmentation_and_bad_arguments_are_refused_with_the_reason(tiny_config):
     with pytest.raises(ConfigError, match="fedsr is defined for classification alone"):
         Composition(tiny_config("fedsr"))
-    with pytest.raises(ConfigError, match="mixes the labels of a batch, and fedsr needs them"):
+    with pytest.raises(ConfigError, match="and fedsr cannot be combined: fedsr requires labels"):
         build_methods([{"name": "mixup"}, {"name": "fedsr"}])
     for args in ({"l2": -1}, {"cmi": -1}, {"learning_rate": 0}):
         with pytest.raises(ConfigError, match="fedsr"):

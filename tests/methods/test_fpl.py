@@ -250,7 +250,7 @@ def test_without_weights_it_is_fedavg_to_the_bit(photo_config, tmp_path):
 def test_segmentation_and_bad_arguments_are_refused_with_the_reason(tiny_config):
     with pytest.raises(ConfigError, match="fpl is defined for classification alone"):
         Composition(tiny_config("fpl"))
-    with pytest.raises(ConfigError, match="mixes the labels of a batch, and fpl needs them"):
+    with pytest.raises(ConfigError, match="and fpl cannot be combined: fpl requires labels"):
         build_methods([{"name": "mixup"}, {"name": "fpl"}])
     for args in (
         {"temperature": 0},

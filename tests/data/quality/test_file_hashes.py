@@ -192,9 +192,12 @@ SIMULATE = ("simulate", "--methods", "fedavg", "--rounds", 1, "--engine", "inpro
         ({"config": 1, "rounds": 2, "test": 3}, "results.json is damaged"),
         (
             {"config": {"methods": 5}, "rounds": [], "test": {}},
-            "methods must be a list of one or more, got 5",
+            "results.json is damaged: config.methods is 5",
         ),
-        ({"config": {}, "rounds": [], "test": {}}, "a finished run with other settings"),
+        (
+            {"config": {}, "rounds": [], "test": {"sites": {}, "mean": {}}},
+            "a finished run with other settings",
+        ),
     ],
 )
 def test_a_record_that_is_none_ends_in_one_line(make_site, run, tmp_path, record, reason):
