@@ -137,8 +137,8 @@ class _Job:
         for file in (*own, *(file for files in planned.values() for file in files)):
             if os.path.lexists(self.out / file) and file not in known:
                 raise ConfigError(
-                    f"{self.out / file} is not of an earlier prediction; choose another folder, or move it "
-                    "away"
+                    f"{self.out / file} is not of an earlier prediction (predictions.json does not name it); "
+                    "choose another folder, or move it away"
                 )
         found = Predictions(self.out, self.made(), self.told())
         if self.given.left_out:

@@ -351,7 +351,8 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
         "partialfed_adaptive,fedfa,fedbn",
         "ditto,fedper,moon,fedfa",
         "nyul",
-        "gperxan,fedce",
+        "gperxan",
+        "fedce,fedfa",
         "single",
     ],
 )

@@ -94,7 +94,8 @@ def check_made_with(made: Mapping[str, str], now: Mapping[str, str], run: Path, 
                 f"{what} since the finished run in {run} was made",
                 site=site,
                 path=data / site,
-                hint="Restore what was there, or choose another folder for the results",
+                hint="Restore what was there (results.json there has a hash of the files), or choose another "
+                "folder for the results",
             )
 
 

@@ -195,7 +195,7 @@ SIMULATE = ("simulate", "--methods", "fedavg", "--rounds", 1, "--engine", "inpro
             "results.json is damaged: config.methods is 5",
         ),
         (
-            {"config": {}, "rounds": [], "test": {"sites": {}, "mean": {}}},
+            {"config": {}, "rounds": [], "selected_round": 0, "test": {"sites": {}, "mean": {}}},
             "a finished run with other settings",
         ),
     ],
