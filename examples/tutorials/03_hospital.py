@@ -47,19 +47,35 @@ for hospital in ("hospital-a", "hospital-b"):
     )
 
 # %%
-# ``doctor`` says whether a site is ready, and shows what it would allow.
-
-run(f"medfedaug doctor --kit {kits}/hospital-a")
-
-# %%
 # Start
 # -----
-# The server first, then the sites. Sites open connections to the server, never the other way round.
+# The server first. Sites open connections to it, never the other way round.
 
-for name in ("localhost", "hospital-a", "hospital-b"):
+
+def start(name):
     kit = here / kits / name
     with (kit / "start.log").open("wb") as log:
         subprocess.run([kit / "startup/start.sh"], cwd=kit, stdout=log, stderr=log, check=True)
+
+
+start("localhost")
+
+# %%
+# ``doctor`` says whether a site is ready, and shows what it would allow. It also tries the way to the server,
+# which takes some seconds to start.
+
+doctor = f"medfedaug doctor --kit {kits}/hospital-a"
+for _ in range(60):
+    if not subprocess.run(doctor, shell=True, cwd=here, capture_output=True).returncode:
+        break
+    time.sleep(1)
+run(doctor)
+
+# %%
+# Then the sites.
+
+for name in ("hospital-a", "hospital-b"):
+    start(name)
 
 
 def nvflare(command):
