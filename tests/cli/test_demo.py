@@ -65,6 +65,7 @@ def test_its_page_says_what_differs_and_shows_pictures(shown):
     assert any(name == "src" and value.startswith("data:image/jpeg") for name, value in page.attributes)
 
 
+@pytest.mark.slow
 def test_another_seed_moves_the_patients_and_not_the_scanners(shown, run, tmp_path):
     folder, _ = shown
     code, _, err = run("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")

@@ -56,6 +56,7 @@ def same(found: dict, expected: dict) -> bool:
 # ---------------------------------------------------------------- sites
 
 
+@pytest.mark.slow
 def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
     three_sites, tmp_path, tiny_config, faults
 ):

@@ -69,6 +69,7 @@ def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_proces
     assert json.loads(answers[-1]["built"])["executors" if side == "client" else "workflows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_a_kit_of_an_earlier_version_lets_jobs_read_all_of_it_and_is_not_ready(
     run, kits, tmp_path, tiny_config, side
@@ -124,6 +125,7 @@ def test_a_refusal_names_file_and_key_and_no_value(run, kits, tmp_path, tiny_con
         assert len(answer["deployed"]) < 300
 
 
+@pytest.mark.slow
 def test_a_validator_of_the_sites_own_is_asked_too(run, kits, tmp_path, tiny_config):
     honest = job_of(tmp_path, tiny_config())
     kit = kits / SIDES["client"]
