@@ -321,11 +321,13 @@ def ledger(
     if not entries:
         say("nothing has left this site")
         return
+    several = len({entry.release.site for entry in entries}) > 1
     for first, last, count in [(entry, entry, 1) for entry in entries] if every else by_kind(entries):
         r = last.release
         when = [datetime.fromtimestamp(entry.time).isoformat(" ", "seconds") for entry in (first, last)]
         parts = [
             f"{' to '.join(dict.fromkeys(when))}, {r.job}: {r.method} {r.kind}: {r.shape}",
+            f"site {r.site}" if several and r.site else "",
             f"{r.count} {r.split} cases ({last.cases[:8]})" if r.split else "",
             f"noise {r.noise:g}" if r.noise else "",
             f"{count} times" if count > 1 else "",

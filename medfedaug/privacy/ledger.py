@@ -31,19 +31,23 @@ __all__ = [
 LEDGER_FILE = "ledger.sqlite"
 """File of the ledger in a site's state folder."""
 
-_VERSION = 5
+_VERSION = 6
 _PATIENTS = "CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;"
 _MODELS = """
 CREATE TABLE IF NOT EXISTS scored (
-    job TEXT, split TEXT, cases TEXT, model TEXT, place TEXT, known INTEGER, answer TEXT, time REAL
+    job TEXT, split TEXT, cases TEXT, model TEXT, place TEXT, known INTEGER, answer TEXT, time REAL,
+    site TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS by_model ON scored (model, split, cases);
 CREATE TABLE IF NOT EXISTS models (model TEXT PRIMARY KEY, job TEXT, time REAL) WITHOUT ROWID;
 """
+_SITE = "ADD COLUMN site TEXT NOT NULL DEFAULT '';"
+_OF_SITES = f"ALTER TABLE releases {_SITE}"
 _FROM = {
-    2: f"ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; {_PATIENTS} {_MODELS}",
-    3: f"{_PATIENTS} {_MODELS}",
-    4: _MODELS,
+    2: f"ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; {_PATIENTS} {_MODELS} {_OF_SITES}",
+    3: f"{_PATIENTS} {_MODELS} {_OF_SITES}",
+    4: f"{_MODELS} {_OF_SITES}",
+    5: f"ALTER TABLE scored {_SITE} {_OF_SITES}",
 }
 """What brings a file of an earlier version to this one."""
 _OLDER = "privacy_ledger", 1
@@ -55,7 +59,7 @@ CREATE TABLE members (cases TEXT, identity BLOB, PRIMARY KEY (cases, identity)) 
 CREATE TABLE spent (time REAL, noise REAL, releases INTEGER, cases TEXT, rate REAL NOT NULL DEFAULT 1);
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY, time REAL, job TEXT, method TEXT, kind TEXT, shape TEXT, split TEXT,
-    count INTEGER, noise REAL, digest TEXT, queries INTEGER, cases TEXT
+    count INTEGER, noise REAL, digest TEXT, queries INTEGER, cases TEXT, site TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX by_cases ON releases (split, cases);
 {_MODELS}
@@ -64,6 +68,9 @@ CREATE INDEX by_cases ON releases (split, cases);
 _RELATED = """
 SELECT DISTINCT cases FROM members WHERE identity IN (SELECT identity FROM members WHERE cases = ?)
 """
+
+_OF_SITE = "job = ? AND site IN (?, '')"
+"""In a job, of a site or of an entry from before sites were named, which counts for every site."""
 
 _OWNER = "COALESCE(patient, identity)"
 """Of a case beside its patient: whom it stands for, where its patient was never named."""
@@ -91,6 +98,7 @@ class Release:
         noise: the noise multiplier; 0 without noise.
         digest: SHA-256 of the content.
         queries: how many models it has scores of.
+        site: the site's name in the job.
     """
 
     job: str
@@ -102,6 +110,7 @@ class Release:
     noise: float = 0.0
     digest: str = ""
     queries: int = 0
+    site: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,7 @@ class Scored:
             an evaluation.
         known: whether the site met the model in a training job.
         answer: what has left, to be sent again in the same words; empty where the scores were exact.
+        site: the site's name in the job.
     """
 
     job: str
@@ -157,6 +167,7 @@ class Scored:
     place: str = ""
     known: bool = True
     answer: str = ""
+    site: str = ""
 
 
 class PrivacyLedger:
@@ -166,6 +177,9 @@ class PrivacyLedger:
     account goes on when a site, its folder or its files have other names. A mapping from identities of cases
     to those of their patients, wherever identities are given, says whose cases they are; what was said last
     holds. A patient's cases then share one budget, and count as one where sets of cases are compared.
+
+    Sites may share an account, since a budget belongs to patients. The limits of a job are those of each site
+    in it.
 
     Args:
         path: an SQLite file; jobs that run at the same time take turns by a lock beside it. ``None`` keeps
@@ -245,7 +259,8 @@ class PrivacyLedger:
             for r in releases:
                 row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest, r.queries)
                 connection.execute(
-                    "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (now, *row, known)
+                    "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (now, *row, known, r.site),
                 )
 
     def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
@@ -293,8 +308,8 @@ class PrivacyLedger:
         """Enter a model whose scores on these cases are about to leave."""
         with self._opened() as connection:
             s, known = scored, _enter_cases(connection, cases)
-            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, time.time())
-            connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, time.time(), s.site)
+            connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
         """The first release of a model's scores on exactly these cases."""
@@ -306,10 +321,10 @@ class PrivacyLedger:
             )
         return rows[0] if rows else None
 
-    def scored_in(self, job: str, split: str) -> list[Scored]:
-        """The models whose scores have left in a job."""
+    def scored_in(self, job: str, split: str, site: str) -> list[Scored]:
+        """List the models whose scores have left a site in a job."""
         with self._opened() as connection:
-            return _scored(connection, "job = ? AND split = ?", (job, split))
+            return _scored(connection, f"{_OF_SITE} AND split = ?", (job, site, split))
 
     def meet(self, models: Iterable[str], job: str) -> None:
         """Enter models that the site received or trained in a training job, by their hashes."""
@@ -323,11 +338,11 @@ class PrivacyLedger:
             found = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
         return found is not None
 
-    def updates(self, job: str) -> int:
-        """Count the models of a job, trained on the site's cases, that have left."""
+    def updates(self, job: str, site: str) -> int:
+        """Count the models of a job, trained on a site's cases, that have left."""
         with self._opened() as connection:
             ((count,),) = connection.execute(
-                "SELECT COUNT(*) FROM releases WHERE job = ? AND method = 'model'", (job,)
+                f"SELECT COUNT(*) FROM releases WHERE {_OF_SITE} AND method = 'model'", (job, site)
             )
         return int(count)
 
@@ -335,7 +350,7 @@ class PrivacyLedger:
         """List all releases, the oldest first."""
         with self._opened() as connection:
             rows = connection.execute("SELECT * FROM releases ORDER BY number").fetchall()
-        return [Entry(number, when, Release(*rest), cases) for number, when, *rest, cases in rows]
+        return [Entry(number, when, Release(*rest, site), cases) for number, when, *rest, cases, site in rows]
 
     def take_over(self, older: Path) -> None:
         """Enter what the file of an earlier release has, which is then renamed.
@@ -387,7 +402,7 @@ class PrivacyLedger:
 
 
 def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
-    """The first and the last release of each kind in each job, and how many there were.
+    """The first and the last release of each kind of a site in each job, and how many there were.
 
     Args:
         entries: the oldest first.
@@ -395,7 +410,7 @@ def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
     found: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         r = entry.release
-        found.setdefault((r.job, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
+        found.setdefault((r.job, r.site, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
     return [(group[0], group[-1], len(group)) for group in found.values()]
 
 
@@ -458,13 +473,13 @@ def _scored(connection: sqlite3.Connection, where: str, values: tuple[str | None
     """Return entries, the oldest first."""
     rows = connection.execute(
         f"""
-        SELECT job, split, model, place, known, answer FROM scored WHERE {where} ORDER BY rowid
+        SELECT job, split, model, place, known, answer, site FROM scored WHERE {where} ORDER BY rowid
         """,
         values,
     )
     return [
-        Scored(job, split, model, place, bool(known), answer)
-        for job, split, model, place, known, answer in rows
+        Scored(job, split, model, place, bool(known), answer, site)
+        for job, split, model, place, known, answer, site in rows
     ]
 
 

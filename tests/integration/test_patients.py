@@ -117,7 +117,9 @@ def test_a_ledger_from_before_patients_goes_on(of_patients, tmp_path):
         [Release("first", "model", "weights", "1", "training", 15)], list(case_identities(before, "training"))
     )
     with sqlite3.connect(path) as connection:
-        connection.executescript("DROP TABLE patients; PRAGMA user_version = 3;")
+        connection.executescript(
+            "DROP TABLE patients; ALTER TABLE releases DROP COLUMN site; PRAGMA user_version = 3;"
+        )
     now = case_identities(of_patients({**everybody, "p5": range(3), "p6": range(2)}), "training")
     assert PrivacyLedger(path).nearest("training", now).apart == 2
     fewer = case_identities(of_patients({"p0": range(3), "p1": range(2)}), "training")

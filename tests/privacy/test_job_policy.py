@@ -177,6 +177,15 @@ def test_through_nvflare_a_job_waits_for_its_approval(
     assert waited == [["waiting", "waiting"]]
     assert set(json.loads((output / "results.json").read_text())["test"]["sites"]) == {"site_A", "site_B"}
     assert "waits until it is approved here" in (tmp_path / LOG_FILE).read_text()
+    # The simulator's jobs have one identifier, so that another model's scores are those of the same job.
+    other = tiny_config(rounds=1, seed=1)
+    for book in books:
+        book.judge(book.note(other).hash, "approved")
+    again, state = tmp_path / "again", tmp_path / "state"
+    output = run_in_simulator(other, phantom_dir, ["site_A", "site_B"], again, "cpu", state_dir=state)
+    missing = json.loads((output / "results.json").read_text())["test"]["missing"]
+    for name in ("site_A", "site_B"):
+        assert "the scores of another model in the test have left in this job" in missing[name]
 
 
 def test_simulations_are_free(phantom_dir, tmp_path):

@@ -325,7 +325,7 @@ class GuardedDoor(Door):
         else:
             told = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
         try:
-            enter_message(trainer.ledger, self.job, told)
+            enter_message(trainer.ledger, self.site, self.job, told)
         except MedFedAugError as problem:  # which may be what the message is about
             _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)
         return told

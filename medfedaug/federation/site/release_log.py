@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,9 +70,9 @@ class ScoreRequest:
     identity: str = ""
 
 
-def enter_message(ledger: PrivacyLedger, job: str, text: str) -> None:
+def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str) -> None:
     """Enter a line that the server is told in place of an answer, which there may be before data are open."""
-    ledger.enter([Release(job, "task", "message", text, digest=_hash(text))])
+    ledger.enter([Release(job, "task", "message", text, digest=_hash(text), site=site)])
 
 
 class Account:
@@ -102,6 +103,7 @@ class Account:
         self.rounds = rounds
         self.epsilon: float | None = None
         self._identities: dict[str, dict[bytes, bytes]] = {}
+        self._release = partial(Release, job, site=site)
 
     def check_cases(self, split: str) -> None:
         """Check that a set of cases is not nearly that of an earlier release.
@@ -140,7 +142,7 @@ class Account:
     def _enter(self, reply: Reply) -> None:
         if reply.task in MASK_TASKS:
             told = {key: value.hex() for key, value in reply.masks.items()}
-            self.ledger.enter([Release(self.job, "masks", reply.task, _names(told), digest=_hash(told))])
+            self.ledger.enter([self._release("masks", reply.task, _names(told), digest=_hash(told))])
             return
         if reply.task in _TRAINING:
             if self.epsilon is not None:
@@ -180,7 +182,7 @@ class Account:
             told = released_scores(found, self.policy, whose, labels)
             if not _left(told):
                 note = str(told.get("note", "no score"))
-                self.ledger.enter([Release(self.job, "task", "message", note, digest=_hash(told))])
+                self.ledger.enter([self._release("task", "message", note, digest=_hash(told))])
                 return told
             if earlier is None:
                 self._spend(split)
@@ -188,7 +190,16 @@ class Account:
             self._enter_scores(split, "scores", told, int(earlier is None))
             if earlier is None:
                 answer = json.dumps(told) if self.policy.scores == SUMMARY else ""
-                self.ledger.score(Scored(self.job, split, asked.model, asked.place, known, answer), cases)
+                scored = Scored(
+                    self.job,
+                    split,
+                    asked.model,
+                    place=asked.place,
+                    known=known,
+                    answer=answer,
+                    site=self.site,
+                )
+                self.ledger.score(scored, cases)
             return told
 
     def compare(self, asked: ScoreRequest, other: str, test: PatientTest, unit: str) -> dict[str, Any]:
@@ -219,18 +230,19 @@ class Account:
                 self._check_budget(split)
             self._enter_scores(split, "differences", told, int(earlier is None))
             if earlier is None:
-                self.ledger.score(Scored(self.job, split, model, answer=json.dumps(told)), cases)
+                difference = Scored(self.job, split, model, answer=json.dumps(told), site=self.site)
+                self.ledger.score(difference, cases)
             return told
 
     def _enter_scores(self, split: str, kind: str, told: Mapping[str, Any], models: int) -> None:
         about = (_names(_left(told) or told), split, len(self.folder.cases[split]))
         noise = self.policy.score_noise_multiplier
-        release = Release(self.job, "task", kind, *about, noise, _hash(told), models)
+        release = self._release("task", kind, *about, noise, _hash(told), models)
         self.ledger.enter([release], self._cases(split))
 
     def _check_place(self, asked: ScoreRequest, known: bool) -> None:
         """Check that a training job asks for one model in each place, an evaluation for few unknown ones."""
-        earlier = self.ledger.scored_in(self.job, asked.split)
+        earlier = self.ledger.scored_in(self.job, asked.split, self.site)
         if asked.place:
             if any(scored.place == asked.place for scored in earlier):
                 of = "in the test" if asked.place == "test" else f"of {asked.place}"
@@ -277,7 +289,7 @@ class Account:
         self.epsilon = epsilon
 
     def _check_updates(self) -> None:
-        sent, most = self.ledger.updates(self.job), _TIMES * self.rounds
+        sent, most = self.ledger.updates(self.job, self.site), _TIMES * self.rounds
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
@@ -290,19 +302,19 @@ class Account:
         if reply.weights:
             size, digest = _size(reply.weights), digest_of(reply.weights)
             noise = self.policy.sgd_noise_multiplier
-            yield Release(self.job, "model", "weights", size, *about, noise, digest)
+            yield self._release("model", "weights", size, *about, noise, digest)
         if reply.masks:
             size, digest = _size(reply.masks), digest_of(reply.masks)
             kind, noise = "masked weights and statistics", self.policy.sgd_noise_multiplier
-            yield Release(self.job, "model", kind, size, *about, noise, digest)
+            yield self._release("model", kind, size, *about, noise, digest)
         by_method: dict[str, dict[str, Tensor]] = {}
         for key, value in reply.payload.items():
             by_method.setdefault(key.split("/", 1)[0], {})[key] = value
         for method, values in by_method.items():
             noise = self.policy.noise_multiplier
-            yield Release(self.job, method, "statistics", _size(values), *about, noise, digest_of(values))
+            yield self._release(method, "statistics", _size(values), *about, noise, digest_of(values))
         told = {"num_samples": reply.num_samples, **_told(reply.metrics)}
-        yield Release(self.job, "task", "numbers", _names(told), *about, digest=_hash(told))
+        yield self._release("task", "numbers", _names(told), *about, digest=_hash(told))
 
     def _cases(self, split: str) -> dict[bytes, bytes]:
         if split not in self._identities:

@@ -24,6 +24,7 @@ from medfedaug.federation.messages import PREPARE, Reply, Request
 from medfedaug.federation.site.release_log import Account
 from medfedaug.federation.site.site import Site
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release, ledger
+from medfedaug.privacy.ledger import Scored
 
 FREE = {"min_cases": 1, "allow_limit": True}
 NOISE = {
@@ -137,6 +138,51 @@ def test_a_job_takes_no_more_updates_than_its_rounds_have(deploy, tiny_config):
     assert told in site.answer(FederationServer(other).start_round(["A"])).error
     site.start(other, "job-2")
     assert site.answer(FederationServer(other).start_round(["A"])).weights
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a folder each", "one folder"])
+def test_the_limits_of_a_job_are_those_of_each_site_wherever_its_state_is(
+    make_site, tiny_config, tmp_path, run, shared
+):
+    for name in "ABCD":
+        make_site(name, cases=(1, 1, 1))
+    settings = {"privacy": {"min_images": 1, "scores": "cases"}, "jobs": FREE}
+    settings |= {"state": str(tmp_path / "state")} if shared else {}
+    sites = [Hospital(tmp_path / "kits" / name, tmp_path / "data" / name, **settings) for name in "ABCD"]
+    deployment, config = Deployment(sites), tiny_config(rounds=1)
+    server = deployment.run(config)
+    assert set(server.results()["test"]["sites"]) == set("ABCD")
+    assert set(server.rounds[0]["sites"]) == set("ABCD")
+    request = FederationServer(config).start_round(["A", "B", "C", "D"])
+    for site in sites:
+        told = {}
+        for times in range(3):
+            other = {key: value + 0.01 * (times + 1) for key, value in request.weights.items()}
+            for task in ("train", "test"):
+                told[times, task] = site.answer(replace(request, task=task, round=1, weights=other)).error
+        assert [told[times, "train"] for times in range(2)] == ["", ""]
+        assert "3 updates have left in this job of 1 round," in told[2, "train"]
+        for times in range(3):
+            assert "the scores of another model in the test have left in this job" in told[times, "test"]
+    printed = run("ledger", sites[0].kit)[1]
+    assert printed.count("; site B;") == (printed.count("; site A;") if shared else 0)
+    assert ("; site A;" in printed) is shared
+
+
+def test_what_an_earlier_version_entered_counts_for_every_site(tmp_path):
+    path, job = tmp_path / "ledger.sqlite", "job"
+    earlier = PrivacyLedger(path)
+    earlier.enter([Release(job, "model", "weights", "1", "training", 1, site="A")])
+    earlier.score(Scored(job, "test", "model", "test", site="A"), [b"case"])
+    assert (earlier.updates(job, "B"), earlier.scored_in(job, "test", "B")) == (0, [])
+    with sqlite3.connect(path) as connection:
+        tables = ("releases", "scored")
+        without = "".join(f"ALTER TABLE {table} DROP COLUMN site;" for table in tables)
+        connection.executescript(f"{without} PRAGMA user_version = 5;")
+    for site in "AB":
+        assert PrivacyLedger(path).updates(job, site) == 1
+        assert [scored.model for scored in PrivacyLedger(path).scored_in(job, "test", site)] == ["model"]
+        assert PrivacyLedger(path).scored_in("other", "test", site) == []
 
 
 def test_a_patient_who_comes_later_is_not_isolated_and_the_site_may_decide_otherwise(
