@@ -15,6 +15,7 @@ import pytest
 import reference
 import torch
 from benchmark_files import OFFICE, write_fedbn, write_volume
+from orthanc import running_orthanc
 from PIL import Image
 from running import TINY_NETWORK, command
 
@@ -90,6 +91,13 @@ def phantom_dir(tmp_path_factory) -> Path:
     content["training"] = content["validation"] = []
     listing.write_text(json.dumps(content))
     return root
+
+
+@pytest.fixture(scope="session")
+def orthanc(tmp_path_factory):
+    """An archive for all tests of a session; each puts in patients and studies of its own."""
+    with running_orthanc(tmp_path_factory.mktemp("orthanc")) as archive:
+        yield archive
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""PACS and folders of DICOM files as sources of a site's data folder."""

@@ -1,0 +1,328 @@
+"""`Archive`: find studies and series in a DICOM archive, fetch a series, store objects.
+
+`medfedaug.data.pacs.dicomweb`, `medfedaug.data.pacs.dimse` and `medfedaug.data.pacs.folder` implement it.
+The texts of their errors name the archive and never a patient, a study or a series: the caller has
+pseudonyms for these.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from medfedaug.errors import ConfigError, MedFedAugError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+__all__ = [
+    "STUDY_KEYS",
+    "Access",
+    "Archive",
+    "ArchiveError",
+    "FetchError",
+    "FoundSeries",
+    "FoundStudy",
+    "Wanted",
+    "open_archive",
+    "quiet_libraries",
+    "require_pacs",
+    "valid_uid",
+]
+
+StudyKey = Literal["StudyInstanceUID", "AccessionNumber", "PatientID"]
+STUDY_KEYS: tuple[StudyKey, ...] = ("StudyInstanceUID", "AccessionNumber", "PatientID")
+"""The attributes by which a study is asked for, the most exact first."""
+
+_UID = re.compile(r"[0-9]+(\.[0-9]+)*")
+_LONGEST_UID = 64
+_LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
+
+
+class ArchiveError(MedFedAugError):
+    """The archive cannot be used: it does not answer, or refuses."""
+
+
+class FetchError(MedFedAugError):
+    """One series cannot be fetched; others may be.
+
+    Args:
+        text: the reason, without a full stop.
+        timed_out: whether the archive stopped answering.
+    """
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        self.timed_out = timed_out
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Studies to look for: those with one value of one attribute.
+
+    Args:
+        key: the attribute.
+        value: its value, without wildcards.
+
+    Raises:
+        ConfigError: for an empty value, or one that an archive takes for several values.
+    """
+
+    key: StudyKey
+    value: str
+
+    def __post_init__(self) -> None:
+        if not self.value or set(self.value) & set("*?\\"):
+            raise ConfigError(f"a value of {self.key} is empty or has a wildcard; name each study")
+        if self.key == "StudyInstanceUID" and not valid_uid(self.value):
+            raise ConfigError("a value of StudyInstanceUID is no UID; a UID has digits and dots alone")
+
+
+@dataclass(frozen=True)
+class FoundStudy:
+    """Study in an archive.
+
+    Args:
+        uid: StudyInstanceUID.
+        patient: PatientID.
+        issuer: IssuerOfPatientID.
+        accession: AccessionNumber.
+    """
+
+    uid: str
+    patient: str = ""
+    issuer: str = ""
+    accession: str = ""
+
+    def matches(self, wanted: Wanted) -> bool:
+        """Return whether the study has the value that was asked for: archives may match loosely."""
+        own = {"StudyInstanceUID": self.uid, "AccessionNumber": self.accession, "PatientID": self.patient}
+        return own[wanted.key].strip() == wanted.value.strip()
+
+
+@dataclass(frozen=True)
+class FoundSeries:
+    """Series in an archive, as the archive describes it.
+
+    Args:
+        study: StudyInstanceUID.
+        uid: SeriesInstanceUID.
+        modality: as the standard abbreviates it.
+        number: SeriesNumber, as text.
+        description: SeriesDescription.
+        instances: the number of its objects; ``None`` where the archive does not say.
+    """
+
+    study: str
+    uid: str
+    modality: str = ""
+    number: str = ""
+    description: str = ""
+    instances: int | None = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """The way to an archive, apart from its address.
+
+    Args:
+        timeout: seconds that the archive may be silent.
+        attempts: how often a request is made before it counts as failed.
+        user: name for HTTP's basic authentication.
+        password: of this user.
+        token: bearer token of HTTP, in place of user and password.
+        tls: whether a DIMSE association is encrypted; a DICOMweb URL says so itself.
+        authority: PEM file of the authority that signed the archive's certificate.
+        certificate: PEM file of the own certificate.
+        key: PEM file of its private key.
+        aet: own AE title.
+        receive: port of the own receiver, to which the archive sends (C-MOVE); ``None``: C-GET.
+    """
+
+    timeout: float = 60.0
+    attempts: int = 3
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    tls: bool = False
+    authority: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    aet: str = "MEDFEDAUG"
+    receive: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout <= 0 or self.attempts < 1:
+            raise ConfigError(
+                "the time-out of an archive is above 0 s, and the number of attempts at least 1"
+            )
+        for file in (self.authority, self.certificate, self.key):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"{file}: there is no such file")
+        if self.key is not None and self.certificate is None:
+            raise ConfigError("a private key is given without its certificate")
+        if not 0 < len(self.aet) <= 16 or not self.aet.isascii() or "\\" in self.aet:
+            raise ConfigError(f"{self.aet!r} is no AE title: 1 to 16 ASCII characters without a backslash")
+        if self.token is not None and self.user is not None:
+            raise ConfigError("a user and a token are given for one archive; give one of the two")
+
+
+class Archive(Protocol):
+    """Source of DICOM objects.
+
+    Methods may be called from several threads at once. As a context manager it is closed at the end, and
+    DICOM libraries write no values of headers into logs and warnings in the meantime.
+
+    Attributes:
+        place: where it is, for messages, without user and password.
+    """
+
+    place: str
+    _quiet: AbstractContextManager[None]
+
+    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
+        """Find the studies that match, sorted by UID.
+
+        Raises:
+            ArchiveError: where the archive does not answer or refuses.
+        """
+        ...
+
+    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
+        """Find all series of a study, sorted by number and UID.
+
+        Raises:
+            ArchiveError: where the archive does not answer or refuses.
+        """
+        ...
+
+    def fetch(
+        self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
+    ) -> list[Path]:
+        """Fetch all objects of a series, each into a file of its own.
+
+        Files of an earlier call that was interrupted are kept. Their names tell nothing of the header.
+
+        Args:
+            series: the series.
+            folder: where the files are written; it is made where it is missing.
+            on_instance: called after each object.
+
+        Returns:
+            The files, sorted.
+
+        Raises:
+            FetchError: where not all objects came.
+            ArchiveError: where the archive does not answer at all.
+        """
+        ...
+
+    def store(self, datasets: Iterable[Dataset]) -> None:
+        """Store objects, each with its ``file_meta``.
+
+        Raises:
+            ArchiveError: where the archive does not answer, or refuses an object; those before it are stored.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
+
+    def __enter__(self) -> Archive:
+        self._quiet = quiet_libraries()
+        self._quiet.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        self._quiet.__exit__(kind, error, trace)
+
+
+def open_archive(
+    *,
+    dicomweb: str | None = None,
+    dimse: str | None = None,
+    folder: str | Path | None = None,
+    access: Access | None = None,
+) -> Archive:
+    """Open the one archive that is named.
+
+    Args:
+        dicomweb: URL of a DICOMweb service, under which ``/studies`` is.
+        dimse: ``AET@HOST:PORT``.
+        folder: a folder of DICOM files, at any depth.
+        access: the way to it.
+
+    Raises:
+        ConfigError: where none or several are named, for an address that is none, and where a package is
+            missing.
+    """
+    given = [
+        name for name, value in (("--dicomweb", dicomweb), ("--dimse", dimse), ("--folder", folder)) if value
+    ]
+    if len(given) != 1:
+        what = " and ".join(given) if given else "no archive"
+        raise ConfigError(f"{what} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
+    access = access or Access()
+    if dicomweb:
+        require_pacs("dicomweb_client")
+        from medfedaug.data.pacs.dicomweb import DicomWebArchive
+
+        return DicomWebArchive(dicomweb, access)
+    if dimse:
+        require_pacs("pynetdicom")
+        from medfedaug.data.pacs.dimse import DimseArchive
+
+        return DimseArchive(dimse, access)
+    from medfedaug.data.pacs.folder import FolderArchive
+
+    return FolderArchive(Path(str(folder)))
+
+
+def require_pacs(*modules: str) -> None:
+    """Check that packages of the extra ``pacs`` are installed.
+
+    Raises:
+        ConfigError: with the command that installs what is missing.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        packages = ", ".join(name.replace("_", "-") for name in missing)
+        raise ConfigError(f"{packages}: not installed; pip install 'medfedaug[pacs]'")
+
+
+def valid_uid(text: str) -> bool:
+    """Return whether a text is a UID: digits and dots, at most 64.
+
+    Example:
+        >>> valid_uid("1.2.840.10008.1.2"), valid_uid("../1.2")
+        (True, False)
+    """
+    return len(text) <= _LONGEST_UID and _UID.fullmatch(text) is not None
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep DICOM libraries from writing values of headers into logs and warnings, in all threads."""
+    loggers = [logging.getLogger(name) for name in _LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for name in _LIBRARIES:
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,96 @@
+"""`Arrival`: the objects of one series as they come from an archive, each into a file of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfedaug.data.pacs.archive import FetchError
+
+__all__ = ["Arrival", "Failure"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason why an object did not come.
+
+    Args:
+        reason: in words, without a full stop; empty where nothing is known.
+        timed_out: whether the archive was silent.
+        passing: whether another attempt may succeed.
+    """
+
+    reason: str = ""
+    timed_out: bool = False
+    passing: bool = True
+
+
+class Arrival:
+    """The objects of a series that are expected, and the folder that they are written to.
+
+    Objects that nobody asked for are refused. Files of an earlier call are kept. A file's name is a digest of
+    the object's UID, so that no archive can choose it. Safe to be used by several threads.
+
+    Args:
+        folder: made where it is missing.
+        uids: SOPInstanceUIDs of the series.
+        on_instance: called for each object that is there.
+    """
+
+    def __init__(
+        self, folder: Path, uids: Sequence[str], on_instance: Callable[[], object] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = {uid: folder / f"{hashlib.sha256(uid.encode()).hexdigest()[:24]}.dcm" for uid in uids}
+        self._there = {uid for uid, file in self._files.items() if file.is_file()}
+        self._on_instance = on_instance or (lambda: None)
+        self._lock = threading.Lock()
+        for _ in self._there:
+            self._on_instance()
+
+    @property
+    def missing(self) -> list[str]:
+        """UIDs of the objects that did not come yet, sorted."""
+        with self._lock:
+            return sorted(self._files.keys() - self._there)
+
+    def accept(self, uid: str, content: bytes) -> bool:
+        """Write an object, and return whether it was expected.
+
+        A process that is killed leaves the whole file, or none of its name.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        file = self._files.get(uid)
+        if file is None:
+            return False
+        with self._lock:
+            if uid in self._there:
+                return True
+            unfinished = file.with_suffix(".part")
+            unfinished.write_bytes(content)
+            os.replace(unfinished, file)
+            self._there.add(uid)
+        self._on_instance()
+        return True
+
+    def files(self, failure: Failure) -> list[Path]:
+        """Return the files, sorted.
+
+        Args:
+            failure: the last one.
+
+        Raises:
+            FetchError: where objects are missing.
+        """
+        if missing := len(self.missing):
+            said = f" ({failure.reason})" if failure.reason else ""
+            raise FetchError(
+                f"{missing} of {len(self._files)} objects did not come{said}", timed_out=failure.timed_out
+            )
+        return sorted(self._files.values())

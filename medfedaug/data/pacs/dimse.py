@@ -1,0 +1,363 @@
+"""`DimseArchive`: an archive that speaks DIMSE (C-FIND, C-GET or C-MOVE, C-STORE)."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydicom import Dataset
+from pydicom.uid import (
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+)
+from pynetdicom import (
+    AE,
+    ALL_TRANSFER_SYNTAXES,
+    AllStoragePresentationContexts,
+    StoragePresentationContexts,
+    build_context,
+    build_role,
+    evt,
+)
+from pynetdicom.sop_class import (  # type: ignore[attr-defined]
+    StudyRootQueryRetrieveInformationModelFind,
+    StudyRootQueryRetrieveInformationModelGet,
+    StudyRootQueryRetrieveInformationModelMove,
+)
+
+from medfedaug.data.pacs.archive import (
+    Access,
+    Archive,
+    ArchiveError,
+    FetchError,
+    FoundSeries,
+    FoundStudy,
+    Wanted,
+    valid_uid,
+)
+from medfedaug.data.pacs.arrival import Arrival, Failure
+from medfedaug.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pynetdicom.association import Association
+    from pynetdicom.presentation import PresentationContext
+
+__all__ = ["DimseArchive"]
+
+_ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+_NATIVE: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian]
+_PACKED = [
+    DeflatedExplicitVRLittleEndian,
+    *(one for one in ALL_TRANSFER_SYNTAXES if "1.2.4." in one or ".1.2.5" in one),
+]
+_MOST_CONTEXTS = 128
+_SUCCESS, _PENDING, _WARNING, _CANCELLED = 0x0000, (0xFF00, 0xFF01), 0xB000, 0xFE00
+_NOT_ASKED_FOR, _NO_SPACE = 0x0124, 0xA700
+_REFUSALS = {
+    0xA801: "does not know the AE title of the receiver; enter it there with this host and port",
+    0xA702: "cannot reach the receiver; check its host, port and firewall",
+    0xA701: "has no resources left",
+    0x0124: "does not allow it; check the rights of the AE title",
+    0x0122: "does not offer it",
+}
+
+
+class DimseArchive(Archive):
+    """Archive that is reached by DICOM's own protocol.
+
+    Objects come by C-GET in the association that asks for them; or, with ``access.receive``, by C-MOVE to a
+    receiver on that port, which takes nothing but what was asked for.
+
+    Args:
+        address: ``AET@HOST:PORT``.
+        access: own AE title, port of the receiver, TLS files, time-out, attempts.
+
+    Raises:
+        ConfigError: for an address that is none, or a port that is taken.
+    """
+
+    def __init__(self, address: str, access: Access) -> None:
+        found = _ADDRESS.fullmatch(address)
+        if found is None or not 0 < int(found["port"]) < 2**16:
+            raise ConfigError(
+                f"--dimse takes AET@HOST:PORT, such as PACS@pacs.example.org:104, not {address!r}"
+            )
+        self._aet, self._host, self._port = found["aet"], found["host"].strip("[]"), int(found["port"])
+        self.place = address
+        self._access = access
+        self._awaited: dict[str, Arrival] = {}
+        self._lock = threading.Lock()
+        self._receiver = self._listen(access.receive) if access.receive is not None else None
+
+    # ------------------------------------------------------------------ searching
+
+    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
+        """Find studies by C-FIND."""
+        query = _query("STUDY", StudyInstanceUID="", PatientID="", IssuerOfPatientID="", AccessionNumber="")
+        setattr(query, wanted.key, wanted.value)
+        found = [
+            FoundStudy(
+                uid=_text(row, "StudyInstanceUID"),
+                patient=_text(row, "PatientID"),
+                issuer=_text(row, "IssuerOfPatientID"),
+                accession=_text(row, "AccessionNumber"),
+            )
+            for row in self._find(query, "StudyInstanceUID")
+        ]
+        return sorted((study for study in found if study.matches(wanted)), key=lambda study: study.uid)
+
+    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
+        """Find series by C-FIND."""
+        query = _query(
+            "SERIES",
+            StudyInstanceUID=study.uid,
+            SeriesInstanceUID="",
+            Modality="",
+            SeriesNumber=None,
+            SeriesDescription="",
+            NumberOfSeriesRelatedInstances=None,
+        )
+        found = [
+            FoundSeries(
+                study=study.uid,
+                uid=_text(row, "SeriesInstanceUID"),
+                modality=_text(row, "Modality"),
+                number=_text(row, "SeriesNumber"),
+                description=_text(row, "SeriesDescription"),
+                instances=int(count)
+                if (count := _text(row, "NumberOfSeriesRelatedInstances")).isdigit()
+                else None,
+            )
+            for row in self._find(query, "SeriesInstanceUID")
+        ]
+        return sorted(found, key=lambda series: (series.number.zfill(9), series.uid))
+
+    def _find(self, query: Dataset, key: str) -> list[Dataset]:
+        found: dict[str, Dataset] = {}
+        model = StudyRootQueryRetrieveInformationModelFind
+        with self._associated([build_context(model)]) as association:
+            for status, row in association.send_c_find(query, model):
+                self._check(status, "search")
+                if status.Status in _PENDING and row is not None and valid_uid(_text(row, key)):
+                    found.setdefault(_text(row, key), row)
+        return list(found.values())
+
+    # ------------------------------------------------------------------ fetching
+
+    def fetch(
+        self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
+    ) -> list[Path]:
+        """Fetch a series by C-GET or C-MOVE; objects that are missing then are asked for one by one."""
+        query = _query(
+            "IMAGE",
+            StudyInstanceUID=series.study,
+            SeriesInstanceUID=series.uid,
+            SOPInstanceUID="",
+            SOPClassUID="",
+        )
+        rows = self._find(query, "SOPInstanceUID")
+        if not rows:
+            raise FetchError("the archive lists no object of it")
+        uids = [_text(row, "SOPInstanceUID") for row in rows]
+        classes = sorted({_text(row, "SOPClassUID") for row in rows} - {""})
+        arrival = Arrival(folder, uids, on_instance)
+        wanted = _query("SERIES", StudyInstanceUID=series.study, SeriesInstanceUID=series.uid)
+        with self._awaiting(uids, arrival):
+            failure = self._received(arrival, wanted, classes) if arrival.missing else Failure()
+            wanted.QueryRetrieveLevel = "IMAGE"
+            for _ in range(self._access.attempts - 1):
+                if not arrival.missing or not failure.passing:
+                    break
+                wanted.SOPInstanceUID = arrival.missing
+                failure = self._received(arrival, wanted, classes)
+        return arrival.files(failure)
+
+    def _received(self, arrival: Arrival, wanted: Dataset, classes: Sequence[str]) -> Failure:
+        """Let the archive send objects; the reason where it does not send all."""
+        before = len(arrival.missing)
+        get = self._receiver is None
+        model = (
+            StudyRootQueryRetrieveInformationModelGet if get else StudyRootQueryRetrieveInformationModelMove
+        )
+        contexts = [build_context(model), *(_contexts(classes) if get else [])]
+        roles = [build_role(one, scp_role=True) for one in _classes(contexts[1:])]
+        handlers = [(evt.EVT_C_STORE, self._keep)]
+        try:
+            with self._associated(contexts, roles, handlers) as association:
+                answers = (
+                    association.send_c_get(wanted, model)
+                    if get
+                    else association.send_c_move(wanted, self._access.aet, model)
+                )
+                for status, _ in answers:
+                    if "Status" not in status:
+                        text = f"{self.place} does not answer in time; give it longer with --timeout"
+                        return Failure(text, timed_out=True)
+                    self._check(status, "fetch")
+        except _Refused as error:
+            return Failure(str(error), passing=len(arrival.missing) < before)
+        return Failure(f"{self.place} lists them and does not send them")
+
+    @contextmanager
+    def _awaiting(self, uids: Sequence[str], arrival: Arrival) -> Iterator[None]:
+        with self._lock:
+            self._awaited.update(dict.fromkeys(uids, arrival))
+        try:
+            yield
+        finally:
+            with self._lock:
+                for uid in uids:
+                    self._awaited.pop(uid, None)
+
+    def _keep(self, event: Any) -> int:
+        """Take in an object that the archive sends; its bytes are written as they come."""
+        uid = str(event.request.AffectedSOPInstanceUID)
+        with self._lock:
+            arrival = self._awaited.get(uid)
+        if arrival is None:
+            return _NOT_ASKED_FOR
+        try:
+            arrival.accept(uid, event.encoded_dataset())
+        except OSError:
+            return _NO_SPACE
+        return _SUCCESS
+
+    def _listen(self, port: int) -> Any:
+        entity = AE(ae_title=self._access.aet)
+        entity.supported_contexts = [
+            build_context(one.abstract_syntax, ALL_TRANSFER_SYNTAXES)
+            for one in AllStoragePresentationContexts
+            if one.abstract_syntax is not None
+        ]
+        entity.network_timeout = entity.dimse_timeout = self._access.timeout
+        context = self._server_tls()
+        try:
+            return entity.start_server(
+                ("", port), block=False, evt_handlers=[(evt.EVT_C_STORE, self._keep)], ssl_context=context
+            )
+        except OSError as error:
+            raise ConfigError(f"the receiver cannot listen on port {port} ({error.strerror})") from error
+
+    # ------------------------------------------------------------------ storing
+
+    def store(self, datasets: Iterable[Dataset]) -> None:
+        """Store objects by C-STORE, all of one class and syntax in one association."""
+        for dataset in datasets:
+            context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
+            with self._associated([context]) as association:
+                status = association.send_c_store(dataset)
+                if "Status" not in status:
+                    raise ArchiveError(f"{self.place} does not answer in time; give it longer with --timeout")
+                self._check(status, "store")
+
+    def close(self) -> None:
+        """Stop the receiver."""
+        if self._receiver is not None:
+            self._receiver.shutdown()
+            self._receiver = None
+
+    # ------------------------------------------------------------------ associations
+
+    @contextmanager
+    def _associated(
+        self, contexts: list[PresentationContext], roles: Sequence[Any] = (), handlers: Sequence[Any] = ()
+    ) -> Iterator[Association]:
+        entity = AE(ae_title=self._access.aet)
+        entity.connection_timeout = entity.acse_timeout = self._access.timeout
+        entity.network_timeout = entity.dimse_timeout = self._access.timeout
+        association = entity.associate(
+            self._host,
+            self._port,
+            contexts=contexts,
+            ae_title=self._aet,
+            ext_neg=[*roles],
+            evt_handlers=[*handlers],
+            tls_args=self._client_tls(),
+        )
+        if not association.is_established:
+            if association.is_rejected:
+                raise ArchiveError(
+                    f"{self.place} refuses the AE title {self._access.aet}; enter it there, or give --aet"
+                )
+            if association.acceptor.primitive is not None:
+                raise _Refused(f"{self.place} accepts none of what is asked for")
+            raise ArchiveError(f"{self.place} cannot be reached, or ends the connection")
+        try:
+            yield association
+        finally:
+            if association.is_established:
+                association.release()
+            else:
+                association.abort()
+
+    def _check(self, status: Dataset, what: str) -> None:
+        if "Status" not in status:
+            raise ArchiveError(f"{self.place} does not answer in time; give it longer with --timeout")
+        code = int(status.Status)
+        # A warning of a retrieval is that some objects did not come, which is counted elsewhere.
+        if code in (_SUCCESS, *_PENDING, _CANCELLED) or code & 0xF000 == _WARNING:
+            return
+        said = _REFUSALS.get(code, f"answers with the status {code:#06x}")
+        raise _Refused(
+            f"{self.place} {said}" if code in _REFUSALS else f"{self.place} {said} to a request to {what}"
+        )
+
+    def _client_tls(self) -> tuple[ssl.SSLContext, str] | None:
+        if not self._access.tls:
+            return None
+        context = ssl.create_default_context(cafile=self._access.authority)
+        if self._access.certificate is not None:
+            context.load_cert_chain(self._access.certificate, self._access.key)
+        return context, self._host
+
+    def _server_tls(self) -> ssl.SSLContext | None:
+        if not self._access.tls:
+            return None
+        if self._access.certificate is None:
+            raise ConfigError("a receiver with TLS needs --certificate and --key")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._access.authority)
+        context.load_cert_chain(self._access.certificate, self._access.key)
+        context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
+        return context
+
+
+class _Refused(ArchiveError):
+    """The archive answers, and refuses one request."""
+
+
+def _query(level: str, **keys: Any) -> Dataset:
+    found = Dataset()
+    found.SpecificCharacterSet = "ISO_IR 192"
+    found.QueryRetrieveLevel = level
+    for name, value in keys.items():
+        setattr(found, name, value)
+    return found
+
+
+def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
+    """Contexts in which an archive can send each object as it stores it."""
+    if not classes:  # an archive that does not say: the usual objects, uncompressed
+        return [build_context(str(one.abstract_syntax), [*_NATIVE]) for one in StoragePresentationContexts]
+    most = (_MOST_CONTEXTS - 1) // len(classes)
+    return [build_context(one, syntax) for one in classes for syntax in [*_NATIVE, *_PACKED][:most]]
+
+
+def _classes(contexts: Sequence[PresentationContext]) -> list[str]:
+    return sorted({str(context.abstract_syntax) for context in contexts})
+
+
+def _text(row: Dataset, name: str) -> str:
+    """A value of an answer as text; empty where there is none, or one that cannot be read."""
+    try:
+        value = row.get(name)
+    except Exception:  # an odd value fails anywhere in pydicom
+        return ""
+    return "" if value is None else str(value).strip()
