@@ -11,6 +11,7 @@ from medfedaug.cli.console import err_console, out_console
 from medfedaug.cli.data import inspect, phantom, statistics
 from medfedaug.cli.demo import demo
 from medfedaug.cli.evaluate import evaluate, report
+from medfedaug.cli.import_ import import_
 from medfedaug.cli.methods import datasets, methods, networks
 from medfedaug.cli.plan import plan
 from medfedaug.cli.predict import predict
@@ -27,6 +28,7 @@ app.command()(methods)
 app.command()(networks)
 app.command()(datasets)
 app.command()(phantom)
+app.command("import")(import_)
 app.command()(init)
 app.command()(inspect)
 app.command()(compare)

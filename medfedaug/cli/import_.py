@@ -1,0 +1,131 @@
+"""The command `import`: studies of a PACS or a folder as a site's data folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.progress import resumable
+from medfedaug.errors import ConfigError
+from medfedaug.utils.files import write_json
+
+__all__ = ["import_"]
+
+
+def import_(
+    studies: Annotated[
+        Path,
+        typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
+    ],
+    out: Annotated[Path, typer.Option(help="The site's data folder.")],
+    dicomweb: Annotated[str | None, typer.Option(metavar="URL", help="DICOMweb service.")] = None,
+    dimse: Annotated[str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
+    series: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX|UID",
+            help="Series of the image: its UID, or a regular expression for number, description, modality.",
+        ),
+    ] = None,
+    labels: Annotated[str, typer.Option(help="Label maps: seg, rtstruct or none.")] = "none",
+    segments: Annotated[
+        list[str] | None,
+        typer.Option(help="Segment and its class, 'Tumour core=tumour'; once for each. * fits any text."),
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Share from which a fractional SEG counts.")] = 0.5,
+    allow_burned_in: Annotated[
+        bool, typer.Option("--allow-burned-in", help="Take images that may hold text in their pixels.")
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the site's own list and key (who is who); by default OUT.state beside OUT."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Studies at a time.")] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds that the archive may be silent.")] = 60.0,
+    user: Annotated[
+        str | None, typer.Option(help="User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD.")
+    ] = None,
+    aet: Annotated[str, typer.Option(help="Own AE title.")] = "MEDFEDAUG",
+    receive: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Receive by C-MOVE on this port, in place of C-GET.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="PEM file of the authority of the archive's certificate.")
+    ] = None,
+) -> None:
+    """Make a site's data folder of studies from a PACS or a folder of DICOM files.
+
+    Called again, it goes on where it stopped. Example: medfedaug import --dicomweb
+    https://pacs.example.org/dicom-web --studies studies.csv --labels seg --segments "Tumour core=tumour"
+    --out data/site_A
+    """
+    from medfedaug.data.pacs.archive import Access, open_archive, require_pacs
+    from medfedaug.data.pacs.studies_file import read_studies
+
+    require_pacs("shapely")
+    from medfedaug.data.pacs.importer import ImportSettings, import_studies, plan_import
+    from medfedaug.privacy.pseudonyms import Pseudonyms
+
+    pairs = [one.rpartition("=") for one in segments or ()]
+    if not all(name.strip() and found.strip() for name, _, found in pairs):
+        raise ConfigError("--segments takes NAME=CLASS, such as 'Tumour core=tumour'")
+    settings = ImportSettings(
+        series=series,
+        labels=labels,
+        segments={name.strip(): found.strip() for name, _, found in pairs},
+        threshold=threshold,
+        allow_burned_in=allow_burned_in,
+        parallel=parallel,
+    )
+    wanted = read_studies(studies)
+    access = Access(
+        timeout=timeout,
+        user=user,
+        password=os.environ.get("MEDFEDAUG_PACS_PASSWORD"),
+        authority=authority,
+        aet=aet,
+        receive=receive,
+    )
+    own = state or out.with_name(f"{out.name}.state")
+    pseudonym = Pseudonyms.of_site(own).of
+    with (
+        resumable(),
+        open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as archive,
+        err_console.status("looking") as status,
+    ):
+        plans = plan_import(
+            archive, wanted, pseudonym, settings, lambda done, of: status.update(f"looking: {done} of {of}")
+        )
+        table = Table("case", "series", "modality", "objects", "decision")
+        for plan in plans:
+            for modality, number, count, decision in plan.rows:
+                shown = "" if count is None else str(count)
+                table.add_row(plan.case, number, modality, shown, decision)
+            if plan.problem:
+                table.add_row(plan.case, "", "", "", f"left out: {plan.problem}")
+        out_console.print(table)
+        if json is not None:
+            write_json(json, [{"case": p.case, "series": p.rows, "problem": p.problem} for p in plans])
+        if dry_run:
+            return
+        done: list[str] = []
+
+        def tell(case: str, problem: str) -> None:
+            done.append(case)
+            status.update(f"importing: {len(done)} of {len(plans)}")
+
+        failed = import_studies(archive, plans, out, own, settings, tell)
+    for case, problem in sorted(failed.items()):
+        say(f"failed: {case}: {problem}", "red", err=True)
+    say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")
+    if failed:
+        raise typer.Exit(1)

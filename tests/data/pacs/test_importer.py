@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import stat
+
+import highdicom as hd
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk
+from dicom_files import base, item, write_slices
+from pydicom.sequence import Sequence as Items
+from pydicom.sr.codedict import codes
+from pydicom.uid import RTStructureSetStorage, generate_uid
+
+VOXELS = np.random.default_rng(0).integers(-900, 900, (48, 40, 5)).astype(np.int16)
+ANGLE = np.deg2rad(20)
+OBLIQUE = np.array([[1, 0, 0], [0, np.cos(ANGLE), -np.sin(ANGLE)], [0, np.sin(ANGLE), np.cos(ANGLE)]])
+PLANTED = ("SECRET-ID", "Secret^Name", "SECRET-ACC", "Secret Street", "SECRET-DESCRIPTION")
+
+
+def identity(header, k):
+    header.PatientID, header.PatientName, header.AccessionNumber = PLANTED[:3]
+    header.InstitutionAddress, header.SeriesDescription = PLANTED[3:]
+
+
+def segmentation(path, files, mask, kind):
+    slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
+    algorithm = hd.AlgorithmIdentificationSequence("t", codes.DCM.ArtificialIntelligence, "1")
+    described = hd.seg.SegmentDescription(
+        1,
+        "Tumour core",
+        codes.SCT.Tissue,
+        codes.SCT.Tissue,
+        hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+        algorithm,
+    )
+    pixels = mask.transpose(2, 1, 0)
+    hd.seg.Segmentation(
+        slices, pixels, kind, [described], hd.UID(), 9, hd.UID(), 1, "t", "t", "1", "t"
+    ).save_as(path)
+
+
+def rtstruct(path, files, contours):
+    """Contours are lists of (column, row) in voxels on slice 2, drawn in millimetres by the headers alone."""
+    slice_ = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)[2]
+    row, column = np.reshape(np.array(slice_.ImageOrientationPatient, float), (2, 3))
+    found = base(RTStructureSetStorage, slice_.StudyInstanceUID, generate_uid())
+    found.Modality, found.PatientID = "RTSTRUCT", slice_.PatientID
+    series = item(SeriesInstanceUID=slice_.SeriesInstanceUID)
+    study = item(RTReferencedSeriesSequence=Items([series]))
+    found.ReferencedFrameOfReferenceSequence = Items([item(RTReferencedStudySequence=Items([study]))])
+    found.StructureSetROISequence = Items([item(ROINumber=1, ROIName="Tumour core")])
+    drawn = []
+    for points in contours:
+        where = np.array(points, float)
+        place = np.array(slice_.ImagePositionPatient, float)
+        place = place + where[:, :1] * row * float(slice_.PixelSpacing[1])
+        place = place + where[:, 1:] * column * float(slice_.PixelSpacing[0])
+        data = [f"{value:.6f}" for value in place.ravel()]
+        drawn.append(item(ContourGeometricType="CLOSED_PLANAR", ContourData=data))
+    found.ROIContourSequence = Items([item(ReferencedROINumber=1, ContourSequence=Items(drawn))])
+    found.save_as(path, enforce_file_format=True)
+
+
+def square(low, high):
+    return [(low, low), (high, low), (high, high), (low, high)]
+
+
+def imported(run, source, tmp_path, *options):
+    (tmp_path / "studies.csv").write_text(f"PatientID\n{PLANTED[0]}\n")
+    out = tmp_path / "out/site_A"
+    code, said, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    return code, said + err, out
+
+
+def same_as_sitk(out, folder):
+    """Voxels and place of every corner, as SimpleITK reads the series."""
+    reader = sitk.ImageSeriesReader()
+    names = reader.GetGDCMSeriesFileNames(str(folder))
+    expected = sitk.ReadImage(names)
+    (file,) = (out / "images").glob("*.nii.gz")
+    found = nibabel.load(file)
+    np.testing.assert_array_equal(np.asarray(found.dataobj), sitk.GetArrayFromImage(expected).T)
+    for corner in ((0, 0, 0), (47, 39, 4), (47, 0, 4)):
+        lps = np.array(expected.TransformIndexToPhysicalPoint(corner))
+        np.testing.assert_allclose(found.affine[:3] @ [*corner, 1], lps * [-1, -1, 1], atol=1e-3)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["BINARY", "FRACTIONAL"])
+def test_oblique_series_and_its_seg_equal_independent_reading(run, tmp_path, kind):
+    files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=identity)
+    mask = np.zeros(VOXELS.shape, np.uint8)
+    mask[5:20, 8:30, 1:4:2] = 1  # and slice 2 between them is empty
+    segmentation(tmp_path / "in/seg.dcm", files, mask if kind == "BINARY" else mask * 0.7, kind)
+    options = ("--labels", "seg", "--segments", "tumour core=tumour")
+    code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, *options)
+    assert code == 0, said
+    file = same_as_sitk(out, tmp_path / "in/image")
+    label = nibabel.load(out / "labels" / file.name)
+    np.testing.assert_array_equal(np.asarray(label.dataobj), mask)
+    np.testing.assert_array_equal(label.affine, nibabel.load(file).affine)
+    assert json.loads((out / "dataset.json").read_text())["labels"] == {"0": "background", "1": "tumour"}
+
+
+def test_rtstruct_with_a_hole_a_keyhole_and_two_contours(run, tmp_path):
+    files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=identity)
+    keyhole = [(20.5, 2.5), (30.5, 2.5), (30.5, 12.5), (20.5, 12.5), (20.5, 7.5), (23.5, 7.5), (23.5, 9.5)]
+    keyhole += [(27.5, 9.5), (27.5, 5.5), (23.5, 5.5), (23.5, 7.5), (20.5, 7.5)]
+    rtstruct(tmp_path / "in/rt.dcm", files, [square(2.5, 12.5), square(5.5, 8.5), keyhole])
+    code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, "--labels", "rtstruct")
+    assert code == 0, said
+    expected = np.zeros(VOXELS.shape, np.uint8)
+    expected[3:13, 3:13, 2] = 1
+    expected[6:9, 6:9, 2] = 0
+    expected[21:31, 3:13, 2] = 1
+    expected[24:28, 6:10, 2] = 0
+    (file,) = (out / "labels").glob("*.nii.gz")
+    np.testing.assert_array_equal(np.asarray(nibabel.load(file).dataobj), expected)
+
+
+@pytest.mark.parametrize(("change", "said"), [({"shift": 1.0}, "tilted gantry"), ({"skip": [2]}, "uneven")])
+def test_refuses_a_geometry_that_is_no_volume(run, tmp_path, change, said):
+    write_slices(tmp_path / "in", VOXELS, change=identity, **change)
+    code, text, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
+    assert code == 1
+    assert said in text
+    assert not (out / "images").exists()
+
+
+def test_refuses_pixels_with_text(run, tmp_path):
+    def burned(header, k):
+        identity(header, k)
+        header.BurnedInAnnotation = "YES"
+
+    write_slices(tmp_path / "in", VOXELS, change=burned)
+    code, text, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path)
+    assert code == 1
+    assert "--allow-burned-in" in text
+
+
+def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp_path):
+    files = write_slices(tmp_path / "in", VOXELS, turned=OBLIQUE, change=identity)
+    orthanc.put(tmp_path / "in")
+    source = ("--dicomweb", orthanc.dicomweb)
+    code, said, out = imported(run, source, tmp_path, "--dry-run", "--json", tmp_path / "out/plan.json")
+    assert code == 0
+    assert not out.exists()
+    code, more, out = imported(run, source, tmp_path)
+    assert code == 0, more
+    file = same_as_sitk(out, tmp_path / "in")
+    before = file.stat().st_mtime_ns
+    code, again, out = imported(run, source, tmp_path)
+    assert code == 0
+    assert file.stat().st_mtime_ns == before
+    own = tmp_path / "out/site_A.state/studies.json"
+    assert PLANTED[0] in own.read_text()
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    planted = (*PLANTED, pydicom.dcmread(files[0]).StudyInstanceUID)
+    texts = [said, more, again]
+    for path in (tmp_path / "out").rglob("*"):
+        texts.append(str(path))
+        if path.is_file() and path != own:
+            content = nibabel.load(path).header.binaryblock if path.suffix == ".gz" else path.read_bytes()
+            texts.append(content.decode("latin-1"))
+    assert not [value for value in planted for text in texts if value in text]
