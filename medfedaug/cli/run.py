@@ -120,7 +120,7 @@ def simulate(
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
         from medfedaug.runs.input_scaling import recorded_input
 
-    options = {**given[RunConfig], "task": task, "methods": _specification(methods, set_)}
+    options = {**_of_loop(loop), **given[RunConfig], "task": task, "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))
     options["bundle"] = locate(bundle) if bundle else None
     in_turn = options.get("holdout") == ("all",)
@@ -168,6 +168,7 @@ def simulate(
             err=True,
         )
     say(f"input: {recorded_input(results)}")
+    say(f"augmentation: {results['config']['augmentation']}")
     say(f"{out}/results.json, {out}/report.html")
 
 
@@ -225,14 +226,14 @@ def export(
         return
     if methods is None or local or cross_site:
         raise ConfigError("a job is a run (--methods) or an evaluation (--evaluate, --local, --cross-site)")
-    options = {**given[RunConfig], "methods": _specification(methods, set_)}
+    options = {**_of_loop(loop), **given[RunConfig], "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))
     if bundle:
         options["bundle"] = locate(bundle)
         given_here = {name for name in options if _is_given(context, name)}
         told = described_data(options["bundle"])
         options.update({name: value for name, value in told.items() if name not in given_here})
-    config = RunConfig.from_dict(usual_settings(options["task"], options))
+    config = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(config).network.state_dict())
@@ -255,6 +256,7 @@ def export(
     if initial is not None:
         for line in initial.summary():
             say(line)
+    say(f"augmentation: {config.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
@@ -297,6 +299,11 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     if file == _AUTO:
         settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
     return settings
+
+
+def _of_loop(loop: str | None) -> dict[str, Any]:
+    """Settings that a training loop of one's own decides: its script augments the images."""
+    return {} if loop is None else {"augmentation": "none"}
 
 
 def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_SHARE",
     "SCALING",
     "TASK_DEFAULTS",
+    "USUAL_AUGMENTATION",
     "Execution",
     "RunConfig",
     "asked_settings",
@@ -36,6 +37,8 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
 }
 """Default settings of a run, by task."""
+USUAL_AUGMENTATION = {"segmentation": "full", "classification": "none"}
+"""``RunConfig.augmentation`` of a run on the sites' own data, where none is given, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
 """Meaning of ``"scale"`` by task: every volume by its own range, or all images by one number."""
 
@@ -200,9 +203,10 @@ class RunConfig:
         "and right with probability 1/2 (of volumes the axis R or L of the plan's orientation, without one "
         "the first axis as stored; slices across it stay as they are); flip_rotate, which also rotates by an "
         "angle between -30 and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two "
-        "axes; intensity, which changes brightness and contrast, blurs and adds noise; or full, which also "
-        "mirrors along each axis, rotates and scales. Label maps are moved along. The last two need images "
-        "scaled to [0, 1].",
+        "axes; intensity, which changes brightness and contrast, blurs, coarsens and adds noise; or full, "
+        "which also mirrors along each axis, rotates and scales, as nnU-Net does. Label maps are moved "
+        "along. Segmentation on the sites' own data has full unless another is given; published data sets, "
+        "the phantom and classification have none.",
         choices=("none", "flip", "flip_rotate", "intensity", "full"),
     )
     surface_tolerance: float = setting(
@@ -434,18 +438,25 @@ def _check_keys(settings: type[RunConfig | Execution], values: Mapping[str, Any]
     check_keys("unknown configuration keys:", values, known)
 
 
-def task_defaults(task: str, plan: Plan | None = None) -> dict[str, Any]:
-    """Network and optimiser's settings for a task, as the papers have them.
+def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:
+    """Network, optimiser's settings and augmentation for a task.
 
-    AlexNet, SGD at 0.01 and batches of 32 for photographs; a U-Net, Adam at 0.001 and batches of 16 for
-    slices. Batches of volumes, with a plan of three spatial dimensions, are of 2.
+    As the papers have them: AlexNet, SGD at 0.01 and batches of 32 for photographs; a U-Net, Adam at 0.001
+    and batches of 16 for slices. Batches of volumes, with a plan of three spatial dimensions, are of 2. On
+    the sites' own data the augmentation is `USUAL_AUGMENTATION`; published data have their protocol's.
+
+    Args:
+        task: of the run.
+        plan: of the run.
+        own_data: whether the sites train on data of their own.
 
     Raises:
         ConfigError: for a task that is not known.
     """
     check_choice("task", task, TASK_DEFAULTS)
     volumes = {"batch_size": 2} if plan is not None and plan.spatial_dims == 3 else {}
-    return {**TASK_DEFAULTS[task], **volumes}
+    augmentation = {"augmentation": USUAL_AUGMENTATION[task]} if own_data else {}
+    return {**TASK_DEFAULTS[task], **volumes, **augmentation}
 
 
 def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from monai.transforms import (
     RandGaussianSmoothd,
     Randomizable,
     RandScaleIntensityd,
-    Transform,
+    RandScaleIntensityFixedMeand,
+    RandSimulateLowResolutiond,
 )
 from monai.utils import convert_to_tensor
 from torch import Tensor
@@ -42,6 +43,7 @@ PAPERS_ANGLE = math.pi / 6
 """30 degrees, FedFA appendix E.2."""
 
 _NEAREST = "nearest"
+_ANISOTROPIC = 3  # nnU-Net's: from here on a volume is augmented as a stack of slices
 
 
 class FlipRotate(Randomizable):
@@ -127,66 +129,119 @@ def _rotation(angles: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class MonaiAugmentation(Randomizable):
-    """MONAI's own random transforms, image by image.
+    """MONAI's own random transforms, image by image, with the strengths of nnU-Net (Isensee et al., 2021).
 
-    ``intensity``, on images scaled to [0, 1], each drawn by itself: with probability 0.15 the intensities are
-    multiplied by a factor from 0.75 to 1.25 (`RandScaleIntensityd`), with 0.3 raised to a power from 0.7 to
-    1.5 within their range (`RandAdjustContrastd`), with 0.2 blurred with a deviation of 0.5 to 1 voxels
-    (`RandGaussianSmoothd`), and with 0.1 get noise of deviation up to 0.05 (`RandGaussianNoised`).
+    ``intensity``, each drawn by itself, on an image whose channels are brought to mean 0 and deviation 1, and
+    back afterwards: noise of deviation up to 0.1 with probability 0.1 (`RandGaussianNoised`), a blur of 0.5
+    to 1 voxels with 0.2 (`RandGaussianSmoothd`), a factor of 0.75 to 1.25 with 0.15 (`RandScaleIntensityd`),
+    the same within the image's range with 0.15 (`RandScaleIntensityFixedMeand`), a resolution down to half
+    with 0.25 (`RandSimulateLowResolutiond`), and a power of 0.7 to 1.5 with 0.3, of the inverted image with
+    0.1 (`RandAdjustContrastd`, mean and deviation kept).
 
-    ``full``: before that, mirrored along each axis with probability 1/2 (`RandFlipd`), and with probability
-    0.3 rotated by up to 30 degrees about every axis, of slices in their plane, and scaled by a factor from
-    0.7 to 1.4 (`RandAffined`). Probabilities and ranges are near those of nnU-Net (Isensee et al., 2021).
+    ``full``: before that, mirrored along each of some axes with probability 1/2 (`RandFlipd`), and with
+    probability 0.3 rotated by up to 30 degrees about every axis, of slices in their plane, and scaled by a
+    factor from 0.7 to 1.4 (`RandAffined`). A volume with an edge of more than three times the shortest one is
+    rotated and scaled in the plane of the two longer edges alone. Voxels from outside are as dark as the
+    darkest.
 
     Args:
         name: ``"intensity"`` or ``"full"``.
         spatial_dims: of the images.
         keys: the image's and, where it is moved along, the label map's.
+        mirrored: the spatial axes that ``full`` mirrors; ``None`` for all.
+
+    Deviations:
+        nnU-Net draws rotation and scaling apart, and fills what comes from outside with the mean.
     """
 
-    def __init__(self, name: str, spatial_dims: int, keys: Sequence[str]) -> None:
-        image = keys[0]
-        moves: list[Transform] = []
+    def __init__(
+        self, name: str, spatial_dims: int, keys: Sequence[str], mirrored: Sequence[int] | None = None
+    ) -> None:
+        self.image = keys[0]
+        self.flips, self.affines = Compose(), dict[int | None, RandAffined]()
         if name == "full":
-            modes = ["bilinear", *[_NEAREST] * (len(keys) - 1)]
-            angles = [PAPERS_ANGLE] * (3 if spatial_dims == 3 else 1)
-            # Of the sampling grid: an object is scaled by the inverse.
-            scales = [(1 / 1.4 - 1, 1 / 0.7 - 1)] * spatial_dims
-            moves = [
-                *(RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in range(spatial_dims)),
-                RandAffined(
-                    *(keys, None, 0.3),
-                    rotate_range=angles,
-                    scale_range=scales,
-                    mode=modes,
-                    padding_mode="zeros",
-                ),
-            ]
+            axes = range(spatial_dims) if mirrored is None else mirrored
+            self.flips = Compose([RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in axes])
+            for short in (None, *range(3)) if spatial_dims == 3 else (None,):
+                self.affines[short] = _affine(spatial_dims, keys, short)
         blur = (0.5, 1.0)
-        looks: list[Transform] = [
-            RandScaleIntensityd(image, factors=0.25, prob=0.15),
-            RandAdjustContrastd(image, gamma=(0.7, 1.5), prob=0.3),
-            RandGaussianSmoothd(image, sigma_x=blur, sigma_y=blur, sigma_z=blur, prob=0.2),
-            RandGaussianNoised(image, std=0.05, prob=0.1),
-        ]
-        self.transform = Compose([*moves, *looks])
+        self.looks = Compose(
+            [
+                RandGaussianNoised(self.image, std=0.1, prob=0.1),
+                RandGaussianSmoothd(self.image, sigma_x=blur, sigma_y=blur, sigma_z=blur, prob=0.2),
+                RandScaleIntensityd(self.image, factors=0.25, prob=0.15),
+                RandScaleIntensityFixedMeand(self.image, factors=0.25, preserve_range=True, prob=0.15),
+                RandSimulateLowResolutiond(
+                    self.image,
+                    zoom_range=(0.5, 1.0),
+                    prob=0.25,
+                    upsample_mode="trilinear" if spatial_dims == 3 else "bilinear",
+                ),
+                RandAdjustContrastd(
+                    self.image, gamma=(0.7, 1.5), invert_image=True, retain_stats=True, prob=0.1
+                ),
+                RandAdjustContrastd(self.image, gamma=(0.7, 1.5), retain_stats=True, prob=0.3),
+            ]
+        )
 
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> MonaiAugmentation:
         """Set the seed from which all draws follow."""
-        self.transform.set_random_state(seed, state)
+        super().set_random_state(seed, state)
+        for transform in (self.flips, *self.affines.values(), self.looks):
+            transform.set_random_state(int(self.R.randint(2**32, dtype=np.uint32)))
         return self
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
         """New samples."""
-        return [
-            {
-                key: convert_to_tensor(value, track_meta=False).to(sample[key].dtype)
-                for key, value in self.transform(dict(sample)).items()
-            }
-            for sample in samples
-        ]
+        return [self._augmented(sample) for sample in samples]
+
+    def _augmented(self, sample: Sample) -> Sample:
+        moved = self._moved(sample) if self.affines else sample
+        flat = moved[self.image].flatten(1)
+        over = (-1, *[1] * (moved[self.image].ndim - 1))
+        mean, std = flat.mean(dim=1).view(over), flat.std(dim=1, correction=0).view(over)
+        scaled = (moved[self.image] - mean) / torch.where(std > 0, std, 1.0)
+        looks = convert_to_tensor(self.looks({self.image: scaled})[self.image], track_meta=False)
+        image = (looks * std + mean).to(sample[self.image].dtype)
+        return {**moved, self.image: image}
+
+    def _moved(self, sample: Sample) -> Sample:
+        image = sample[self.image]
+        darkest = image.flatten(1).amin(dim=1).view(-1, *[1] * (image.ndim - 1))
+        affine = self.affines[_short_axis(image.shape[1:]) if image.ndim == 4 else None]
+        moved = affine(self.flips({**sample, self.image: image - darkest}))
+        plain = {
+            key: convert_to_tensor(value, track_meta=False).to(sample[key].dtype)
+            for key, value in moved.items()
+        }
+        return {**plain, self.image: plain[self.image] + darkest}
+
+
+def _affine(spatial_dims: int, keys: Sequence[str], short: int | None) -> RandAffined:
+    """Rotation and scaling about and along every axis, or in the plane across a short axis."""
+    angles = (
+        [PAPERS_ANGLE if short in (None, axis) else 0.0 for axis in range(3)]
+        if spatial_dims == 3
+        else PAPERS_ANGLE
+    )
+    # Of the sampling grid: an object is scaled by the inverse.
+    scale = (1 / 1.4 - 1, 1 / 0.7 - 1)
+    return RandAffined(
+        keys,
+        prob=0.3,
+        rotate_range=angles,
+        scale_range=[(0.0, 0.0) if axis == short else scale for axis in range(spatial_dims)],
+        mode=["bilinear", *[_NEAREST] * (len(keys) - 1)],
+        padding_mode="zeros",
+    )
+
+
+def _short_axis(size: Sequence[int]) -> int | None:
+    """The axis along which a volume is flat: another one is more than three times as long."""
+    shortest = min(range(len(size)), key=lambda axis: size[axis])
+    return shortest if max(size) > _ANISOTROPIC * size[shortest] else None
 
 
 class Augmentation(Protocol):

@@ -92,6 +92,7 @@ class SiteFolder(ABC):
         channel_names: those of the images' channels in their order, where they are named.
         federation_channels: those that `load_image` gives, in its order, where the site's own have a place
             among them (`with_channels`).
+        benchmark: the published data set that it is of, or ``phantom``; empty for a site's own data.
     """
 
     name: str
@@ -100,6 +101,7 @@ class SiteFolder(ABC):
     cases: dict[str, tuple[Case, ...]]
     channel_names: tuple[str, ...] = field(default=(), kw_only=True)
     federation_channels: tuple[str, ...] = field(default=(), kw_only=True)
+    benchmark: str = field(default="", kw_only=True)
 
     task: ClassVar[str]
     listing: ClassVar[str]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.datasets.phantom import MANIFEST
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.splits import in_fold
@@ -38,7 +40,8 @@ def open_folder(
         DataError: naming site and file, where it cannot be used.
     """
     if os.path.lexists(path / "dataset.json"):
-        return VolumeFolder.open(path, name=name, limit=limit, check=check)
+        site = VolumeFolder.open(path, name=name, limit=limit, check=check)
+        return replace(site, benchmark="phantom") if (path.parent / MANIFEST).exists() else site
     if _has_images(path):
         return ImageFolder.open(path, name=name, limit=limit, check=check)
     raise DataError(

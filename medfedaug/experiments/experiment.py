@@ -50,7 +50,7 @@ EXPERIMENT = "experiment.yml"
 _PATHS = ("data", "out", "init")
 _PLAN, _AUTO = "plan", "auto"
 # What is said of a run although it is a default, so that a later release's defaults change nothing.
-_SAID = ("rounds", "local_epochs", "intensity")
+_SAID = ("rounds", "local_epochs", "intensity", "augmentation")
 
 
 def _several(value: Any) -> tuple[str, ...]:
@@ -151,7 +151,8 @@ class Experiment(OneLineErrors):
         ):
             warn("no case names its patient: in folds, every case counts as a patient of its own")
         task = federation_settings(sites)["task"]
-        config = self._config(task, known)
+        own_data = not any(site.benchmark for site in sites)
+        config = self._config(task, known, own_data)
         return Preset(
             name="experiment",
             benchmark=name,
@@ -216,7 +217,7 @@ class Experiment(OneLineErrors):
         given = self._plain()
         return tuple(n for n in first if n not in given and any(other[n] != first[n] for other in others))
 
-    def _config(self, task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _config(self, task: str, options: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
         given = {
             name: value for name, value in self._plain().items() if "." not in name and name not in options
         }
@@ -224,7 +225,7 @@ class Experiment(OneLineErrors):
         plan = load_plan(file).to_dict() if file not in (None, _AUTO) else {}
         plan |= {name: given.pop(name) for name in PLAN_FIELDS if name in given}
         defaults = {name: getattr(RunConfig(), name) for name in _SAID}
-        config = {**defaults, **task_defaults(task, Plan.from_dict(plan)), **given}
+        config = {**defaults, **task_defaults(task, Plan.from_dict(plan), own_data=own_data), **given}
         if plan:
             config[_PLAN] = plan
         if file == _AUTO:

@@ -69,8 +69,8 @@ _FILES = "files"  # of `results.json`: a hash for each site
 def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     """A configuration that fits the sites' data.
 
-    The task follows from the data, and with the task the network and the optimiser's settings
-    (`medfedaug.config.run.task_defaults`); where a Bundle is named, they follow from it.
+    The task follows from the data, and with the task the network, the optimiser's settings and the
+    augmentation (`medfedaug.config.run.task_defaults`); where a Bundle is named, they follow from it.
 
     Args:
         sites: the sites.
@@ -85,21 +85,23 @@ def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     task = found["task"]
     if given.get("task", task) != task:
         raise ConfigError(f"the data are for {task}, and the task asked for is {given['task']}")
-    return RunConfig(**{**usual_settings(task, given), **found})
+    own_data = not any(site.benchmark for site in sites)
+    return RunConfig(**{**usual_settings(task, given, own_data=own_data), **found})
 
 
-def usual_settings(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def usual_settings(task: str, given: Mapping[str, Any], *, own_data: bool) -> dict[str, Any]:
     """The given settings, with those that follow from the task, or from the Bundle, where one is named.
 
     Args:
         task: of the run.
         given: fields of `RunConfig`; ``bundle`` is the folder of a Bundle.
+        own_data: see `medfedaug.config.run.task_defaults`.
 
     Raises:
         ConfigError: for a Bundle that cannot be used, or a plan beside it.
     """
     if not given.get("bundle"):
-        return {**task_defaults(task, given.get("plan")), **given}
+        return {**task_defaults(task, given.get("plan"), own_data=own_data), **given}
     bundle = allow(given["bundle"])
     settled = bundle_run_settings(bundle)
     plan = given.get("plan", Plan())

@@ -237,6 +237,19 @@ class Task(ABC):
         """Number of spatial dimensions of the network's input."""
         return self.preparation.plan.spatial_dims
 
+    @property
+    def mirrored(self) -> tuple[int, ...]:
+        """The spatial axes that the augmentation ``full`` mirrors: all, as nnU-Net does.
+
+        Where the name of a class says left or right, the axis from left to right is left out, and all axes
+        where the plan has no orientation: mirrored, a left kidney is a right one.
+        """
+        axes = tuple(range(self.spatial_dims))
+        if not any(side in name.lower() for name in self.scored_classes for side in ("left", "right")):
+            return axes
+        known = self.preparation.plan.orientation is not None
+        return tuple(axis for axis in axes if axis != self.left_to_right) if known else ()
+
     def augmentation(self) -> Augmentation | None:
         """Flips and rotations of training images, after `transforms`; ``None`` for none.
 
@@ -246,7 +259,7 @@ class Task(ABC):
             return None
         if self.augments in ("intensity", "full"):
             keys = (Keys.IMAGE, Keys.LABEL) if self.dense else (Keys.IMAGE,)
-            return MonaiAugmentation(self.augments, self.spatial_dims, keys)
+            return MonaiAugmentation(self.augments, self.spatial_dims, keys, self.mirrored)
         if self.left_to_right is None:
             warn(
                 f"augmentation {self.augments} mirrors left and right, and with orientation "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import metric_names
 from medfedaug.tasks.base import Task
 from medfedaug.tasks.classification import ClassificationTask
@@ -26,11 +25,6 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
             (`medfedaug.config.run.RunConfig.input_intensity`).
     """
     intensity = config.input_intensity(normalised=normalised)
-    if config.augmentation in ("intensity", "full") and intensity != "scale":
-        raise ConfigError(
-            f"augmentation {config.augmentation} changes images that are scaled to [0, 1], and here they are "
-            "as stored: use --intensity scale"
-        )
     task = _TASKS[config.task].from_config(config, intensity)
     task.augments = config.augmentation
     task.metrics = metric_names(config.task, config.metrics)

@@ -1,6 +1,7 @@
 """Flips and turns of a batch, against MONAI's one image at a time."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,12 @@ import torch
 from monai.transforms import Compose, Flip, Rotate
 from torch.utils.data import DataLoader
 
+from medfedaug.config.plan import Plan
 from medfedaug.data.augmentation import ConcatenatedDataset, FlipRotate, MonaiAugmentation, TrainingDataset
-from medfedaug.errors import ConfigError
+from medfedaug.data.datasets.registry import OWN_DATA, write_federation
+from medfedaug.data.sites import find_sites
+from medfedaug.experiments.simulate import configure
+from medfedaug.methods import parse_methods
 from medfedaug.tasks import make_task
 
 LABELLED = (("image", "bilinear"), ("label", "nearest"))
@@ -138,6 +143,71 @@ def test_sets_of_monais_transforms_follow_the_seed_and_move_labels_along(name, d
         assert type(out["image"]) is torch.Tensor
 
 
-def test_sets_that_need_scaled_images_say_so(tiny_config):
-    with pytest.raises(ConfigError, match="use --intensity scale"):
-        make_task(tiny_config(augmentation="full", intensity="raw"), normalised=False)
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("name", ["intensity", "full"])
+def test_the_scale_of_intensities_makes_no_difference(name, dims):
+    """Hounsfield units are augmented as strongly as an image scaled to [0, 1]."""
+    samples = volumes(12)
+    if dims == 2:
+        samples = [{key: value[..., 4] for key, value in one.items()} for one in samples]
+    stored = [{**one, "image": one["image"] * 3000 - 1000} for one in samples]
+    augment = MonaiAugmentation(name, dims, ("image", "label"))
+    scaled = augment.set_random_state(3)(samples)
+    found = augment.set_random_state(3)(stored)
+    for a, b in zip(found, scaled, strict=True):
+        torch.testing.assert_close((a["image"] + 1000) / 3000, b["image"], rtol=0, atol=2e-3)
+        assert torch.equal(a["label"], b["label"])
+
+
+def test_a_channel_that_a_site_lacks_stays_empty():
+    samples = [{"image": torch.cat([one["image"], torch.zeros(1, 12, 10, 8)])} for one in volumes(8)]
+    found = MonaiAugmentation("full", 3, ("image",)).set_random_state(1)(samples)
+    assert all(bool((one["image"][1] == 0).all()) for one in found)
+    assert not any(torch.equal(a["image"][0], b["image"][0]) for a, b in zip(found, samples, strict=True))
+
+
+def test_a_flat_volume_is_turned_in_its_plane_alone():
+    """A marker in one slice stays in it; in a cube it leaves it."""
+    for size, stays in (((24, 24, 6), True), ((16, 16, 16), False)):
+        image = torch.zeros(1, *size)
+        image[..., 3] = 1
+        augment = MonaiAugmentation("full", 3, ("image", "label"), mirrored=())
+        label = (image > 0).to(torch.uint8)
+        found = augment.set_random_state(0)([{"image": image, "label": label}] * 20)
+        left = [bool(one["label"][..., [i for i in range(size[2]) if i != 3]].any()) for one in found]
+        moved = [not torch.equal(one["label"], label) for one in found]
+        assert any(moved)
+        assert any(left) != stays
+
+
+@pytest.mark.parametrize(
+    ("classes", "plan", "expected"),
+    [
+        (("background", "tumour"), {}, (0, 1)),
+        (("background", "tumour"), {"spatial_dims": 3}, (0, 1, 2)),
+        (("background", "left_kidney", "right_kidney"), {"spatial_dims": 3}, ()),
+        (("background", "Kidney Right"), {"spatial_dims": 3, "orientation": "ASR"}, (0, 1)),
+        (("background", "Kidney Right"), {"orientation": "RAS"}, (1,)),
+    ],
+)
+def test_where_classes_have_a_side_left_and_right_are_not_swapped(classes, plan, expected, tiny_config):
+    config = tiny_config(augmentation="full", classes=classes, plan=Plan(**plan))
+    task = make_task(config, normalised=False)
+    assert task.mirrored == expected
+    flips = task.augmentation().flips.transforms
+    assert tuple(flip.flipper.spatial_axis for flip in flips) == expected
+
+
+def test_own_segmentation_data_are_augmented_unless_asked_otherwise(make_site, phantom_dir, photo_config):
+    root = make_site("A").parent
+    make_site("B")
+    chosen = {"methods": parse_methods("fedavg")}
+    assert configure(find_sites(root), **chosen).augmentation == "full"
+    assert configure(find_sites(root), **chosen, augmentation="none").augmentation == "none"
+    assert configure(find_sites(phantom_dir), **chosen).augmentation == "none"
+    assert photo_config().augmentation == "none"
+    published = root.parent / "published"
+    write_federation(published, OWN_DATA, root)
+    assert configure(find_sites(published), **chosen).augmentation == "full"
+    sites = [replace(site, benchmark="lgg_multisite") for site in find_sites(root)]
+    assert configure(sites, **chosen).augmentation == "none"

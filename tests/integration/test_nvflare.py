@@ -359,7 +359,7 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
 def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(
     phantom_dir, tiny_config, tmp_path, methods
 ):
-    config = tiny_config(methods, rounds=3)
+    config = tiny_config(methods, rounds=3, augmentation="full")
     output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu")
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     assert same(torch.load(output / "final_model.pt", weights_only=True), server.state)

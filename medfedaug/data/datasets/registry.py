@@ -245,6 +245,8 @@ def open_benchmark(
         raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
     for site in sites:
         site.check_splits()
+    if name != OWN_DATA:
+        sites = [replace(site, benchmark=name) for site in sites]
     return [site.limited(limit) for site in _arranged(sites, **options)]
 
 
