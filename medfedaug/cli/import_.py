@@ -17,11 +17,19 @@ __all__ = ["import_"]
 
 
 def import_(
-    studies: Annotated[
-        Path,
-        typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
-    ],
     out: Annotated[Path, typer.Option(help="The site's data folder.")],
+    studies: Annotated[
+        Path | None,
+        typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
+    ] = None,
+    withdraw: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Remove the patients whose studies this CSV names, in place of an import: images, label "
+            "maps, entries. A later import leaves them out.",
+        ),
+    ] = None,
     dicomweb: Annotated[str | None, typer.Option(metavar="URL", help="DICOMweb service.")] = None,
     dimse: Annotated[str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
@@ -73,8 +81,18 @@ def import_(
 
     require_pacs("shapely")
     from medfedaug.data.pacs.importer import ImportSettings, import_studies, plan_import
+    from medfedaug.data.pacs.importer import withdraw as withdraw_patients
     from medfedaug.privacy.pseudonyms import Pseudonyms
 
+    own = state or out.with_name(f"{out.name}.state")
+    if (studies is None) == (withdraw is None):
+        raise ConfigError("give one of --studies FILE and --withdraw FILE")
+    if studies is None or withdraw is not None:
+        removed = withdraw_patients(read_studies(Path(str(withdraw))), out, own)
+        for patient, count in removed.items():
+            say(f"withdrawn: {patient}: {count} case{'s' if count != 1 else ''}")
+        say(f"{len(removed)} patients withdrawn from {out}")
+        return
     pairs = [one.rpartition("=") for one in segments or ()]
     if not all(name.strip() and found.strip() for name, _, found in pairs):
         raise ConfigError("--segments takes NAME=CLASS, such as 'Tumour core=tumour'")
@@ -95,7 +113,6 @@ def import_(
         aet=aet,
         receive=receive,
     )
-    own = state or out.with_name(f"{out.name}.state")
     pseudonym = Pseudonyms.of_site(own).of
     with (
         resumable(),

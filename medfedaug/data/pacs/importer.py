@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ import SimpleITK as sitk
 
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.io.dicom_series import DicomSeries, compile_series, load_series, scan, select
-from medfedaug.data.pacs.archive import Archive, FetchError, FoundSeries, FoundStudy, Wanted
+from medfedaug.data.pacs.archive import STUDY_KEYS, Archive, FetchError, FoundSeries, FoundStudy, Wanted
 from medfedaug.data.pacs.label_grid import LabelGrid, referenced_series
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError, ReaderError
-from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
+from medfedaug.utils.files import parse_json, parse_versioned, private_folder, write_json, write_versioned
 
-__all__ = ["ImportSettings", "Planned", "import_studies", "plan_import"]
+__all__ = ["ImportSettings", "Planned", "import_studies", "plan_import", "withdraw"]
 
 _IMAGES = ("CT", "MR", "PT", "NM")
 _BURNED_IN = ("US", "SC", "OT", "XC", "ES")
@@ -180,6 +181,9 @@ def import_studies(
         ArchiveError: where the archive does not answer any more; what is imported stays.
     """
     book = _Book(state, settings)
+    for plan in plans:
+        if plan.patient in book.withdrawn:
+            plan.problem = "the patient was withdrawn"
     todo = [plan for plan in plans if not plan.problem and not book.has(plan.case, out)]
     failed = {plan.case: plan.problem for plan in plans if plan.problem}
 
@@ -202,8 +206,55 @@ def import_studies(
                 future.result()
         finally:
             pool.shutdown(cancel_futures=True)
-            _write_listing(out, book, settings)
+    # Not after an interruption: a split of some patients would bind the others.
+    _write_listing(out, book, settings.classes, labelled=settings.labels != "none")
     return failed
+
+
+def withdraw(wanted: Sequence[Wanted], out: Path, state: Path) -> dict[str, int]:
+    """Remove the patients whose studies are named: images, label maps, entries; and record it.
+
+    A later import leaves them out. The record has pseudonyms and dates alone.
+
+    Args:
+        wanted: values of the patients' studies.
+        out: the site's data folder.
+        state: folder of the site's own list.
+
+    Returns:
+        Number of removed cases by the patient's pseudonym.
+
+    Raises:
+        ConfigError: where there is no list.
+    """
+    if not (state / _LIST).is_file():
+        raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
+    book = _Book(state)
+    values = {(one.key, one.value) for one in wanted}
+    patients = {
+        entry["patient"]
+        for entry in book.studies.values()
+        if any((key, entry.get(key)) in values for key in STUDY_KEYS)
+    }
+    removed: dict[str, int] = dict.fromkeys(sorted(patients), 0)
+    for case, entry in [*book.studies.items()]:
+        if entry["patient"] in patients:
+            for kind in ("images", "labels"):
+                (out / kind / f"{case}.nii.gz").unlink(missing_ok=True)
+            shutil.rmtree(out / ".fetching" / case, ignore_errors=True)
+            del book.studies[case]
+            removed[entry["patient"]] += 1
+    listing = out / "dataset.json"
+    if removed and listing.is_file():
+        content = parse_json(listing.read_text(encoding="utf-8"))
+        for part in SPLITS:
+            rows = content.get(part, [])
+            content[part] = [row for row in rows if row.get("patient") not in patients]
+        write_json(listing, content)
+    today = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    book.withdrawn.update(dict.fromkeys(removed, today))
+    book.save()
+    return removed
 
 
 def _import(archive: Archive, plan: Planned, out: Path, staging: Path, settings: ImportSettings) -> None:
@@ -283,27 +334,31 @@ def _save(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
 class _Book:
     """The site's own list: which pseudonym is which study. Its file may be read by its owner alone."""
 
-    def __init__(self, state: Path, settings: ImportSettings) -> None:
+    def __init__(self, state: Path, settings: ImportSettings | None = None) -> None:
         self.path = state / _LIST
+        self._lock = threading.Lock()
+        self._content: dict[str, Any] = {"settings": None, "studies": {}, "withdrawn": {}}
+        if self.path.exists():
+            try:
+                self._content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
+            except ValueError as error:
+                raise ConfigError(f"{self.path}: not readable; restore it from a copy") from error
+        self.studies: dict[str, Any] = self._content["studies"]
+        self.withdrawn: dict[str, str] = self._content["withdrawn"]
+        if settings is None:
+            return
         choices: dict[str, Any] = {
             "series": settings.series,
             "labels": settings.labels,
             "segments": dict(settings.segments),
             "threshold": settings.threshold,
         }
-        self._lock = threading.Lock()
-        content: dict[str, Any] = {"settings": choices, "studies": {}}
-        if self.path.exists():
-            try:
-                content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
-            except ValueError as error:
-                raise ConfigError(f"{self.path}: not readable; restore it from a copy") from error
-            if content["settings"] != choices:
-                raise ConfigError(
-                    f"{self.path.parent}: its studies were imported with other settings; "
-                    "give the same ones, or another --out"
-                )
-        self._settings, self.studies = choices, content["studies"]
+        if self._content["settings"] not in (None, choices):
+            raise ConfigError(
+                f"{self.path.parent}: its studies were imported with other settings; "
+                "give the same ones, or another --out"
+            )
+        self._content["settings"] = choices
 
     def has(self, case: str, out: Path) -> bool:
         return case in self.studies and (out / "images" / f"{case}.nii.gz").is_file()
@@ -320,17 +375,18 @@ class _Book:
         }
         with self._lock:
             self.studies[plan.case] = entry
-            write_versioned(
-                self.path,
-                _KIND,
-                _VERSION,
-                {"settings": self._settings, "studies": self.studies},
-                private=True,
-            )
+            self.save()
+
+    def save(self) -> None:
+        content = {key: self._content[key] for key in ("settings", "studies", "withdrawn")}
+        write_versioned(self.path, _KIND, _VERSION, content, private=True)
 
 
-def _write_listing(out: Path, book: _Book, settings: ImportSettings) -> None:
-    """Write ``dataset.json``: by patient into training, validation and test, or all as images to predict."""
+def _write_listing(out: Path, book: _Book, classes: Sequence[str], *, labelled: bool) -> None:
+    """Write ``dataset.json``: by patient into training, validation and test, or all as images to predict.
+
+    A patient stays in the split of an earlier list.
+    """
     cases = [
         Case(case, out / "images" / f"{case}.nii.gz", "", patient=entry["patient"])
         for case, entry in sorted(book.studies.items())
@@ -338,9 +394,14 @@ def _write_listing(out: Path, book: _Book, settings: ImportSettings) -> None:
     ]
     if not cases:
         return
-    content: dict[str, Any] = {"labels": dict(zip(map(str, range(256)), settings.classes, strict=False))}
-    labelled = settings.labels != "none"
-    split = split_patients(out.resolve().name, cases) if labelled else {"test": tuple(cases)}
+    known = _known_splits(out / "dataset.json") if labelled else {}
+    new = [case for case in cases if case.patient not in known]
+    if known and len({case.patient for case in new}) < len(SPLITS):
+        split = {"training": tuple(new)}
+    else:
+        split = {**split_patients(out.resolve().name, new)} if labelled else {"test": tuple(new)}
+    known |= {case.patient: part for part, some in split.items() for case in some}
+    content: dict[str, Any] = {"labels": {str(number): name for number, name in enumerate(classes)}}
     for part in SPLITS:
         content[part] = [
             {
@@ -348,6 +409,16 @@ def _write_listing(out: Path, book: _Book, settings: ImportSettings) -> None:
                 **({"label": f"labels/{case.name}.nii.gz"} if labelled else {}),
                 "patient": case.patient,
             }
-            for case in split.get(part, ())
+            for case in cases
+            if known[case.patient] == part
         ]
     write_json(out / "dataset.json", content)
+
+
+def _known_splits(listing: Path) -> dict[str, str]:
+    """The split of each patient of an earlier list; empty where that list had too few to train."""
+    if not listing.is_file():
+        return {}
+    content = parse_json(listing.read_text(encoding="utf-8"))
+    found = {row["patient"]: part for part in SPLITS for row in content.get(part, ())}
+    return found if "training" in found.values() else {}

@@ -14,6 +14,8 @@ from pydicom.sequence import Sequence as Items
 from pydicom.sr.codedict import codes
 from pydicom.uid import RTStructureSetStorage, generate_uid
 
+from medfedaug.data.base import SPLITS
+
 VOXELS = np.random.default_rng(0).integers(-900, 900, (48, 40, 5)).astype(np.int16)
 ANGLE = np.deg2rad(20)
 OBLIQUE = np.array([[1, 0, 0], [0, np.cos(ANGLE), -np.sin(ANGLE)], [0, np.sin(ANGLE), np.cos(ANGLE)]])
@@ -166,3 +168,47 @@ def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp
             content = nibabel.load(path).header.binaryblock if path.suffix == ".gz" else path.read_bytes()
             texts.append(content.decode("latin-1"))
     assert not [value for value in planted for text in texts if value in text]
+
+
+def test_a_withdrawn_patient_is_gone_and_stays_away(run, tmp_path):
+    write_slices(tmp_path / "in/a", VOXELS, change=identity)
+    write_slices(tmp_path / "in/b", VOXELS, change=lambda header, k: setattr(header, "PatientID", "OTHER"))
+    (tmp_path / "both.csv").write_text("PatientID\nOTHER\n" + PLANTED[0] + "\n")
+    source = ("--folder", tmp_path / "in")
+    out = tmp_path / "out/site_A"
+    assert run("import", *source, "--studies", tmp_path / "both.csv", "--out", out)[0] == 0
+    assert len(json.loads((out / "dataset.json").read_text())["test"]) == 2
+    (tmp_path / "gone.csv").write_text(f"PatientID\n{PLANTED[0]}\n")
+    code, said, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", out)
+    assert code == 0, err
+    assert "1 case" in said
+    assert PLANTED[0] not in said + (tmp_path / "out/site_A.state/studies.json").read_text()
+    for _ in range(2):
+        (row,) = json.loads((out / "dataset.json").read_text())["test"]
+        assert [file.name for file in (out / "images").iterdir()] == [row["image"].split("/")[1]]
+        code, _, err = run("import", *source, "--studies", tmp_path / "both.csv", "--out", out)
+        assert code == 1
+        assert "withdrawn" in err
+
+
+def test_patients_keep_their_split_when_others_are_added(run, tmp_path):
+    mask = np.zeros(VOXELS.shape, np.uint8)
+    mask[5:9, 5:9, 1:3] = 1
+    out, before = tmp_path / "out/site_A", {}
+    for count in (5, 9):
+        for n in range(count):
+            folder = tmp_path / f"in/{n}"
+            if not folder.exists():
+                named = lambda header, k, n=n: setattr(header, "PatientID", f"P{n}")  # noqa: E731
+                segmentation(folder / "seg.dcm", write_slices(folder, VOXELS, change=named), mask, "BINARY")
+        listed = "\n".join(f"P{n}" for n in range(count))
+        (tmp_path / "studies.csv").write_text(f"PatientID\n{listed}\n")
+        source = ("--folder", tmp_path / "in", "--studies", tmp_path / "studies.csv")
+        code, said, err = run("import", *source, "--labels", "seg", "--out", out)
+        assert code == 0, said + err
+        content = json.loads((out / "dataset.json").read_text())
+        now = {row["patient"]: part for part in SPLITS for row in content[part]}
+        assert len(now) == count
+        assert set(now.values()) == {*SPLITS}
+        assert before.items() <= now.items()
+        before = now
