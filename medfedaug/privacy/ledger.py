@@ -349,8 +349,14 @@ class PrivacyLedger:
     def entries(self) -> list[Entry]:
         """List all releases, the oldest first."""
         with self._opened() as connection:
-            rows = connection.execute("SELECT * FROM releases ORDER BY number").fetchall()
-        return [Entry(number, when, Release(*rest, site), cases) for number, when, *rest, cases, site in rows]
+            rows = connection.execute(
+                """
+                SELECT number, time, cases,
+                    job, method, kind, shape, split, count, noise, digest, queries, site
+                FROM releases ORDER BY number
+                """
+            ).fetchall()
+        return [Entry(number, when, Release(*rest), cases) for number, when, cases, *rest in rows]
 
     def take_over(self, older: Path) -> None:
         """Enter what the file of an earlier release has, which is then renamed.
