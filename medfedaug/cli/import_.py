@@ -124,8 +124,8 @@ def import_(
         )
         table = Table("case", "series", "modality", "objects", "decision")
         for plan in plans:
-            for modality, number, count, decision in plan.rows:
-                shown = "" if count is None else str(count)
+            for modality, number, objects, decision in plan.rows:
+                shown = "" if objects is None else str(objects)
                 table.add_row(plan.case, number, modality, shown, decision)
             if plan.problem:
                 table.add_row(plan.case, "", "", "", f"left out: {plan.problem}")

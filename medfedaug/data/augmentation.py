@@ -189,7 +189,8 @@ class MonaiAugmentation(Randomizable):
     ) -> MonaiAugmentation:
         """Set the seed from which all draws follow."""
         super().set_random_state(seed, state)
-        for transform in (self.flips, *self.affines.values(), self.looks):
+        parts: tuple[Randomizable, ...] = (self.flips, *self.affines.values(), self.looks)
+        for transform in parts:
             transform.set_random_state(int(self.R.randint(2**32, dtype=np.uint32)))
         return self
 

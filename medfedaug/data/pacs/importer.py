@@ -396,10 +396,15 @@ def _write_listing(out: Path, book: _Book, classes: Sequence[str], *, labelled: 
         return
     known = _known_splits(out / "dataset.json") if labelled else {}
     new = [case for case in cases if case.patient not in known]
+    split: dict[str, tuple[Case, ...]]
     if known and len({case.patient for case in new}) < len(SPLITS):
         split = {"training": tuple(new)}
     else:
-        split = {**split_patients(out.resolve().name, new)} if labelled else {"test": tuple(new)}
+        split = (
+            {part: tuple(some) for part, some in split_patients(out.resolve().name, new).items()}
+            if labelled
+            else {"test": tuple(new)}
+        )
     known |= {case.patient: part for part, some in split.items() for case in some}
     content: dict[str, Any] = {"labels": {str(number): name for number, name in enumerate(classes)}}
     for part in SPLITS:
