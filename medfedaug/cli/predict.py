@@ -67,6 +67,14 @@ def predict(
     previews: Annotated[
         bool, typer.Option("--previews/--no-previews", help="Write a picture of each case, or not.")
     ] = True,
+    codes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Codes of the classes for DICOM SEG, such as those of SNOMED CT: a JSON file with category, "
+            "type and, where wanted, anatomic_region of each class. Without it a class has its name as code.",
+        ),
+    ] = None,
     state: State = None,
     device: Device = "auto",
     overwrite: Annotated[
@@ -95,6 +103,7 @@ def predict(
             device=device,
             probabilities=probabilities,
             previews=previews,
+            codes=codes,
             overwrite=overwrite,
             on_event=progress.show,
         )

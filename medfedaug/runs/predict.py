@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +17,7 @@ from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import format_of, is_dicom
 from medfedaug.data.io.label_maps import write_label_map, write_probabilities
+from medfedaug.data.io.segment_codes import SegmentCodes, read_segment_codes
 from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
@@ -54,6 +55,7 @@ def predict_images(
     device: str = "auto",
     probabilities: bool = False,
     previews: bool = True,
+    codes: str | Path | None = None,
     overwrite: bool = False,
     on_event: Event | None = None,
 ) -> Predictions:
@@ -75,6 +77,8 @@ def predict_images(
         device: where to compute.
         probabilities: whether those of the classes are written besides.
         previews: whether a picture of each case is written.
+        codes: a file with the codes of the classes for DICOM SEG
+            (`medfedaug.data.io.segment_codes.read_segment_codes`).
         overwrite: delete what an earlier call wrote to ``out`` and start anew.
         on_event: called with a small dictionary for everything that a user may want to see.
 
@@ -91,12 +95,28 @@ def predict_images(
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
     _check_device(device)
+    coded = {} if codes is None else _codes(run, codes)
     job = _Job(
-        run, given, out, origin, device, probabilities, previews, series, on_event or (lambda event: None)
+        run=run,
+        given=given,
+        out=out,
+        origin=origin,
+        device=device,
+        probabilities=probabilities,
+        previews=previews,
+        series=series,
+        tell=on_event or (lambda event: None),
+        codes=coded,
     )
     job.check_apart()
     with only_process(out):
         return job.carry_out(overwrite)
+
+
+def _codes(run: FinishedRun, path: str | Path) -> dict[str, SegmentCodes]:
+    if run.config.task != "segmentation":
+        raise ConfigError("--codes: the run classifies, and codes are for DICOM SEG; leave it out")
+    return read_segment_codes(path, run.config.classes)
 
 
 def _check_device(device: str) -> None:
@@ -120,6 +140,7 @@ class _Job:
     previews: bool
     series: str | None
     tell: Event
+    codes: Mapping[str, SegmentCodes]
 
     @property
     def folder(self) -> SiteFolder:
@@ -207,6 +228,7 @@ class _Job:
             "probabilities": self.probabilities,
             "previews": self.previews,
             **({"series": self.series} if self.series is not None else {}),
+            **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
         }
         return {"model": model, "options": options}
 
@@ -401,7 +423,7 @@ class _Job:
                 _picture(preview, draw_classified(self.folder.load_image(case, "scale"), shares))
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         assert isinstance(self.folder, VolumeFolder)
-        affine, segments = self.folder.affine(case), Segments(classes, self.run.sha256)
+        affine, segments = self.folder.affine(case), Segments(classes, self.run.sha256, self.codes)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
         if prediction.probabilities is not None:
             target = self.out / _PROBABILITIES / files[0]

@@ -14,6 +14,7 @@ from written_series import series
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.data.io.segment_codes import read_segment_codes
 from medfedaug.methods import registry
 from medfedaug.statistics import load_statistics
 
@@ -65,7 +66,9 @@ def test_the_commands_run(run, tmp_path, monkeypatch):
     ]
     used, own = (load_statistics(name) for name in ("runs/fedrdn/statistics.json", "own.json"))
     assert [pair["mean"] for pair in pairs] == [used["site_A"].mean.tolist(), own["site_B"].mean.tolist()]
-    _, example = blocks("json")
+    _, codes, example = blocks("json")
+    Path("codes.json").write_text(codes)
+    assert set(read_segment_codes("codes.json", ("background", "lesion"))) == {"lesion"}
     assert kinds(json.loads(example)) == kinds(found["one"])
 
 

@@ -6,8 +6,8 @@ highdicom writes it, which is an extra: ``pip install 'medfedaug[dicom]'``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import numpy as np
 
 from medfedaug._version import __version__
 from medfedaug.data.io.dicom_series import DicomSeries, open_series
+from medfedaug.data.io.segment_codes import Code, SegmentCodes
 from medfedaug.errors import ConfigError, DataError, first_line
 
 __all__ = ["Segments", "check_highdicom", "write_segmentation"]
 
 _NAME = "medfedaug"
 _OWN_CODES = "99MEDFEDAUG"
-"""Of the classes, which have names of their own and no code of SNOMED CT that could be known."""
+"""Of classes for which no code is given."""
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 _SERIES = 9000
@@ -35,10 +36,12 @@ class Segments:
     Args:
         classes: the names, background first.
         model: what predicted it, for a reader of the file.
+        codes: of the classes; a class without any has its name in a scheme of this package.
     """
 
     classes: tuple[str, ...]
     model: str
+    codes: Mapping[str, SegmentCodes] = field(default_factory=dict)
 
 
 def check_highdicom() -> None:
@@ -94,8 +97,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         hd.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
-            segmented_property_category=codes.SCT.SpatialAndRelationalConcept,
-            segmented_property_type=hd.sr.CodedConcept(_code(number), _OWN_CODES, name[:64]),
+            **_coded(segments.codes.get(name) or _own_codes(number, name)),
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,
         )
@@ -131,8 +133,24 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         found.save_as(path)
 
 
-def _code(number: int) -> str:
-    return f"CLASS{number}"
+def _own_codes(number: int, name: str) -> SegmentCodes:
+    category = Code("309825002", "SCT", "Spatial and Relational Concept")
+    return SegmentCodes(category, Code(f"CLASS{number}", _OWN_CODES, name[:64]))
+
+
+def _coded(codes: SegmentCodes) -> dict[str, Any]:
+    """Return the arguments of a segment's description that hold codes."""
+    import highdicom as hd
+
+    def concept(code: Code) -> Any:
+        return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
+
+    regions = [concept(codes.anatomic_region)] if codes.anatomic_region else None
+    return {
+        "segmented_property_category": concept(codes.category),
+        "segmented_property_type": concept(codes.type),
+        "anatomic_regions": regions,
+    }
 
 
 def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
