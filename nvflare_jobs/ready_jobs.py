@@ -49,7 +49,8 @@ def write_ready_jobs(folder: str | Path) -> list[Path]:
     written = []
     for name, options in READY_JOBS.items():
         methods = parse_methods(options["methods"])
-        config = RunConfig.from_dict({**task_defaults(options["task"]), **options, "methods": methods})
+        usual = task_defaults(options["task"], own_data=True)
+        config = RunConfig.from_dict({**usual, **options, "methods": methods})
         recipe = MedFedAugRecipe(config=config, name=name, execution=EXECUTION)
         recipe.export(job_dir=str(folder))
         written.append(Path(folder) / name)

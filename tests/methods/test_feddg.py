@@ -166,6 +166,7 @@ def test_what_is_sent_are_the_amplitudes_of_images_or_their_means(federate, pict
         folder=pictures,
         settings={"feddg": {"band": BAND, "group": group}},
         network="reference_segmenting",
+        augmentation="none",
         rounds=1,
     )
     b, c = bank_of(run, "A")

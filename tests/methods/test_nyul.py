@@ -125,6 +125,7 @@ def test_slices_are_standardised_by_the_landmarks_of_their_volume(federate, volu
         folder=volumes,
         network="reference_segmenting",
         network_args={},
+        augmentation="none",
         rounds=1,
         intensity=intensity,
     )

@@ -199,7 +199,8 @@ def test_a_ledger_from_before_rates_goes_on(tmp_path):
     ledger.spend(2.0, 1e-5, 100.0)
     with sqlite3.connect(path) as connection:  # as the version before wrote it
         connection.executescript(
-            "ALTER TABLE spent DROP COLUMN rate; DROP TABLE patients; PRAGMA user_version = 2;"
+            "ALTER TABLE spent DROP COLUMN rate; ALTER TABLE releases DROP COLUMN site; DROP TABLE patients;"
+            "PRAGMA user_version = 2;"
         )
     assert ledger.releases() == [(2.0, 1, 1.0)]
     ledger.spend(2.0, 1e-5, 100.0, releases=3, rate=0.1)
