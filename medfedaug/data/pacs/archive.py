@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 __all__ = [
+    "SERIES_FIELDS",
+    "STUDY_FIELDS",
     "STUDY_KEYS",
     "Access",
     "Archive",
@@ -32,6 +34,8 @@ __all__ = [
     "FoundSeries",
     "FoundStudy",
     "Wanted",
+    "in_order",
+    "matching",
     "open_archive",
     "quiet_libraries",
     "require_pacs",
@@ -41,6 +45,17 @@ __all__ = [
 StudyKey = Literal["StudyInstanceUID", "AccessionNumber", "PatientID"]
 STUDY_KEYS: tuple[StudyKey, ...] = ("StudyInstanceUID", "AccessionNumber", "PatientID")
 """The attributes by which a study is asked for, the most exact first."""
+
+STUDY_FIELDS = ("StudyInstanceUID", "PatientID", "IssuerOfPatientID", "AccessionNumber")
+"""The attributes of which a `FoundStudy` is made."""
+SERIES_FIELDS = (
+    "SeriesInstanceUID",
+    "Modality",
+    "SeriesNumber",
+    "SeriesDescription",
+    "NumberOfSeriesRelatedInstances",
+)
+"""The attributes of which a `FoundSeries` is made; a file has no number of objects."""
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
@@ -102,6 +117,16 @@ class FoundStudy:
     issuer: str = ""
     accession: str = ""
 
+    @classmethod
+    def of_values(cls, values: Mapping[str, str]) -> FoundStudy:
+        """Make a study of the values of `STUDY_FIELDS`; all but the UID may be missing."""
+        return cls(
+            uid=values["StudyInstanceUID"],
+            patient=values.get("PatientID", ""),
+            issuer=values.get("IssuerOfPatientID", ""),
+            accession=values.get("AccessionNumber", ""),
+        )
+
     def matches(self, wanted: Wanted) -> bool:
         """Return whether the study has the value that was asked for: archives may match loosely."""
         own = {"StudyInstanceUID": self.uid, "AccessionNumber": self.accession, "PatientID": self.patient}
@@ -127,6 +152,29 @@ class FoundSeries:
     number: str = ""
     description: str = ""
     instances: int | None = None
+
+    @classmethod
+    def of_values(cls, study: str, values: Mapping[str, str]) -> FoundSeries:
+        """Make a series of the values of `SERIES_FIELDS`; all but the UID may be missing."""
+        count = values.get("NumberOfSeriesRelatedInstances", "")
+        return cls(
+            study=study,
+            uid=values["SeriesInstanceUID"],
+            modality=values.get("Modality", ""),
+            number=values.get("SeriesNumber", ""),
+            description=values.get("SeriesDescription", ""),
+            instances=int(count) if count.isdigit() else None,
+        )
+
+
+def matching(studies: Iterable[FoundStudy], wanted: Wanted) -> list[FoundStudy]:
+    """Return the studies that match, sorted by UID."""
+    return sorted((study for study in studies if study.matches(wanted)), key=lambda study: study.uid)
+
+
+def in_order(series: Iterable[FoundSeries]) -> list[FoundSeries]:
+    """Return series sorted by number and UID."""
+    return sorted(series, key=lambda one: (one.number.zfill(9), one.uid))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from medfedaug.data.pacs.archive import (
+    SERIES_FIELDS,
+    STUDY_FIELDS,
     Access,
     Archive,
     ArchiveError,
@@ -26,6 +28,8 @@ from medfedaug.data.pacs.archive import (
     FoundSeries,
     FoundStudy,
     Wanted,
+    in_order,
+    matching,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
@@ -45,14 +49,6 @@ _BUSY = (
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
-)
-_STUDY_FIELDS = ("StudyInstanceUID", "PatientID", "IssuerOfPatientID", "AccessionNumber")
-_SERIES_FIELDS = (
-    "SeriesInstanceUID",
-    "Modality",
-    "SeriesNumber",
-    "SeriesDescription",
-    "NumberOfSeriesRelatedInstances",
 )
 
 
@@ -88,40 +84,20 @@ class DicomWebArchive(Archive):
         with self._asking():
             rows = self._pages(
                 lambda **page: self._client().search_for_studies(
-                    search_filters={wanted.key: wanted.value}, fields=[*_STUDY_FIELDS], **page
+                    search_filters={wanted.key: wanted.value}, fields=[*STUDY_FIELDS], **page
                 ),
                 "StudyInstanceUID",
             )
-            found = [
-                FoundStudy(
-                    uid=row["StudyInstanceUID"],
-                    patient=row.get("PatientID", ""),
-                    issuer=row.get("IssuerOfPatientID", ""),
-                    accession=row.get("AccessionNumber", ""),
-                )
-                for row in rows
-            ]
-        return sorted((study for study in found if study.matches(wanted)), key=lambda study: study.uid)
+        return matching(map(FoundStudy.of_values, rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by QIDO."""
         with self._asking():
             rows = self._pages(
-                lambda **page: self._client().search_for_series(study.uid, fields=[*_SERIES_FIELDS], **page),
+                lambda **page: self._client().search_for_series(study.uid, fields=[*SERIES_FIELDS], **page),
                 "SeriesInstanceUID",
             )
-        found = [
-            FoundSeries(
-                study=study.uid,
-                uid=row["SeriesInstanceUID"],
-                modality=row.get("Modality", ""),
-                number=row.get("SeriesNumber", ""),
-                description=row.get("SeriesDescription", ""),
-                instances=_whole(row.get("NumberOfSeriesRelatedInstances", "")),
-            )
-            for row in rows
-        ]
-        return sorted(found, key=lambda series: (series.number.zfill(9), series.uid))
+        return in_order(FoundSeries.of_values(study.uid, row) for row in rows)
 
     @staticmethod
     def _pages(search: Callable[..., list[dict[str, Any]]], key: str) -> list[dict[str, str]]:
@@ -290,7 +266,3 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
         value = value.get("Alphabetic", "") if isinstance(value, Mapping) else value
         found[name] = str(value if value is not None else "").strip()
     return found
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None

@@ -34,6 +34,8 @@ from pynetdicom.sop_class import (  # type: ignore[attr-defined]
 )
 
 from medfedaug.data.pacs.archive import (
+    SERIES_FIELDS,
+    STUDY_FIELDS,
     Access,
     Archive,
     ArchiveError,
@@ -41,6 +43,8 @@ from medfedaug.data.pacs.archive import (
     FoundSeries,
     FoundStudy,
     Wanted,
+    in_order,
+    matching,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
@@ -101,44 +105,16 @@ class DimseArchive(Archive):
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
         """Find studies by C-FIND."""
-        query = _query("STUDY", StudyInstanceUID="", PatientID="", IssuerOfPatientID="", AccessionNumber="")
+        query = _query("STUDY", **dict.fromkeys(STUDY_FIELDS))
         setattr(query, wanted.key, wanted.value)
-        found = [
-            FoundStudy(
-                uid=_text(row, "StudyInstanceUID"),
-                patient=_text(row, "PatientID"),
-                issuer=_text(row, "IssuerOfPatientID"),
-                accession=_text(row, "AccessionNumber"),
-            )
-            for row in self._find(query, "StudyInstanceUID")
-        ]
-        return sorted((study for study in found if study.matches(wanted)), key=lambda study: study.uid)
+        rows = self._find(query, "StudyInstanceUID")
+        return matching((FoundStudy.of_values(_texts(row, STUDY_FIELDS)) for row in rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by C-FIND."""
-        query = _query(
-            "SERIES",
-            StudyInstanceUID=study.uid,
-            SeriesInstanceUID="",
-            Modality="",
-            SeriesNumber=None,
-            SeriesDescription="",
-            NumberOfSeriesRelatedInstances=None,
-        )
-        found = [
-            FoundSeries(
-                study=study.uid,
-                uid=_text(row, "SeriesInstanceUID"),
-                modality=_text(row, "Modality"),
-                number=_text(row, "SeriesNumber"),
-                description=_text(row, "SeriesDescription"),
-                instances=int(count)
-                if (count := _text(row, "NumberOfSeriesRelatedInstances")).isdigit()
-                else None,
-            )
-            for row in self._find(query, "SeriesInstanceUID")
-        ]
-        return sorted(found, key=lambda series: (series.number.zfill(9), series.uid))
+        query = _query("SERIES", StudyInstanceUID=study.uid, **dict.fromkeys(SERIES_FIELDS))
+        rows = self._find(query, "SeriesInstanceUID")
+        return in_order(FoundSeries.of_values(study.uid, _texts(row, SERIES_FIELDS)) for row in rows)
 
     def _find(self, query: Dataset, key: str) -> list[Dataset]:
         found: dict[str, Dataset] = {}
@@ -199,8 +175,7 @@ class DimseArchive(Archive):
                 )
                 for status, _ in answers:
                     if "Status" not in status:
-                        text = f"{self.place} does not answer in time; give it longer with --timeout"
-                        return Failure(text, timed_out=True)
+                        return Failure(self._silent, timed_out=True)
                     self._check(status, "fetch")
         except _Refused as error:
             return Failure(str(error), passing=len(arrival.missing) < before)
@@ -249,14 +224,11 @@ class DimseArchive(Archive):
     # ------------------------------------------------------------------ storing
 
     def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects by C-STORE, all of one class and syntax in one association."""
+        """Store objects by C-STORE, each in an association for its class and syntax."""
         for dataset in datasets:
             context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
             with self._associated([context]) as association:
-                status = association.send_c_store(dataset)
-                if "Status" not in status:
-                    raise ArchiveError(f"{self.place} does not answer in time; give it longer with --timeout")
-                self._check(status, "store")
+                self._check(association.send_c_store(dataset), "store")
 
     def close(self) -> None:
         """Stop the receiver."""
@@ -298,17 +270,19 @@ class DimseArchive(Archive):
             else:
                 association.abort()
 
+    @property
+    def _silent(self) -> str:
+        return f"{self.place} does not answer in time; give it longer with --timeout"
+
     def _check(self, status: Dataset, what: str) -> None:
         if "Status" not in status:
-            raise ArchiveError(f"{self.place} does not answer in time; give it longer with --timeout")
+            raise ArchiveError(self._silent)
         code = int(status.Status)
         # A warning of a retrieval is that some objects did not come, which is counted elsewhere.
         if code in (_SUCCESS, *_PENDING, _CANCELLED) or code & 0xF000 == _WARNING:
             return
-        said = _REFUSALS.get(code, f"answers with the status {code:#06x}")
-        raise _Refused(
-            f"{self.place} {said}" if code in _REFUSALS else f"{self.place} {said} to a request to {what}"
-        )
+        said = _REFUSALS.get(code, f"answers with the status {code:#06x} to a request to {what}")
+        raise _Refused(f"{self.place} {said}")
 
     def _client_tls(self) -> tuple[ssl.SSLContext, str] | None:
         if not self._access.tls:
@@ -352,6 +326,10 @@ def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
 
 def _classes(contexts: Sequence[PresentationContext]) -> list[str]:
     return sorted({str(context.abstract_syntax) for context in contexts})
+
+
+def _texts(row: Dataset, names: Sequence[str]) -> dict[str, str]:
+    return {name: _text(row, name) for name in names}
 
 
 def _text(row: Dataset, name: str) -> str:

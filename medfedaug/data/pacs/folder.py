@@ -6,7 +6,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,16 @@ import pydicom
 
 from medfedaug.data.io.dicom_series import is_dicom_file
 from medfedaug.data.pacs.archive import (
+    SERIES_FIELDS,
+    STUDY_FIELDS,
     Archive,
     ArchiveError,
     FetchError,
     FoundSeries,
     FoundStudy,
     Wanted,
+    in_order,
+    matching,
     valid_uid,
 )
 from medfedaug.errors import ConfigError
@@ -29,10 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderArchive"]
 
-_TAGS = [
-    *("StudyInstanceUID", "PatientID", "IssuerOfPatientID", "AccessionNumber", "SeriesInstanceUID"),
-    *("Modality", "SeriesNumber", "SeriesDescription", "SOPInstanceUID", "SOPClassUID"),
-]
+_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, "SOPInstanceUID"]
 
 
 @dataclass
@@ -67,25 +68,16 @@ class FolderArchive(Archive):
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
         """Find studies by the headers of the files."""
-        studies = self._indexed().studies.values()
-        return sorted((study for study in studies if study.matches(wanted)), key=lambda study: study.uid)
+        return matching(self._indexed().studies.values(), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by the headers of the files."""
         contents = self._indexed()
-        found = [
-            FoundSeries(
-                study=one.study,
-                uid=one.uid,
-                modality=one.modality,
-                number=one.number,
-                description=one.description,
-                instances=len(contents.files[key]),
-            )
+        return in_order(
+            replace(one, instances=len(contents.files[key]))
             for key, one in contents.series.items()
             if one.study == study.uid
-        ]
-        return sorted(found, key=lambda series: (series.number.zfill(9), series.uid))
+        )
 
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
@@ -144,23 +136,6 @@ def _enter(contents: _Contents, path: Path, values: dict[str, str]) -> None:
     study, series, uid = (values[f"{name}InstanceUID"] for name in ("Study", "Series", "SOP"))
     if not (valid_uid(study) and valid_uid(series) and valid_uid(uid)):
         return
-    contents.studies.setdefault(
-        study,
-        FoundStudy(
-            uid=study,
-            patient=values["PatientID"],
-            issuer=values["IssuerOfPatientID"],
-            accession=values["AccessionNumber"],
-        ),
-    )
-    contents.series.setdefault(
-        (study, series),
-        FoundSeries(
-            study=study,
-            uid=series,
-            modality=values["Modality"],
-            number=values["SeriesNumber"],
-            description=values["SeriesDescription"],
-        ),
-    )
+    contents.studies.setdefault(study, FoundStudy.of_values(values))
+    contents.series.setdefault((study, series), FoundSeries.of_values(study, values))
     contents.files[study, series].setdefault(uid, path)  # a copy elsewhere is the same object
