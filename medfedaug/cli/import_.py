@@ -85,14 +85,14 @@ def import_(
     from medfedaug.privacy.pseudonyms import Pseudonyms
 
     own = state or out.with_name(f"{out.name}.state")
-    if (studies is None) == (withdraw is None):
-        raise ConfigError("give one of --studies FILE and --withdraw FILE")
-    if studies is None or withdraw is not None:
-        removed = withdraw_patients(read_studies(Path(str(withdraw))), out, own)
+    if withdraw is not None and studies is None:
+        removed = withdraw_patients(read_studies(withdraw), out, own)
         for patient, count in removed.items():
             say(f"withdrawn: {patient}: {count} case{'s' if count != 1 else ''}")
         say(f"{len(removed)} patients withdrawn from {out}")
         return
+    if studies is None or withdraw is not None:
+        raise ConfigError("give one of --studies FILE and --withdraw FILE")
     pairs = [one.rpartition("=") for one in segments or ()]
     if not all(name.strip() and found.strip() for name, _, found in pairs):
         raise ConfigError("--segments takes NAME=CLASS, such as 'Tumour core=tumour'")

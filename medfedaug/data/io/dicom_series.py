@@ -284,6 +284,13 @@ class DicomSeries:
         return float(abs(_normal(first) @ apart))
 
     @property
+    def is_sheared(self) -> bool:
+        """Return whether its slices follow each other obliquely to their normal, as under a tilted gantry."""
+        if self.affine is None:
+            return False
+        return _tilt(self.affine[:3, 2], np.cross(self.affine[:3, 0], self.affine[:3, 1])) > _TILT
+
+    @property
     def searched(self) -> str:
         """The text that `select` looks for a pattern in: number, description, part, modality, identity."""
         named = (self.first.number, self.first.description, self.part, self.first.modality, self.uid)
@@ -699,7 +706,7 @@ def _on_a_line(ordered: list[DicomSlice], normal: np.ndarray) -> tuple[list[Dico
     across = np.linalg.norm(off - np.outer(off @ normal, normal), axis=1).max()
     if across > 0.5 * min(ordered[0].spacing or (1.0,)):
         return ordered, f"its slices are shifted against each other by up to {across:.3g} mm", []
-    tilt = float(np.rad2deg(np.arccos(min(1.0, abs(step @ normal) / float(np.linalg.norm(step))))))
+    tilt = _tilt(step, normal)
     if tilt > _TILT:
         remark = (
             f"its slices are sheared by {tilt:.3g} degrees (a tilted gantry): the affine says so, and "
@@ -707,6 +714,12 @@ def _on_a_line(ordered: list[DicomSlice], normal: np.ndarray) -> tuple[list[Dico
         )
         return ordered, "", [remark]
     return ordered, "", []
+
+
+def _tilt(step: np.ndarray, normal: np.ndarray) -> float:
+    """Degrees between the way from slice to slice and the normal of the slices."""
+    lengths = float(np.linalg.norm(step) * np.linalg.norm(normal))
+    return float(np.rad2deg(np.arccos(min(1.0, abs(step @ normal) / lengths))))
 
 
 def _place_name(piece: DicomSlice) -> str:

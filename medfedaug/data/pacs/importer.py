@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import gzip
 import re
 import shutil
 import threading
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import nibabel
 import numpy as np
@@ -24,7 +24,14 @@ from medfedaug.data.pacs.archive import STUDY_KEYS, Archive, FetchError, FoundSe
 from medfedaug.data.pacs.label_grid import LabelGrid, referenced_series
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError, ReaderError
-from medfedaug.utils.files import parse_json, parse_versioned, private_folder, write_json, write_versioned
+from medfedaug.utils.files import (
+    parse_json,
+    parse_versioned,
+    private_folder,
+    write_atomic,
+    write_json,
+    write_versioned,
+)
 
 __all__ = ["ImportSettings", "Planned", "import_studies", "plan_import", "withdraw"]
 
@@ -32,7 +39,6 @@ _IMAGES = ("CT", "MR", "PT", "NM")
 _BURNED_IN = ("US", "SC", "OT", "XC", "ES")
 _LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}
 _LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)
-_TILT = 0.5  # degrees
 _LIST, _KIND, _VERSION = "studies.json", "imported-studies", 1
 
 
@@ -315,20 +321,21 @@ def _one_volume(folder: Path, pattern: str | None) -> DicomSeries:
         raise ReaderError(series.problem.partition("; look at")[0])
     if series.affine is None:
         raise ReaderError("its slices do not say where they lie")
-    axes = series.affine[:3, :3] / np.linalg.norm(series.affine[:3, :3], axis=0)
-    cosine = min(1.0, abs(float(np.cross(axes[:, 0], axes[:, 1]) @ axes[:, 2])))
-    if np.rad2deg(np.arccos(cosine)) > _TILT:
+    if series.is_sheared:
         raise ReaderError("its slices are sheared (a tilted gantry)")
     return series
 
 
 def _save(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
-    nibabel.save(image, unfinished)
-    os.replace(unfinished, path)
+
+    def write(file: IO[bytes]) -> None:
+        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed:
+            image.to_stream(packed)
+
+    write_atomic(path, write)
 
 
 class _Book:
@@ -396,15 +403,11 @@ def _write_listing(out: Path, book: _Book, classes: Sequence[str], *, labelled: 
         return
     known = _known_splits(out / "dataset.json") if labelled else {}
     new = [case for case in cases if case.patient not in known]
-    split: dict[str, tuple[Case, ...]]
+    split: Mapping[str, Sequence[Case]]
     if known and len({case.patient for case in new}) < len(SPLITS):
-        split = {"training": tuple(new)}
+        split = {"training": new}
     else:
-        split = (
-            {part: tuple(some) for part, some in split_patients(out.resolve().name, new).items()}
-            if labelled
-            else {"test": tuple(new)}
-        )
+        split = split_patients(out.resolve().name, new) if labelled else {"test": new}
     known |= {case.patient: part for part, some in split.items() for case in some}
     content: dict[str, Any] = {"labels": {str(number): name for number, name in enumerate(classes)}}
     for part in SPLITS:
