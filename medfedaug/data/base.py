@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -27,6 +27,7 @@ __all__ = [
     "SiteFolder",
     "base_folder",
     "check_below",
+    "is_own_data",
     "plain_name",
     "spread",
     "unreadable",
@@ -307,6 +308,11 @@ class SiteFolder(ABC):
                         path=case.image,
                         hint="A patient belongs to one split only, or the test is not one.",
                     )
+
+
+def is_own_data(sites: Iterable[SiteFolder]) -> bool:
+    """Return whether no site has images of a published data set or of the phantom."""
+    return not any(site.benchmark for site in sites)
 
 
 def patient_name(named: object) -> str:

@@ -29,6 +29,7 @@ from medfedaug._version import __version__
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.config.validated import STRICT, OneLineErrors
+from medfedaug.data.base import is_own_data
 from medfedaug.data.datasets.registry import (
     OWN_DATA,
     find_benchmark,
@@ -151,8 +152,7 @@ class Experiment(OneLineErrors):
         ):
             warn("no case names its patient: in folds, every case counts as a patient of its own")
         task = federation_settings(sites)["task"]
-        own_data = not any(site.benchmark for site in sites)
-        config = self._config(task, known, own_data)
+        config = self._config(task, known, is_own_data(sites))
         return Preset(
             name="experiment",
             benchmark=name,

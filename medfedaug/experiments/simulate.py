@@ -17,6 +17,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.storage import Storage
 from medfedaug.config.training_scripts import loop_reference
+from medfedaug.data.base import is_own_data
 from medfedaug.data.datasets.registry import OWN_DATA, is_federation, read_federation
 from medfedaug.data.quality.file_hashes import (
     check_made_with,
@@ -85,8 +86,7 @@ def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
     task = found["task"]
     if given.get("task", task) != task:
         raise ConfigError(f"the data are for {task}, and the task asked for is {given['task']}")
-    own_data = not any(site.benchmark for site in sites)
-    return RunConfig(**{**usual_settings(task, given, own_data=own_data), **found})
+    return RunConfig(**{**usual_settings(task, given, own_data=is_own_data(sites)), **found})
 
 
 def usual_settings(task: str, given: Mapping[str, Any], *, own_data: bool) -> dict[str, Any]:
