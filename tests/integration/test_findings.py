@@ -29,10 +29,14 @@ FREE = {"min_cases": 1, "allow_limit": True}
 
 @pytest.fixture
 def federate(tmp_path, make_site, tiny_config):
-    """A run through NVFlare, whose sites keep what they know: `federate("AB", "fedrdn", limit=7)`."""
+    """A run through NVFlare, whose sites keep what they know: `federate("AB", "fedrdn", limit=7)`.
+
+    For NVFlare's simulator every run is the job `simulate_job`, so that runs over one ``state`` are one job
+    for the rules that count within a job.
+    """
     jobs = iter(range(100))
 
-    def run(sites, methods="fedavg", *, cases=(8, 1, 1), min_sites=0, initial=None, **changes):
+    def run(sites, methods="fedavg", *, cases=(8, 1, 1), min_sites=0, initial=None, state="state", **changes):
         for name in sites:
             if not (tmp_path / "data" / name).exists():
                 make_site(name, shape=(32, 32, 4), cases=cases)
@@ -41,7 +45,7 @@ def federate(tmp_path, make_site, tiny_config):
         output = run_in_simulator(
             *(tiny_config(methods, **changes), tmp_path / "data", list(sites), work, "cpu"),
             execution=Execution(threads=1, min_sites=min_sites),
-            state_dir=tmp_path / "state",
+            state_dir=tmp_path / state,
             initial=initial,
         )
         return output, json.loads((output / "results.json").read_text())
@@ -75,21 +79,22 @@ def test_the_scores_of_a_model_that_says_lesion_everywhere_tell_no_volume(
     assert score * label.size / (2 - score) == pytest.approx(label.sum(), rel=1e-4)
 
     # What a site sends unless it says otherwise: nothing of a case, and no mean over fewer than `min_images`.
-    rules_in_the_simulator(jobs=FREE, privacy={"allow_differences": True, "min_images": 2})
-    output, results = federate("AB", **asked)
+    rules_in_the_simulator(jobs=FREE, privacy={"min_images": 2})
+    output, results = federate("AB", state="careful", **asked)
     for path in (file for file in output.rglob("*.json*") if file.is_file()):
         assert str(score)[:6] not in path.read_text(), path
     found = results["test"]["sites"]["A"]
     assert (found["dice"], found["cases"]) == (None, {})
     assert "from 2 on" in found["note"]
 
-    # And nobody may ask as often as he likes.
-    rules_in_the_simulator(
-        jobs=FREE,
-        privacy={"scores": "cases", "min_images": 1, "max_test_scores": 1, "allow_differences": True},
-    )
-    _, results = federate("AB", **asked)
-    assert "max_test_scores" in results["test"]["missing"]["A"]
+    # And nobody may ask as often as he likes: of two rounds' models one is scored.
+    privacy = {"scores": "cases", "min_images": 1, "max_validation_scores": 1}
+    rules_in_the_simulator(jobs=FREE, privacy=privacy)
+    _, results = federate("AB", state="counting", **{**asked, "rounds": 2})
+    first, second = results["rounds"]
+    assert "val_dice" in first["sites"]["A"]
+    assert "val_dice" not in second["sites"]["A"]
+    assert ["max_validation_scores" in missing["reason"] for missing in second["missing"]] == [True, True]
 
 
 def test_a_site_that_claims_two_thousand_million_samples_has_its_share_and_no_more(

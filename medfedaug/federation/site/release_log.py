@@ -265,8 +265,8 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"scores of {sent} models on its {split} cases have left, and {rule} of its privacy policy "
-                f"is {most} within {_DAYS} days",
+                f"scores of {sent} model{'s' * (sent != 1)} on its {split} cases have left, and {rule} of "
+                f"its privacy policy is {most} within {_DAYS} days",
             )
 
     def _spend(self, split: str) -> None:
