@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from medfedaug.cli.archive_options import ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.progress import resumable
 from medfedaug.errors import ConfigError
@@ -16,7 +16,9 @@ from medfedaug.utils.files import write_json
 __all__ = ["import_"]
 
 
+@takes_archive
 def import_(
+    archive: ArchiveOptions,
     out: Annotated[Path, typer.Option(help="The site's data folder.")],
     studies: Annotated[
         Path | None,
@@ -30,8 +32,6 @@ def import_(
             "maps, entries. A later import leaves them out.",
         ),
     ] = None,
-    dicomweb: Annotated[str | None, typer.Option(metavar="URL", help="DICOMweb service.")] = None,
-    dimse: Annotated[str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
     series: Annotated[
         str | None,
@@ -58,17 +58,6 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Studies at a time.")] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds that the archive may be silent.")] = 60.0,
-    user: Annotated[
-        str | None, typer.Option(help="User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD.")
-    ] = None,
-    aet: Annotated[str, typer.Option(help="Own AE title.")] = "MEDFEDAUG",
-    receive: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Receive by C-MOVE on this port, in place of C-GET.")
-    ] = None,
-    authority: Annotated[
-        Path | None, typer.Option(help="PEM file of the authority of the archive's certificate.")
-    ] = None,
 ) -> None:
     """Make a site's data folder of studies from a PACS or a folder of DICOM files.
 
@@ -76,7 +65,7 @@ def import_(
     https://pacs.example.org/dicom-web --studies studies.csv --labels seg --segments "Tumour core=tumour"
     --out data/site_A
     """
-    from medfedaug.data.pacs.archive import Access, open_archive, require_pacs
+    from medfedaug.data.pacs.archive import require_pacs
     from medfedaug.data.pacs.studies_file import read_studies
 
     require_pacs("shapely")
@@ -105,22 +94,14 @@ def import_(
         parallel=parallel,
     )
     wanted = read_studies(studies)
-    access = Access(
-        timeout=timeout,
-        user=user,
-        password=os.environ.get("MEDFEDAUG_PACS_PASSWORD"),
-        authority=authority,
-        aet=aet,
-        receive=receive,
-    )
     pseudonym = Pseudonyms.of_site(own).of
     with (
         resumable(),
-        open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as archive,
+        archive.open(folder) as source,
         err_console.status("looking") as status,
     ):
         plans = plan_import(
-            archive, wanted, pseudonym, settings, lambda done, of: status.update(f"looking: {done} of {of}")
+            source, wanted, pseudonym, settings, lambda done, of: status.update(f"looking: {done} of {of}")
         )
         table = Table("case", "series", "modality", "objects", "decision")
         for plan in plans:
@@ -140,7 +121,7 @@ def import_(
             done.append(case)
             status.update(f"importing: {len(done)} of {len(plans)}")
 
-        failed = import_studies(archive, plans, out, own, settings, tell)
+        failed = import_studies(source, plans, out, own, settings, tell)
     for case, problem in sorted(failed.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
     say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")

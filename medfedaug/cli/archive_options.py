@@ -1,0 +1,113 @@
+"""Options of commands that use a DICOM archive: its address, and the way to it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from medfedaug.data.pacs.archive import Access, Archive
+
+__all__ = ["ArchiveOptions", "takes_archive"]
+
+_PANEL = "The archive"
+
+
+@dataclass(frozen=True)
+class ArchiveOptions:
+    """Archive as a command was given it.
+
+    Args:
+        dicomweb: URL of a DICOMweb service.
+        dimse: ``AET@HOST:PORT``.
+        access: arguments of `medfedaug.data.pacs.archive.Access`.
+    """
+
+    dicomweb: str | None
+    dimse: str | None
+    access: dict[str, Any]
+
+    @property
+    def given(self) -> bool:
+        """Return whether there is an address."""
+        return self.dicomweb is not None or self.dimse is not None
+
+    def open(self, folder: Path | None = None) -> Archive:
+        """Open the archive.
+
+        Args:
+            folder: a folder of DICOM files in its place.
+
+        Raises:
+            ConfigError: where none or several are named, and for values that are none.
+        """
+        from medfedaug.data.pacs.archive import Access, open_archive
+
+        access: Access = Access(**self.access)
+        return open_archive(dicomweb=self.dicomweb, dimse=self.dimse, folder=folder, access=access)
+
+
+def takes_archive(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of an archive; it receives them as ``archive``, an `ArchiveOptions`."""
+    added = inspect.signature(_options, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        archive = _options(**{name: values.pop(name) for name in added})
+        command(**values, archive=archive)
+
+    own = inspect.signature(command, eval_str=True).parameters
+    order = [*(one for one in own.values() if one.name != "archive"), *added.values()]
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in order]
+    )
+    call.__annotations__ = {one.name: one.annotation for one in order}
+    return call
+
+
+def _options(
+    dicomweb: Annotated[
+        str | None, typer.Option(metavar="URL", help="DICOMweb service.", rich_help_panel=_PANEL)
+    ] = None,
+    dimse: Annotated[
+        str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.", rich_help_panel=_PANEL)
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that the archive may be silent.", rich_help_panel=_PANEL)
+    ] = 60.0,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    aet: Annotated[str, typer.Option(help="Own AE title.", rich_help_panel=_PANEL)] = "MEDFEDAUG",
+    receive: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Receive by C-MOVE on this port, in place of C-GET.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of the authority of the archive's certificate.", rich_help_panel=_PANEL),
+    ] = None,
+) -> ArchiveOptions:
+    access = {
+        "timeout": timeout,
+        "user": user,
+        "password": os.environ.get("MEDFEDAUG_PACS_PASSWORD"),
+        "aet": aet,
+        "receive": receive,
+        "authority": authority,
+    }
+    return ArchiveOptions(dicomweb, dimse, access)
