@@ -1,14 +1,18 @@
-r"""Record of phantom federations: fingerprint of each site, and test Dice of each method there.
+r"""Record of phantom federations: test Dice of each method at each site, for a table of gains.
 
-    python benchmarks/calibration.py --work DIR --record calibration.jsonl --seeds 0 1
+    python benchmarks/calibration.py --work DIR --record calibration.jsonl --draws 8 --seeds 0 1
     python benchmarks/calibration.py --record calibration.jsonl --csv calibration.csv
 
-Each family turns one dial of `medfedaug phantom`: all scanners apart, one scanner apart, inverted sites,
-number of patients, edges of a voxel. A seed draws one federation of each family, and every method is trained
-on it with batch norm and with instance norm. A line of the record is one training. An interrupted record goes
-on where it stopped, a federation is completed before the next begins, and all families have a seed before
-any has the next. `--csv` writes a row for each federation, site, method and norm, of complete federations
-alone; the round that was selected and the validation scores of the last rounds show convergence.
+A family turns one dial of the phantom: `FAMILIES` says for each of them what is drawn. A draw gives one
+federation of each family, and a seed gives the federation other patients and other initial weights. Every
+federation is trained with one seed before any is trained with the next. A line of the record is one training.
+An interrupted record goes on where it stopped, and a federation is completed before the next begins.
+
+The number of rounds follows from validation: a training whose best validation score is of its last third, and
+by `_STEP` above the best before, is repeated with twice the rounds, up to `_MOST` times the first number. The
+line has the validation scores of all rounds.
+
+`--csv` writes a row for each federation, seed, site, method and norm, of complete federations alone.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ import csv
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,9 +32,7 @@ import numpy as np
 import torch
 from measure import hardware
 
-from medfedaug.analysis.inspection_page import federation_shift
-from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.quality.inspection import QUANTILES, SiteInspection, inspect_sites
+from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
@@ -40,94 +42,143 @@ from medfedaug.simulate import configure
 
 METHODS = ("fedavg", "single", "norm", "fedrdn", "fedfa", "fedbn", "fixbn", "ditto", "pooled")
 NORMS = ("batch", "instance")
-FAMILIES = ("scanners", "odd", "polarity", "patients", "resolution")
-SITES, SHAPE = 4, (48, 48, 8)
-LEVELS = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Quantiles of the intensities that a fingerprint holds."""
+SITES, SHAPE = 3, (32, 32, 6)
+TESTED = 12
+"""Test patients of each site, besides those who train and validate."""
+
+_STEP, _MOST = 0.01, 4
+_RANDOM = np.random.RandomState
+
+
+@dataclass(frozen=True)
+class Dials:
+    """Settings of a phantom federation that its family draws; the others are at rest.
+
+    Attributes:
+        patients: their number at each site, of training and validation.
+        shift: of each site's scanner (`medfedaug.data.datasets.phantom.Scanner.shifted`).
+        inverted: whether each site's images are inverted.
+        spacings: edges of a voxel at each site, mm; none where every volume has one shape.
+        scanner_values: numbers of each site's scanner that are given.
+        structures: of each site.
+    """
+
+    patients: tuple[int, ...] = (12,) * SITES
+    shift: tuple[float, ...] = (0.5,) * SITES
+    inverted: tuple[bool, ...] = (False,) * SITES
+    spacings: tuple[tuple[float, ...], ...] = ()
+    scanner_values: tuple[Mapping[str, float], ...] = ({},) * SITES
+    structures: tuple[Structure, ...] = field(default=(Structure(),) * SITES)
+
+
+def _values(R: _RANDOM, name: str, low: float, high: float) -> Dials:
+    """One number of the scanners, drawn evenly in the logarithm; at every second draw of one site alone."""
+    drawn = np.exp(R.uniform(np.log(low), np.log(high), SITES)).round(4).tolist()
+    odd = R.randint(2 * SITES)
+    if odd < SITES:
+        drawn = [one if site == odd else float(np.sqrt(low * high)) for site, one in enumerate(drawn)]
+    return Dials(shift=(0.3,) * SITES, scanner_values=tuple({name: value} for value in drawn))
+
+
+def _structures(R: _RANDOM, draw: Callable[[], Structure]) -> Dials:
+    return Dials(structures=tuple(draw() for _ in range(SITES)))
+
+
+def _odd(R: _RANDOM) -> Dials:
+    odd, dial = R.randint(SITES), round(R.uniform(0.5, 3), 2)
+    return Dials(shift=tuple(dial if site == odd else 0.0 for site in range(SITES)))
+
+
+def _polarity(R: _RANDOM) -> Dials:
+    odd, dial = R.randint(SITES), round(R.uniform(0, 1.5), 2)
+    return Dials(shift=(dial,) * SITES, inverted=tuple(site == odd for site in range(SITES)))
+
+
+def _patients(R: _RANDOM) -> Dials:
+    if R.randint(2):
+        return Dials(patients=(int(R.choice([5, 8, 16, 24])),) * SITES)
+    return Dials(patients=tuple(R.choice([5, 8, 12, 20], SITES).tolist()))
+
+
+FAMILIES: dict[str, Callable[[_RANDOM], Dials]] = {
+    "scanners": lambda R: Dials(shift=(round(R.uniform(0, 2), 2),) * SITES),
+    "odd": _odd,
+    "polarity": _polarity,
+    "noise": lambda R: _values(R, "noise", 0.01, 0.25),
+    "blur": lambda R: _values(R, "blur", 0.5, 12),
+    "field_of_view": lambda R: _values(R, "field_of_view", 200, 420),
+    "resolution": lambda R: Dials(
+        spacings=tuple((edge, edge, 14.0) for edge in R.uniform(5, 12, SITES).round(2).tolist())
+    ),
+    "structure": lambda R: _structures(
+        R, lambda: Structure(lesions=int(R.randint(1, 5)), size=round(float(R.uniform(0.6, 1.6)), 2))
+    ),
+    "label_style": lambda R: _structures(R, lambda: Structure(outline=round(float(R.uniform(-6, 8)), 1))),
+    "prevalence": lambda R: _structures(R, lambda: Structure(prevalence=round(float(R.uniform(0.2, 1)), 2))),
+    "patients": _patients,
+}
+"""The dial that each family draws."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Dials of one phantom federation.
+    """A phantom federation, which follows from these three.
 
     Attributes:
-        family: the dial that was drawn; the others are at rest.
-        seed: of patients, scanners and initial weights.
-        patients: their number at each site.
-        shift: of each site's scanner (`medfedaug.data.datasets.phantom.Scanner.shifted`).
-        inverted: whether each site's images are inverted.
-        spacings: edges of a voxel at each site, mm; none where every volume has one shape.
+        family: of `FAMILIES`.
+        draw: the number of the federation in its family, of which dials and scanners follow.
+        seed: of patients and initial weights.
     """
 
     family: str
+    draw: int
     seed: int
-    patients: int
-    shift: tuple[float, ...]
-    inverted: tuple[bool, ...]
-    spacings: tuple[tuple[float, ...], ...]
 
-    @classmethod
-    def drawn(cls, family: str, seed: int) -> Federation:
-        """Draw the dials of a family from a seed; the same arguments give the same federation."""
-        R = np.random.RandomState([FAMILIES.index(family), seed])
-        shift, patients, inverted, edges = [0.5] * SITES, 15, 0, []
-        if family == "scanners":
-            shift = [round(R.uniform(0, 2), 2)] * SITES
-        elif family == "odd":
-            odd, dial = R.randint(SITES), round(R.uniform(0.5, 3), 2)
-            shift = [dial if site == odd else 0.0 for site in range(SITES)]
-        elif family == "polarity":
-            inverted = R.randint(1, SITES // 2 + 1)
-        elif family == "patients":
-            patients = int(R.choice([5, 10, 20, 30]))
-        else:
-            edges = [(edge, edge, 12.0) for edge in R.uniform(4, 7, SITES).round(2).tolist()]
-        flags = tuple(site >= SITES - inverted for site in range(SITES))
-        return cls(family, seed, patients, tuple(shift), flags, tuple(edges))
+    @property
+    def dials(self) -> Dials:
+        """Draw the dials; the same family and draw give the same."""
+        return FAMILIES[self.family](_RANDOM([list(FAMILIES).index(self.family), self.draw]))
 
     @property
     def name(self) -> str:
-        """Return the name of the federation in the record."""
-        return f"{self.family}_{self.seed}"
+        """Return the name of the federation in the record, without the seed."""
+        return f"{self.family}_{self.draw}"
 
     def write(self, folder: Path) -> None:
-        """Write the sites' images."""
+        """Write the sites' images; patients beyond the dials' number are test patients of the site."""
+        dials = self.dials
         make_phantom(
             folder,
             SITES,
-            self.patients,
+            max(dials.patients) + TESTED,
             SHAPE,
-            self.seed,
-            shift=self.shift,
-            inverted=self.inverted,
-            spacings=self.spacings or None,
+            self.seed * 1000 + self.draw,
+            shift=dials.shift,
+            inverted=dials.inverted,
+            spacings=dials.spacings or None,
+            scanner_seed=self.draw,
+            scanner_values=dials.scanner_values,
+            structures=dials.structures,
         )
+        for site, number in zip(sorted(folder.glob("site_*")), dials.patients, strict=True):
+            _share_out(site / "dataset.json", number)
 
 
-def fingerprint(site: SiteInspection, distance: float) -> dict[str, Any]:
-    """Summaries of a site's training images as a run sees them.
-
-    Args:
-        site: what was found at the site.
-        distance: mean distance from the other sites (`medfedaug.analysis.shift.Shift.by_site`).
-    """
-    known = [edge for edges, count in site.edges.items() for edge in [edges] * count]
-    return {
-        "distance": distance,
-        "patients": site.patients,
-        "training_cases": len(site.pairs),
-        "mean": site.pairs[..., 0].mean(axis=0).tolist(),
-        "std": site.pairs[..., 1].mean(axis=0).tolist(),
-        "mean_spread": site.pairs[..., 0].std(axis=0).tolist(),
-        "std_spread": site.pairs[..., 1].std(axis=0).tolist(),
-        "quantiles": site.seen[..., np.searchsorted(QUANTILES, LEVELS)].mean(axis=0).tolist(),
-        "edges": np.mean(known, axis=0).tolist() if known else [],
-        "shares": site.voxels,
-    }
+def _share_out(path: Path, number: int) -> None:
+    """Let a third of so many patients validate and the others train; further ones are tested."""
+    listed = json.loads(path.read_text(encoding="utf-8"))
+    splits = ("training", "validation", "test")
+    cases = sorted((case for split in splits for case in listed[split]), key=lambda case: case["image"])
+    kept, listed["test"] = cases[:number], cases[-TESTED:]
+    # The first patients of the phantom, one of each split, always have lesions.
+    listed["validation"] = kept[1::3]
+    listed["training"] = [case for case in kept if case not in listed["validation"]]
+    listed |= {f"num{split.capitalize()}": len(listed[split]) for split in splits}
+    path.write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
 def train(data: Path, methods: str, norm: str, seed: int, rounds: int) -> dict[str, Any]:
-    """Train one combination; return the test Dice by site and the validation scores of the rounds."""
+    """Train one combination; return the test Dice by site and the mean validation score of each round."""
     folders = find_sites(data)
     config = configure(
         folders,
@@ -136,7 +187,7 @@ def train(data: Path, methods: str, norm: str, seed: int, rounds: int) -> dict[s
         rounds=rounds,
         local_epochs=2,
         batch_size=8,
-        learning_rate=0.003,
+        learning_rate=0.006,
         schedule="cosine",
         seed=seed,
     )
@@ -146,34 +197,43 @@ def train(data: Path, methods: str, norm: str, seed: int, rounds: int) -> dict[s
     for one in results["rounds"]:
         scores = [site.get("val_dice") for site in one["sites"].values()]
         known = [score for score in scores if score is not None]
-        validation.append(fmean(known) if known else None)
+        validation.append(round(fmean(known), 4) if known else None)
     return {
+        "rounds": rounds,
         "dice": {site: entry["dice"] for site, entry in results["test"]["sites"].items()},
         "selected_round": results["selected_round"],
         "validation": validation,
     }
 
 
+def is_converged(validation: Sequence[float | None]) -> bool:
+    """Return whether the last third of the rounds brought at most `_STEP` to the best validation score."""
+    scores = [score or 0.0 for score in validation]
+    first = -(-len(scores) * 2 // 3)
+    return max(scores[first:], default=0) <= max(scores[:first]) + _STEP
+
+
 def measure(
-    federation: Federation, work: Path, done: set[tuple[str, str]], rounds: int
+    federation: Federation, work: Path, done: set[tuple[str, str]], rounds: int, norms: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Make the trainings of a federation that the record lacks."""
-    missing = [(methods, norm) for norm in NORMS for methods in METHODS if (methods, norm) not in done]
+    missing = [(methods, norm) for norm in norms for methods in METHODS if (methods, norm) not in done]
     if not missing:
         return
-    data = work / federation.name
+    data = work / f"{federation.name}_{federation.seed}"
     shutil.rmtree(data, ignore_errors=True)
     federation.write(data)
-    found = inspect_sites(data)
-    shift = federation_shift(found)
-    assert shift is not None
-    sites = {site.name: fingerprint(site, shift.by_site[site.name]) for site in found}
     for methods, norm in missing:
         started = time.perf_counter()
-        line: dict[str, Any] = {"federation": federation.name, **asdict(federation), "rounds": rounds}
+        line: dict[str, Any] = {"federation": federation.name, **asdict(federation), "first_rounds": rounds}
         line |= {"methods": methods, "norm": norm}
         try:
-            line |= {"sites": sites, **train(data, methods, norm, federation.seed, rounds)}
+            number = rounds
+            found = train(data, methods, norm, federation.seed, number)
+            while not is_converged(found["validation"]) and number < _MOST * rounds:
+                number *= 2
+                found = train(data, methods, norm, federation.seed, number)
+            line |= found
         except ConfigError as error:  # the method does not go with the norm: recorded, and not tried again
             line |= {"refused": str(error)}
         yield {**line, "seconds": round(time.perf_counter() - started, 1), "hardware": hardware()}
@@ -191,22 +251,22 @@ def read(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in kept.splitlines()]
 
 
+def complete(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int, str], list[Mapping[str, Any]]]:
+    """The trainings of each federation, seed and norm that has all methods."""
+    found: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        found.setdefault((line["federation"], line["seed"], line["norm"]), []).append(line)
+    return {key: trainings for key, trainings in found.items() if len(trainings) == len(METHODS)}
+
+
 def write_table(lines: Sequence[Mapping[str, Any]], path: Path) -> int:
     """Write the rows of complete federations; return the number of these federations."""
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        by_name.setdefault(line["federation"], []).append(line)
-    full = {name: found for name, found in by_name.items() if len(found) == len(METHODS) * len(NORMS)}
+    full = complete(lines)
+    columns = ("federation", "family", "draw", "seed", "methods", "norm", "rounds", "selected_round")
     rows = [
-        {
-            **{key: line[key] for key in ("federation", "family", "seed")},
-            "site": site,
-            **{key: line[key] for key in ("methods", "norm", "rounds", "selected_round")},
-            "dice": f"{dice:.4f}",
-            "fingerprint": json.dumps(line["sites"][site]),
-        }
-        for found in full.values()
-        for line in found
+        {**{key: line[key] for key in columns}, "site": site, "dice": f"{dice:.4f}"}
+        for trainings in full.values()
+        for line in trainings
         if "dice" in line
         for site, dice in line["dice"].items()
     ]
@@ -215,7 +275,7 @@ def write_table(lines: Sequence[Mapping[str, Any]], path: Path) -> int:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    return len(full)
+    return len({name for name, _, _ in full})
 
 
 def main() -> None:
@@ -224,9 +284,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True, help="one JSON line for each training")
     parser.add_argument("--csv", type=Path, help="write the table of the record, and train nothing")
     parser.add_argument("--work", type=Path, help="folder for the phantom sites")
+    parser.add_argument("--draws", type=int, default=8, help="federations of each family")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
+    parser.add_argument("--rounds", type=int, default=20, help="of a training that converges in them")
     options = parser.parse_args()
     lines = read(options.record)
     if options.csv:
@@ -234,22 +296,25 @@ def main() -> None:
         return
     if options.work is None:
         parser.error("name a folder for the phantom sites: --work DIR")
-    if any(line["rounds"] != options.rounds for line in lines):
+    if any(line["first_rounds"] != options.rounds for line in lines):
         parser.error(f"{options.record} has another number of rounds; name a new --record")
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for family in options.families:
-            federation = Federation.drawn(family, seed)
-            done = {(one["methods"], one["norm"]) for one in lines if one["federation"] == federation.name}
-            for line in measure(federation, options.work, done, options.rounds):
-                with options.record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-                told = line.get("refused") or f"{fmean(line['dice'].values()):.3f}"
-                print(
-                    f"{federation.name} {line['methods']} {line['norm']}: {told}, {line['seconds']} s",
-                    flush=True,
-                )
+    order = [
+        Federation(family, draw, seed)
+        for seed in options.seeds
+        for draw in range(options.draws)
+        for family in options.families
+    ]
+    for federation in order:
+        key = (federation.name, federation.seed)
+        done = {(one["methods"], one["norm"]) for one in lines if (one["federation"], one["seed"]) == key}
+        for line in measure(federation, options.work, done, options.rounds, options.norms):
+            with options.record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            told = line.get("refused") or f"{fmean(line['dice'].values()):.3f}"
+            what = f"{federation.name} seed {federation.seed} {line['methods']} {line['norm']}"
+            print(f"{what}: {told}, {line['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import gzip
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from monai.transforms import (
 )
 from numpy.typing import ArrayLike
 
-__all__ = ["CLASSES", "MANIFEST", "SPACINGS", "Scanner", "make_phantom"]
+__all__ = ["CLASSES", "MANIFEST", "SPACINGS", "Scanner", "Structure", "make_phantom"]
 
 MANIFEST = "phantom.json"
 
@@ -105,6 +105,33 @@ class Scanner:
         return Scanner(**{name: round(float(v), 6) for name, v in moved.items()}, inverted=self.inverted)
 
 
+@dataclass(frozen=True)
+class Structure:
+    """The lesions of a site's patients, and how its readers outline them.
+
+    Attributes:
+        lesions: number of lesions of a patient who has some.
+        size: factor of their radius.
+        outline: distance of the label's border beyond the lesion's, mm; negative inside it.
+        prevalence: share of the patients with lesions; the first of each split always has some.
+    """
+
+    lesions: int = 1
+    size: float = 1.0
+    outline: float = 0.0
+    prevalence: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lesions <= 20:
+            raise ValueError(f"lesions must be from 1 to 20, got {self.lesions}")
+        if not 0.2 <= self.size <= 3:
+            raise ValueError(f"size must be from 0.2 to 3, got {self.size}")
+        if not -20 <= self.outline <= 20:
+            raise ValueError(f"outline must be from -20 to 20 mm, got {self.outline}")
+        if not 0 <= self.prevalence <= 1:
+            raise ValueError(f"prevalence must be from 0 to 1, got {self.prevalence}")
+
+
 _STRONGEST_BIAS = 0.8  # beyond, parts of the head are dark
 
 # Lowest and highest value of each parameter, in the order of `Scanner`; drawn evenly in the logarithm.
@@ -126,6 +153,8 @@ def make_phantom(
     shift: float | Sequence[float] = 1.0,
     inverted: Sequence[bool] = (),
     scanner_seed: int | None = None,
+    scanner_values: Sequence[Mapping[str, float]] = (),
+    structures: Sequence[Structure] = (),
 ) -> list[Path]:
     """Write a federation of phantom sites, one NIfTI volume and one label map per patient.
 
@@ -151,6 +180,9 @@ def make_phantom(
             as stains and modalities differ; none by default. The patients do not depend on it.
         scanner_seed: the seed of the scanners; by default ``seed``. With one that stays, other patients come
             to the same scanners.
+        scanner_values: for each site, numbers of `Scanner` that replace the drawn ones, such as
+            ``{"noise": 0.1}``; none by default. The patients do not depend on them.
+        structures: for each site, lesions and outlines; one lesion a patient, outlined exactly, by default.
 
     Returns:
         The sites' folders.
@@ -183,6 +215,13 @@ def make_phantom(
         )
     if inverted and len(inverted) != sites:
         raise ValueError(f"inverted must say yes or no for each of the {sites} sites, got {list(inverted)}")
+    for name, given in (("scanner_values", scanner_values), ("structures", structures)):
+        if given and len(given) != sites:
+            raise ValueError(f"{name} must have an entry for each of the {sites} sites, got {len(given)}")
+    numbers = [entry.name for entry in fields(Scanner) if entry.name != "inverted"]
+    for values in scanner_values:
+        if not all(name in numbers and value > 0 for name, value in values.items()):
+            raise ValueError(f"scanner_values must be positive numbers of {', '.join(numbers)}, got {values}")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     out = Path(out_dir).resolve()
@@ -191,8 +230,12 @@ def make_phantom(
 
     inversions = [bool(one) for one in inverted] or [False] * sites
     of_scanners = seed if scanner_seed is None else scanner_seed
+    given_values = scanner_values or [{}] * sites
+    given_structures = structures or [Structure()] * sites
     scanners = {
-        _site_name(k): replace(_scanner(of_scanners, k).shifted(shifts[k]), inverted=inversions[k])
+        _site_name(k): replace(
+            _scanner(of_scanners, k).shifted(shifts[k]), inverted=inversions[k], **given_values[k]
+        )
         for k in range(sites)
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +244,7 @@ def make_phantom(
         for index, (name, scanner) in enumerate(scanners.items()):
             spacing = tuple(map(float, spacings[index % len(spacings)])) if spacings else None
             grid, seeds = _grid(scanner, shape, spacing), (seed, of_scanners)
-            _write_site(root / name, scanner, index, patients, grid, seeds, classes)
+            _write_site(root / name, scanner, given_structures[index], index, patients, grid, seeds, classes)
         manifest = {
             "seed": seed,
             "arguments": {
@@ -212,6 +255,8 @@ def make_phantom(
                 **({"shift": shift} if shift != 1 else {}),
                 **({"inverted": inversions} if any(inversions) else {}),
                 **({"scanner_seed": of_scanners} if of_scanners != seed else {}),
+                **({"scanner_values": [dict(one) for one in scanner_values]} if scanner_values else {}),
+                **({"structures": [asdict(one) for one in structures]} if structures else {}),
             },
             "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},
         }
@@ -254,6 +299,7 @@ def _grid(scanner: Scanner, shape: tuple[int, ...], spacing: tuple[float, ...] |
 def _write_site(
     folder: Path,
     scanner: Scanner,
+    structure: Structure,
     site: int,
     patients: int,
     grid: _Grid,
@@ -271,7 +317,11 @@ def _write_site(
         R = np.random.RandomState(
             [seeds[0], site, patient]
         )  # frozen by numpy: the same numbers in every version
-        signal, labels = _head(R, axes)
+        # Drawn apart, so that neither anatomy nor noise of a patient depends on the prevalence; the first
+        # patient of each split always has lesions.
+        drawn = np.random.RandomState([seeds[0], site, patient, 1]).uniform()
+        has_lesions = patient < len(set(_SPLITS)) or drawn < structure.prevalence
+        signal, labels = _head(R, axes, structure, has_lesions)
         image = _acquire(signal, scanner, spacing, seeds[1], site, R)
         entry = {}
         for key, voxels in (
@@ -320,7 +370,9 @@ def _ellipsoid(points: np.ndarray, centre: ArrayLike, axes: ArrayLike) -> np.nda
     return (1 - np.sqrt((unit**2).sum(0))) * float(np.mean(np.asarray(axes)))
 
 
-def _head(R: np.random.RandomState, axes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _head(
+    R: np.random.RandomState, axes: Sequence[np.ndarray], structure: Structure, has_lesions: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """One patient's signal (fat as 1) and `CLASSES` on the grid of `axes` (world coordinates, mm)."""
 
     def waves(wavelength: float) -> np.ndarray:
@@ -355,21 +407,28 @@ def _head(R: np.random.RandomState, axes: Sequence[np.ndarray]) -> tuple[np.ndar
     # A thin bright lining of the ventricles is normal in FLAIR, and no lesion.
     signal += R.uniform(0.05, 0.25) * np.exp(-((ventricle + 2.5) ** 2) / 4) * _inside(brain - 15)
 
-    # The lesion is centred on a voxel of white matter, well below the surface where there is such a place.
+    # A lesion is centred on a voxel of white matter, well below the surface where there is such a place.
     home = np.flatnonzero((white > 0.8 * white.max()) & (brain > min(10.0, 0.5 * float(brain.max()))))
-    centre = points.reshape(3, -1)[:, home[R.randint(len(home))]]
-    radius = 7 * 4 ** R.uniform()  # 7 to 28 mm, as many small as large
-    blob = _ellipsoid(points, centre, radius * R.uniform(0.75, 1.3, 3))
-    rough = waves(1.6 * radius) + 0.5 * waves(0.8 * radius)
-    # The roughness fades towards the centre, which therefore always belongs to the lesion.
-    blob = blob + 0.22 * radius * rough * (1 - np.clip(blob / radius, 0, 1))
-    lesion = _inside(blob, R.uniform(0.8, 2.2)) * _inside(brain - 1.5) * (1 - _inside(ventricle))
-    signal += (R.uniform(0.66, 0.95) * (1 + 0.06 * waves(14)) - signal) * lesion
+    in_brain, no_fluid, outlined = _inside(brain - 1.5), 1 - _inside(ventricle), np.zeros(brain.shape, bool)
+    for _ in range(structure.lesions):
+        centre = points.reshape(3, -1)[:, home[R.randint(len(home))]]
+        radius = 7 * structure.size * 4 ** R.uniform()  # 7 to 28 mm, as many small as large
+        blob = _ellipsoid(points, centre, radius * R.uniform(0.75, 1.3, 3))
+        rough = waves(1.6 * radius) + 0.5 * waves(0.8 * radius)
+        # The roughness fades towards the centre, which therefore always belongs to the lesion.
+        blob = blob + 0.22 * radius * rough * (1 - np.clip(blob / radius, 0, 1))
+        width = R.uniform(0.8, 2.2)
+        lesion = _inside(blob, width) * in_brain * no_fluid
+        bright = R.uniform(0.66, 0.95) * (1 + 0.06 * waves(14))
+        if has_lesions:
+            signal += (bright - signal) * lesion
+            border = min(-structure.outline, 0.7 * float(blob.max()))  # something of a lesion is outlined
+            outlined |= _inside(blob - border, width) * in_brain * no_fluid > 0.5
 
     signal = _BONE + (signal - _BONE) * _inside(brain)
     signal += (_FAT - 0.06 * np.abs(waves(30)) - signal) * (1 - _inside(skin - _SCALP))
     inside = brain > 0
-    structures = (lesion > 0.5, inside & (ventricle > 0), inside & (nuclei > 0), inside & (white > 0.5))
+    structures = (outlined, inside & (ventricle > 0), inside & (nuclei > 0), inside & (white > 0.5))
     return signal * _inside(skin), np.select(structures, range(1, len(CLASSES)), 0)
 
 

@@ -10,7 +10,7 @@ from monai.data import load_decathlon_datalist
 
 from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.data.datasets import phantom
-from medfedaug.data.datasets.phantom import MANIFEST, make_phantom
+from medfedaug.data.datasets.phantom import MANIFEST, Structure, make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
 
 SHAPE = (40, 40, 6)
@@ -181,6 +181,10 @@ def test_names_go_on_after_z():
         ({"shift": 3.5}, "shift must be from 0 to 3"),
         ({"shift": (0, 2, 0)}, "such a number for each of the 4 sites"),
         ({"shift": (0, 0, 0, -1)}, "shift must be from 0 to 3"),
+        ({"structures": [Structure()]}, "structures must have an entry for each of the 4 sites"),
+        ({"scanner_values": [{"noise": 0.1}]}, "scanner_values must have an entry for each of the 4 sites"),
+        ({"scanner_values": [{"colour": 1}, {}, {}, {}]}, "positive numbers of field_of_view"),
+        ({"scanner_values": [{"noise": 0}, {}, {}, {}]}, "positive numbers of field_of_view"),
     ],
 )
 def test_bad_arguments_write_nothing(tmp_path, arguments, message):
@@ -286,6 +290,59 @@ def test_an_inverted_site_stores_dark_what_was_bright_and_leaves_the_others_as_t
                 assert np.corrcoef(one.flat, two.flat)[0, 1] < -0.99
     sites = json.loads((tmp_path / "turned" / MANIFEST).read_text())["sites"]
     assert [scanner.get("inverted", False) for scanner in sites.values()] == [False, True]
+
+
+def test_structures_change_lesions_and_outlines_and_nothing_else(tmp_path):
+    size = {"sites": 3, "patients": 8, "shape": (32, 32, 4), "seed": 1}
+    plain = make_phantom(tmp_path / "plain", **size)
+    kinds = [Structure(outline=6), Structure(outline=-6), Structure(prevalence=0)]
+    other = make_phantom(tmp_path / "other", **size, structures=kinds)
+
+    def stacked(site, kind):
+        return np.stack([voxels(file) for file in sorted((site / kind).glob("*.nii.gz"))])
+
+    (wide, narrow, without), labels = ([stacked(s, "labels") for s in sites] for sites in (other, plain))
+    for changed, exact, inside in ((wide, labels[0], 1), (narrow, labels[1], -1)):
+        sums = [values.reshape(8, -1).sum(axis=1).astype(int) for values in (changed, exact)]
+        assert all(inside * (sums[0] - sums[1]) >= 0)
+        assert inside * (sums[0].sum() - sums[1].sum()) > 0
+        assert sums[0].min() > 0
+    assert without.reshape(8, -1).any(axis=1).tolist() == [True] * 3 + [False] * 5
+    for site in (0, 1):
+        np.testing.assert_array_equal(stacked(other[site], "images"), stacked(plain[site], "images"))
+    images = stacked(other[2], "images"), stacked(plain[2], "images")
+    np.testing.assert_array_equal(images[0][:3], images[1][:3])
+    changed = images[0] != images[1]
+    assert changed[labels[2] == 1].mean() > 3 * changed[labels[2] == 0].mean()
+
+
+def test_more_and_larger_lesions_and_a_noisier_scanner(tmp_path):
+    size = {"sites": 2, "patients": 4, "shape": (32, 32, 4), "seed": 1}
+    plain = make_phantom(tmp_path / "plain", **size)
+    many = make_phantom(
+        tmp_path / "many", **size, structures=[Structure(lesions=3, size=0.6), Structure(size=2)]
+    )
+    noisy = make_phantom(tmp_path / "noisy", **size, scanner_values=[{"noise": 0.2}, {}])
+
+    def volume(site):
+        return sum(int(voxels(file).sum()) for file in (site / "labels").glob("*.nii.gz"))
+
+    assert volume(many[1]) > 1.5 * volume(plain[1])
+    assert volume(many[0]) != volume(plain[0])
+    file = "images/patient_001.nii.gz"
+    assert voxels(noisy[0] / file).astype(float).std() != voxels(plain[0] / file).astype(float).std()
+    np.testing.assert_array_equal(voxels(noisy[1] / file), voxels(plain[1] / file))
+    np.testing.assert_array_equal(
+        voxels(noisy[0] / "labels/patient_001.nii.gz"), voxels(plain[0] / "labels/patient_001.nii.gz")
+    )
+    values = json.loads((tmp_path / "noisy" / MANIFEST).read_text())["sites"]["site_A"]
+    assert values["noise"] == 0.2
+
+
+@pytest.mark.parametrize("wrong", [{"lesions": 0}, {"size": 9}, {"outline": 30}, {"prevalence": 2}])
+def test_a_structure_that_no_patient_has_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be from"):
+        Structure(**wrong)
 
 
 @pytest.mark.slow
