@@ -19,7 +19,14 @@ _MOST_ROWS = 20
 
 
 def predict(
-    model: Annotated[Path, typer.Option(help="The folder of a run, or its global_model.pt.")],
+    model: Annotated[
+        list[Path],
+        typer.Option(
+            help="The folder of a run, or its global_model.pt. Repeatable: the probabilities of several runs "
+            "with the same settings are averaged. A folder of runs, as `benchmark --folds` makes it, stands "
+            "for all of them."
+        ),
+    ],
     images: Annotated[
         Path,
         typer.Option(
@@ -87,14 +94,15 @@ def predict(
     Called again, it goes on where it stopped, also with more images. An image that cannot be
     predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
     and DICOM series that are left out are named with the reason, also in predictions.json.
+    Example: medfedaug predict --model runs/fedrdn --images new --out predicted --site site_A
     """
-    from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.ensemble import Ensemble
     from medfedaug.runs.predict import predict_images
 
-    run = FinishedRun.open(model, state=state)
+    models = Ensemble.open(model, state=state)
     with CaseProgress() as progress:
         found = predict_images(
-            run,
+            models,
             images,
             out,
             site=site,
@@ -107,7 +115,8 @@ def predict(
             overwrite=overwrite,
             on_event=progress.show,
         )
-    _print(found.cases, run.config.task, run.config.classes[1:], out)
+    settings = models.first.config
+    _print(found.cases, settings.task, settings.classes[1:], out)
     for name, entry in sorted(found.failed.items()):
         say(f"failed: {name}: {entry['error']}", "red", err=True)
     if found.failed:

@@ -265,9 +265,10 @@ class FinishedRun:
         Raises:
             MedFedAugError: one line that says what is wrong and where.
         """
-        from medfedaug.runs.predict import predict_images  # which needs this module
+        from medfedaug.runs.ensemble import Ensemble  # which needs this module, as the next one
+        from medfedaug.runs.predict import predict_images
 
-        return predict_images(self, images, out, **options)
+        return predict_images(Ensemble((self,)), images, out, **options)
 
     @contextmanager
     def scoring(self, model: SiteModel) -> Iterator[nn.Module]:

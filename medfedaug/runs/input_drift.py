@@ -45,21 +45,26 @@ class Familiar:
     edges: np.ndarray | None
 
     @classmethod
-    def of(cls, run: FinishedRun) -> Familiar:
-        """Read a run's ``statistics.json``, and its record of the edges of the sites' voxels."""
-        pairs = [pair for pair in run.statistics.values() if pair.num_channels == run.config.in_channels]
+    def of(cls, runs: Sequence[FinishedRun]) -> Familiar:
+        """Read the ``statistics.json`` of runs with the same settings, and their records of voxels' edges."""
+        run = runs[0]
+        channels = run.config.in_channels
+        pairs = [p for one in runs for p in one.statistics.values() if p.num_channels == channels]
         over = run.composition.statistics_over
-        prints = run.record.get("planned", {}).get("fingerprints", {}).values()
+        prints = [
+            entry for one in runs for entry in one.record.get("planned", {}).get("fingerprints", {}).values()
+        ]
+        edges = [levels for one in runs for levels in one.record.get(SPACING, {}).values()]
         means, stds = [pair.mean for pair in pairs], [pair.std for pair in pairs]
         if not pairs and run.composition.intensity == "raw":  # which is what fingerprints tell of
             found = [torch.tensor(entry["intensity"], dtype=torch.float64) for entry in prints]
             means, stds, over = [f[:, 0] for f in found], [f[:, 1] for f in found], "image"
-        none = torch.zeros(0, run.config.in_channels, dtype=torch.float64)
+        none = torch.zeros(0, channels, dtype=torch.float64)
         return cls(
             torch.stack(means) if means else none,
             torch.stack(stds) if stds else none,
             over,
-            _edges([*map(_levels, run.record.get(SPACING, {}).values()), *(e["spacing"] for e in prints)]),
+            _edges([*map(_levels, edges), *(e["spacing"] for e in prints)]),
         )
 
     @property

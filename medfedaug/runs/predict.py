@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from monai.transforms import Compose
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
@@ -23,16 +23,16 @@ from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.server.output import STATISTICS
-from medfedaug.federation.site.model import SiteModel
+from medfedaug.runs.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.predictions_file import Predictions
+from medfedaug.runs.predictor import Predictor, predictions
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
-from medfedaug.transforms import FedRDNd
 from medfedaug.utils.versions import software_versions
 
 __all__ = ["Event", "predict_images"]
@@ -45,7 +45,7 @@ _ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks f
 
 
 def predict_images(
-    run: FinishedRun,
+    models: Ensemble,
     images: str | Path,
     out: str | Path,
     *,
@@ -64,7 +64,7 @@ def predict_images(
     A folder that holds finished cases is continued, if model and options are the same.
 
     Args:
-        run: the model.
+        models: the run whose model predicts, or several, whose probabilities are averaged.
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
@@ -90,17 +90,17 @@ def predict_images(
             `StorageError` also later.
     """
     images, out = Path(images), Path(out)
-    origin = Origin.of(run, site, statistics)
-    given = open_given(images, run.config, origin.site, leave_out=out, series=series)
+    origins = tuple(Origin.of(run, site, statistics) for run in models.runs)
+    given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=series)
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
     _check_device(device)
-    coded = {} if codes is None else _codes(run, codes)
+    coded = {} if codes is None else _codes(models.first, codes)
     job = _Job(
-        run=run,
+        models=models,
         given=given,
         out=out,
-        origin=origin,
+        origins=origins,
         device=device,
         probabilities=probabilities,
         previews=previews,
@@ -131,16 +131,26 @@ def _check_device(device: str) -> None:
 class _Job:
     """One call: cases, where they go, and what is done with them."""
 
-    run: FinishedRun
+    models: Ensemble
     given: Given
     out: Path
-    origin: Origin
+    origins: tuple[Origin, ...]
     device: str
     probabilities: bool
     previews: bool
     series: str | None
     tell: Event
     codes: Mapping[str, SegmentCodes]
+
+    @property
+    def run(self) -> FinishedRun:
+        """A run, for what is the same in all of an ensemble."""
+        return self.models.first
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of the images; the pair of a site may be another one in each run."""
+        return self.origins[0]
 
     @property
     def folder(self) -> SiteFolder:
@@ -177,21 +187,23 @@ class _Job:
         found.pending = {name: planned[name] for name in todo}
         self.tell({"event": "start", "cases": len(cases), "there": len(good) - len(todo), "todo": len(todo)})
         if todo:
-            model, transform = self.prepare(good)
-            familiar = Familiar.of(run)
-            used = self.statistics(transform, len(good))
+            predictors = self.prepare(good)
+            familiar = Familiar.of(self.models.runs)
+            used = _together([predictor.statistics(len(good)) for predictor in predictors])
             found.agree("statistics", used)
             if used and "file" in used:
-                pair = {"images": model.statistics(familiar.over)}
+                pair = {"images": predictors[0].model.statistics(familiar.over)}
                 save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
             found.told["notes"] = self.notes(familiar, used)
             found.told["compared_with_the_sites"] = familiar.sources
             try:
                 found.write()
-                with model.scoring():
-                    model.network.eval()
+                with ExitStack() as contexts:
+                    for predictor in predictors:
+                        contexts.enter_context(predictor.model.scoring())
+                        predictor.model.network.eval()
                     for name in todo:
-                        self.predict(found, good[name], states[name], model, transform, familiar)
+                        self.predict(found, good[name], states[name], predictors, familiar)
             finally:
                 found.write()  # also when somebody stops it
         else:
@@ -222,7 +234,6 @@ class _Job:
 
     def made(self) -> dict[str, Any]:
         """What decides over the result, but for the statistics, which are not known yet."""
-        model = {"sha256": self.run.sha256, "run": self.run.record["run"], "round": self.run.round}
         options = {
             "site": self.origin.site or None,
             "probabilities": self.probabilities,
@@ -230,7 +241,7 @@ class _Job:
             **({"series": self.series} if self.series is not None else {}),
             **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
         }
-        return {"model": model, "options": options}
+        return {"model": self.models.identity(), "options": options}
 
     def told(self) -> dict[str, Any]:
         config = self.run.config
@@ -239,6 +250,7 @@ class _Job:
             "classes": list(config.classes),
             "network": config.network,
             "methods": [method["name"] for method in config.methods],
+            "models": [os.path.abspath(run.model.parent) for run in self.models.runs],
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
             "left_out": [
@@ -294,47 +306,28 @@ class _Job:
                 self.failed(found, case, error)
                 del good[name]
 
-    def prepare(self, good: dict[str, Case]) -> tuple[SiteModel, Compose]:
-        """The network with all that it needs at the place of the images, and what an image passes before it.
+    def prepare(self, good: dict[str, Case]) -> list[Predictor]:
+        """The models at the place of the images; all normalise with one pair, where it is of the images.
 
         Raises:
             ConfigError: where something is not there, with what to give.
         """
-        run = self.run
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        origin = self.origin
-        model = run.at_site(origin.site, folder, self.device, statistics=origin.pair)
-        if not model.recall(run.local_state(origin.site)):
-            layers = run.sites_with_layers
-            if origin.site:
-                raise ConfigError(
-                    f"site {origin.site} did not train in the run, and has no layers of its own: leave out "
-                    "--site, and train with the method's argument unseen"
-                )
-            have = f"has those of {', '.join(layers)}" if layers else "has none"
-            raise ConfigError(
-                "the model needs layers that each site keeps, and a place that did not train has none: give "
-                f"--site NAME, whose layers are in {run.state} (it {have}; --state names another folder), "
-                "or train with the method's argument unseen"
-            )
-        return model, model.evaluation_transform()
-
-    def statistics(self, transform: Compose, count: int) -> dict[str, Any] | None:
-        """What the images are normalised with."""
-        used = next((t.normalizer for t in transform.transforms if isinstance(t, FedRDNd)), None)
-        if used is None or used.pair is None:
-            return None
-        mean, std = (values.tolist() for values in used.pair)
-        told = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
-        if used.average:
-            return {"of": "the average of the federation's sites", **told}
-        if self.origin.pair is not None:
-            return {"of": self.origin.source, **told}
-        return {"of": f"the {count} image{'s' * (count > 1)} given", **told, "file": STATISTICS}
+        found: list[Predictor] = []
+        for run, origin in zip(self.models.runs, self.origins, strict=True):
+            composition = run.composition
+            shared = composition.needs_statistics and origin.pair is None and found
+            pair = found[0].model.statistics(composition.statistics_over) if shared else None
+            found.append(Predictor.prepare(run, origin, folder, self.device, pair))
+            if len(self.models.runs) > 1:
+                found[-1].rest()
+        return found
 
     def notes(self, familiar: Familiar, used: dict[str, Any] | None) -> list[str]:
         """What holds for all cases."""
         composition, told = self.run.composition, []
+        if (count := len(self.models.runs)) > 1:
+            told.append(f"the probabilities of {count} models are averaged")
         if composition.epochs_before_test:
             told.append(
                 "each site trained the model further by itself before it was tested; this is the model "
@@ -368,23 +361,16 @@ class _Job:
         found: Predictions,
         case: Case,
         state: Sequence[Any],
-        model: SiteModel,
-        transform: Compose,
+        predictors: Sequence[Predictor],
         familiar: Familiar,
     ) -> None:
         """Predict a case and write all of it, or say why it could not be done."""
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                told = self.unlike(case, model, familiar)
-                prediction = model.task.predict_case(
-                    model.network,
-                    model.task.evaluation_case(self.folder, case, labelled=False),
-                    transform,
-                    model.device,
-                    self.run.config.batch_size,
-                    self.probabilities or not self.dense,
-                )
+                told = self.unlike(case, predictors[0], familiar)
+                wanted = self.probabilities or not self.dense or len(predictors) > 1
+                prediction = mean_prediction(predictions(predictors, self.folder, case, probabilities=wanted))
                 entry = {**self.write(case, prediction), "warnings": told}
         except StorageError:  # it would be the same for the next one
             raise
@@ -401,10 +387,10 @@ class _Job:
             self.tell({"event": "unlike", "case": case.name, "text": text})
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, model: SiteModel, familiar: Familiar) -> list[str]:
+    def unlike(self, case: Case, predictor: Predictor, familiar: Familiar) -> list[str]:
         told = []
         if "intensity" in familiar.sources:
-            preparation = model.task.preparation
+            preparation = predictor.model.task.preparation
             image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
             moments = preparation.moments(image, familiar.over)
             told += familiar.intensity_warnings(moments, self.run.config.channel_names)
@@ -415,22 +401,22 @@ class _Job:
     def write(self, case: Case, prediction: Prediction) -> dict[str, Any]:
         """Write the files of a case, and say what they show."""
         classes, files = self.run.config.classes, self.files(case)
-        preview = self.out / files[-1]
         if not self.dense:
             assert prediction.probabilities is not None
             shares = dict(zip(classes, prediction.probabilities.tolist(), strict=True))
             if self.previews:
-                _picture(preview, draw_classified(self.folder.load_image(case, "scale"), shares))
+                _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         assert isinstance(self.folder, VolumeFolder)
-        affine, segments = self.folder.affine(case), Segments(classes, self.run.sha256, self.codes)
+        affine, segments = self.folder.affine(case), Segments(classes, self.models.sha256, self.codes)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
-        if prediction.probabilities is not None:
+        if self.probabilities:
+            assert prediction.probabilities is not None
             target = self.out / _PROBABILITIES / files[0]
             write_probabilities(target, case.image, prediction.probabilities, segments)
         if self.previews:
             image = self.folder.load_image(case, "scale")
-            _picture(preview, draw_label_map(image, prediction.label, classes, affine))
+            _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
         counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
         entry: dict[str, Any] = {"label_map": files[0], "voxels": dict(zip(classes, counts, strict=True))}
         if affine is not None:
@@ -442,6 +428,15 @@ class _Job:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
         found.failure(case, text, self.files(case))
         self.tell({"event": "failed", "case": case.name, "reason": text})
+
+
+def _together(used: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The statistics of all models; where a site's pair is another one in each run, that of each."""
+    first = used[0]
+    if first is None or all(one == first for one in used):
+        return first
+    members = [{"mean": one["mean"], "std": one["std"]} for one in used if one is not None]
+    return {"of": first["of"], "intensity": first["intensity"], "members": members}
 
 
 def _picture(path: Path, figure: Any) -> None:

@@ -214,8 +214,9 @@ _CASE = entries(
     finite,
     needed=("written", "state", "warnings"),
 )
+_PAIR = {"mean": list_of(number), "std": list_of(number)}
 _STATISTICS = entries(
-    {"of": text, "mean": list_of(number), "std": list_of(number), "intensity": text, "file": _place}
+    {"of": text, **_PAIR, "intensity": text, "file": _place, "members": list_of(entries(_PAIR))}
 )
 _CONTENT = entries(
     {

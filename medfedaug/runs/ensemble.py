@@ -1,0 +1,139 @@
+"""`Ensemble`: finished runs of the same settings, such as the folds of a data set, that predict together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medfedaug.config.run import asked_settings
+from medfedaug.errors import ConfigError
+from medfedaug.federation.server.output import GLOBAL_MODEL, RESULTS
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.load_results import find_runs
+from medfedaug.tasks import Prediction
+
+__all__ = ["Ensemble", "mean_prediction"]
+
+# Members may differ in these: folds of one data set, and repetitions with other seeds.
+_MAY_DIFFER = ("seed", "limit", "holdout")
+_LONGEST = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Finished runs whose probabilities are averaged; most often it is one run alone.
+
+    Args:
+        runs: its members, ordered by the hashes of their models: the same models give the same bits, in
+            whatever order they were named.
+    """
+
+    runs: tuple[FinishedRun, ...]
+
+    @classmethod
+    def open(cls, models: Sequence[str | Path], *, state: str | Path | None = None) -> Ensemble:
+        """Open runs, and check that they were made with the same settings.
+
+        Args:
+            models: folders of runs, or models in them (`FinishedRun.open`). A folder that is no run stands
+                for all runs below it, as ``benchmark --folds`` writes them.
+            state: where the sites keep what is theirs; by default the folder ``state`` of each run.
+
+        Raises:
+            ConfigError: naming the run and the first setting that differs.
+        """
+        return cls.of([FinishedRun.open(model, state=state) for model in _expanded(models)])
+
+    @classmethod
+    def of(cls, runs: Sequence[FinishedRun]) -> Ensemble:
+        """Make an ensemble of opened runs.
+
+        Raises:
+            ConfigError: as `open`.
+        """
+        whose: dict[str, FinishedRun] = {}
+        for run in runs:
+            other = whose.setdefault(run.sha256, run)
+            if other is not run:
+                raise ConfigError(f"{run.model} is the same model as {other.model}; name each model once")
+            _check_alike(runs[0], run)
+        return cls(tuple(whose[sha256] for sha256 in sorted(whose)))
+
+    @property
+    def first(self) -> FinishedRun:
+        """Any member, for the settings that all of them have."""
+        return self.runs[0]
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the model's file; of several the hash of their hashes."""
+        if len(self.runs) == 1:
+            return self.first.sha256
+        return hashlib.sha256("\n".join(run.sha256 for run in self.runs).encode()).hexdigest()
+
+    def identity(self) -> dict[str, Any]:
+        """The model's hash, run and round; of several their common hash, and these of each ``members``."""
+        members = [{"sha256": run.sha256, "run": run.record["run"], "round": run.round} for run in self.runs]
+        return members[0] if len(members) == 1 else {"sha256": self.sha256, "members": members}
+
+
+def mean_prediction(predictions: Iterable[Prediction]) -> Prediction:
+    """Average the probabilities of several models; the label is the class with the largest mean.
+
+    Args:
+        predictions: of the same case, one at a time; each but a single one with probabilities.
+
+    Returns:
+        A single prediction as it is.
+    """
+    remaining = iter(predictions)
+    first = next(remaining)
+    total, count = first.probabilities, 1
+    for prediction in remaining:
+        assert total is not None
+        assert prediction.probabilities is not None
+        total, count = torch.add(total, prediction.probabilities), count + 1
+    if count == 1 or total is None:
+        return first
+    label = total.max(dim=0, keepdim=first.label.ndim > 0).indices
+    return Prediction(label, total / count)
+
+
+def _expanded(models: Sequence[str | Path]) -> list[Path]:
+    """The models that are named, where a folder that is no run stands for the runs below it."""
+    found: list[Path] = []
+    for model in map(Path, models):
+        is_run = not model.is_dir() or (model / GLOBAL_MODEL).exists() or (model / RESULTS).exists()
+        below = [] if is_run or not any(model.rglob(RESULTS)) else find_runs([model])
+        found += below or [model]  # `FinishedRun.open` says what a folder without any run lacks
+    return found
+
+
+def _check_alike(first: FinishedRun, run: FinishedRun) -> None:
+    """Check that two runs were asked for the same settings; a plan that the sites' data decided may differ.
+
+    Raises:
+        ConfigError: naming the first difference.
+    """
+    one, other = asked_settings(first.record), asked_settings(run.record)
+    for name in dict.fromkeys([*one, *other]):
+        a, b = one.get(name), other.get(name)
+        if name in _MAY_DIFFER or a == b:
+            continue
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            part = next(key for key in {**a, **b} if a.get(key) != b.get(key))
+            name, a, b = f"{name}: {part}", a.get(part), b.get(part)
+        raise ConfigError(
+            f"{run.model.parent} and {first.model.parent} differ in {name} ({_short(b)}, and {_short(a)}): "
+            "an ensemble needs runs with the same settings; name one of them alone"
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,132 @@
+"""`Predictor`: a finished model, ready to predict the images of a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monai.transforms import Compose
+
+from medfedaug.data.base import Case, SiteFolder
+from medfedaug.errors import ConfigError
+from medfedaug.federation.server.output import STATISTICS
+from medfedaug.federation.site.model import SiteModel
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.statistics import ChannelStatistics
+from medfedaug.tasks import EvaluationCase, Prediction
+from medfedaug.transforms import FedRDNd
+
+__all__ = ["Predictor", "predictions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """The model of a run with all that it needs at the place of the images.
+
+    Args:
+        run: the run.
+        origin: of the images.
+        model: the model at their place.
+        transform: what an image passes before the network.
+    """
+
+    run: FinishedRun
+    origin: Origin
+    model: SiteModel
+    transform: Compose
+
+    @classmethod
+    def prepare(
+        cls,
+        run: FinishedRun,
+        origin: Origin,
+        folder: SiteFolder,
+        device: str,
+        statistics: ChannelStatistics | None = None,
+    ) -> Predictor:
+        """Build the network, and give it the statistics and layers of the images' place.
+
+        Args:
+            run: the run.
+            origin: of the images.
+            folder: the images, as test cases.
+            device: where to compute.
+            statistics: of the images, where they are known already.
+
+        Raises:
+            ConfigError: where something is not there, with what to give.
+        """
+        model = run.at_site(origin.site, folder, device, statistics=origin.pair or statistics)
+        if not model.recall(run.local_state(origin.site)):
+            layers = run.sites_with_layers
+            if origin.site:
+                raise ConfigError(
+                    f"site {origin.site} did not train in the run, and has no layers of its own: leave out "
+                    "--site, and train with the method's argument unseen"
+                )
+            have = f"has those of {', '.join(layers)}" if layers else "has none"
+            raise ConfigError(
+                "the model needs layers that each site keeps, and a place that did not train has none: give "
+                f"--site NAME, whose layers are in {run.state} (it {have}; --state names another folder), "
+                "or train with the method's argument unseen"
+            )
+        return cls(run, origin, model, model.evaluation_transform())
+
+    def statistics(self, count: int) -> dict[str, Any] | None:
+        """The pair that images are normalised with, and its source; ``None`` where no method normalises.
+
+        Args:
+            count: number of the images given.
+        """
+        used = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
+        if used is None or used.pair is None:
+            return None
+        mean, std = (values.tolist() for values in used.pair)
+        told = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if used.average:
+            return {"of": "the average of the federation's sites", **told}
+        if self.origin.pair is not None:
+            return {"of": self.origin.source, **told}
+        return {"of": f"the {count} image{'s' * (count > 1)} given", **told, "file": STATISTICS}
+
+    def rest(self) -> None:
+        """Move the network off its device, which another model of an ensemble needs."""
+        self.model.network.to("cpu")
+
+
+def predictions(
+    predictors: Sequence[Predictor], folder: SiteFolder, case: Case, *, probabilities: bool
+) -> Iterator[Prediction]:
+    """Predict a case with one model after the other.
+
+    Args:
+        predictors: the models, within `SiteModel.scoring` and in evaluation mode.
+        folder: the images.
+        case: one of them.
+        probabilities: whether these are wanted besides the label.
+
+    Yields:
+        The prediction of each model, in their order.
+
+    Raises:
+        DataError: naming site and file.
+    """
+    prepared: dict[str, EvaluationCase] = {}
+    for predictor in predictors:
+        model = predictor.model
+        if model.task.key not in prepared:  # members with one plan see the same image
+            prepared = {model.task.key: model.task.evaluation_case(folder, case, labelled=False)}
+        model.network.to(model.device)
+        found = model.task.predict_case(
+            model.network,
+            prepared[model.task.key],
+            predictor.transform,
+            model.device,
+            model.config.batch_size,
+            probabilities,
+        )
+        if len(predictors) > 1:
+            predictor.rest()
+        yield found
