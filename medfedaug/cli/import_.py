@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from medfedaug.cli.archive_options import ArchiveOptions, takes_archive
-from medfedaug.cli.console import Table, err_console, out_console, say
-from medfedaug.cli.progress import resumable
+from medfedaug.cli.console import Table, out_console, say
+from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_json
+
+if TYPE_CHECKING:
+    from medfedaug.data.pacs.choice import Planned
 
 __all__ = ["import_"]
 
@@ -40,11 +46,27 @@ def import_(
             help="Series of the image: its UID, or a regular expression for number, description, modality.",
         ),
     ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=REGEX|UID",
+            help="In place of --series, a channel and the series that it is, 'FLAIR=.*flair.*'; once for "
+            "each channel, in their order. Channels are brought to the grid of the first one, or of "
+            "the one that label maps refer to.",
+        ),
+    ] = None,
     labels: Annotated[str, typer.Option(help="Label maps: seg, rtstruct or none.")] = "none",
     segments: Annotated[
         list[str] | None,
         typer.Option(help="Segment and its class, 'Tumour core=tumour'; once for each. * fits any text."),
     ] = None,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="Segments of different classes that overlap: refuse, or priority, which gives the voxels to "
+            "the class that --segments names first."
+        ),
+    ] = "refuse",
     threshold: Annotated[float, typer.Option(help="Share from which a fractional SEG counts.")] = 0.5,
     allow_burned_in: Annotated[
         bool, typer.Option("--allow-burned-in", help="Take images that may hold text in their pixels.")
@@ -57,7 +79,7 @@ def import_(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Studies at a time.")] = 2,
+    parallel: Annotated[int, typer.Option(min=1, help="Series and studies at a time.")] = 2,
 ) -> None:
     """Make a site's data folder of studies from a PACS or a folder of DICOM files.
 
@@ -69,8 +91,9 @@ def import_(
     from medfedaug.data.pacs.studies_file import read_studies
 
     require_pacs("shapely")
-    from medfedaug.data.pacs.importer import ImportSettings, import_studies, plan_import
-    from medfedaug.data.pacs.importer import withdraw as withdraw_patients
+    from medfedaug.data.pacs.choice import ImportSettings, plan_import
+    from medfedaug.data.pacs.importer import import_studies
+    from medfedaug.data.pacs.withdrawal import withdraw as withdraw_patients
     from medfedaug.privacy.pseudonyms import Pseudonyms
 
     own = state or out.with_name(f"{out.name}.state")
@@ -82,14 +105,13 @@ def import_(
         return
     if studies is None or withdraw is not None:
         raise ConfigError("give one of --studies FILE and --withdraw FILE")
-    pairs = [one.rpartition("=") for one in segments or ()]
-    if not all(name.strip() and found.strip() for name, _, found in pairs):
-        raise ConfigError("--segments takes NAME=CLASS, such as 'Tumour core=tumour'")
     settings = ImportSettings(
         series=series,
+        channels=_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
         labels=labels,
-        segments={name.strip(): found.strip() for name, _, found in pairs},
+        segments=_pairs("--segments", "'Tumour core=tumour'", segments),
         threshold=threshold,
+        overlap=overlap,
         allow_burned_in=allow_burned_in,
         parallel=parallel,
     )
@@ -98,32 +120,43 @@ def import_(
     with (
         resumable(),
         archive.open(folder) as source,
-        err_console.status("looking") as status,
+        ImportProgress() as progress,
     ):
-        plans = plan_import(
-            source, wanted, pseudonym, settings, lambda done, of: status.update(f"looking: {done} of {of}")
-        )
-        table = Table("case", "series", "modality", "objects", "decision")
-        for plan in plans:
-            for modality, number, objects, decision in plan.rows:
-                shown = "" if objects is None else str(objects)
-                table.add_row(plan.case, number, modality, shown, decision)
-            if plan.problem:
-                table.add_row(plan.case, "", "", "", f"left out: {plan.problem}")
-        out_console.print(table)
+        plans = plan_import(source, wanted, pseudonym, settings, progress.show)
+        _print(plans)
         if json is not None:
-            write_json(json, [{"case": p.case, "series": p.rows, "problem": p.problem} for p in plans])
+            write_json(json, [_row(plan) for plan in plans])
         if dry_run:
             return
-        done: list[str] = []
-
-        def tell(case: str, problem: str) -> None:
-            done.append(case)
-            status.update(f"importing: {len(done)} of {len(plans)}")
-
-        failed = import_studies(source, plans, out, own, settings, tell)
+        failed = import_studies(source, plans, out, own, settings, progress.show)
     for case, problem in sorted(failed.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
     say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")
     if failed:
         raise typer.Exit(1)
+
+
+def _pairs(option: str, example: str, given: list[str] | None, *, first: bool = False) -> dict[str, str]:
+    """Values ``NAME=VALUE``, split at the last sign, or at the first one where the value may have some."""
+    pairs = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
+    if not all(name.strip() and value.strip() for name, _, value in pairs):
+        raise ConfigError(f"{option} takes NAME=VALUE, such as {example}")
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(found) < len(pairs):
+        raise ConfigError(f"{option} names one thing twice")
+    return found
+
+
+def _print(plans: Sequence[Planned]) -> None:
+    table = Table("case", "series", "modality", "objects", "decision")
+    for plan in plans:
+        for row in plan.rows:
+            shown = "" if row.objects is None else str(row.objects)
+            table.add_row(*map(Text, (plan.case, row.number, row.modality, shown, row.decision)))
+        if plan.problem:
+            table.add_row(*map(Text, (plan.case, "", "", "", f"left out: {plan.problem}")))
+    out_console.print(table)
+
+
+def _row(plan: Planned) -> dict[str, Any]:
+    return {"case": plan.case, "series": [asdict(row) for row in plan.rows], "problem": plan.problem}

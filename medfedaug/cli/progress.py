@@ -26,7 +26,7 @@ from medfedaug.cli.console import err_console, say
 from medfedaug.utils.event_text import Teller
 from medfedaug.utils.printable import printable
 
-__all__ = ["CaseProgress", "RoundProgress", "SweepProgress", "resumable"]
+__all__ = ["CaseProgress", "ImportProgress", "RoundProgress", "SweepProgress", "resumable"]
 
 _MOST_LEFT_OUT = 20
 QUIET = 20.0
@@ -234,6 +234,44 @@ class CaseProgress:
 
     def _line(self, text: str, style: str | None = None) -> None:
         say(text, style, err=True)
+
+
+class ImportProgress:
+    """A progress bar over studies, which says how many objects have come."""
+
+    def __init__(self) -> None:
+        self.bar = _bar()
+        self._came = self._objects = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> ImportProgress:
+        self.bar.start()
+        self.task = self.bar.add_task("looking for studies", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Take in an event of an import, from any thread."""
+        kind = event["event"]
+        if kind == "found":
+            self.bar.update(self.task, completed=event["number"], total=event["of"])
+        elif kind == "start":
+            self._objects = event["objects"]
+            self.bar.update(self.task, description="importing", completed=0, total=event["todo"])
+            if event["there"]:
+                say(
+                    f"{event['there']} of {event['there'] + event['todo']} studies are there already",
+                    err=True,
+                )
+        elif kind == "object":
+            with self._lock:
+                self._came += 1
+                said = f"{self._came} of {self._objects}" if self._came <= self._objects else f"{self._came}"
+            self.bar.update(self.task, description=f"importing: {said} objects")
+        elif kind in ("imported", "failed"):
+            self.bar.advance(self.task)
 
 
 @contextmanager

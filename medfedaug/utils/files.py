@@ -34,7 +34,7 @@ __all__ = [
 PRIVATE = 0o600
 """The mode of a file that its owner alone may read."""
 
-_UNFINISHED = re.compile(r"\..+\.(pt|json|key)\.[0-9a-f]{8}")
+_UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
 """By what `write_atomic` names a file while it writes one that a site or a server keeps."""
 
 

@@ -101,6 +101,7 @@ _TAGS = [
     ),
     *("SamplesPerPixel", "PhotometricInterpretation", "ImagePositionPatient", "ImageOrientationPatient"),
     *("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
+    *("BurnedInAnnotation", "FrameOfReferenceUID"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DirectoryRecordSequence"),
     *(name for name, _ in _APART),
 ]
@@ -115,7 +116,7 @@ _NO_IMAGES = {
     "1.2.840.10008.5.1.4.1.1.30": "parametric map",
     "1.2.840.10008.1.3.10": "DICOMDIR",
 }
-_SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+_SECONDARY_CAPTURES = {f"1.2.840.10008.5.1.4.1.1.7{part}" for part in ("", ".1", ".2", ".3", ".4")}
 
 # Compressed syntaxes that SimpleITK's GDCM decodes; others are decoded by pydicom's plugins.
 _BY_GDCM = {
@@ -177,6 +178,8 @@ class DicomInstance:
         photometric: PhotometricInterpretation.
         frames: how many images the file holds.
         slices: one for each of them; none where the object is no image.
+        burned_in: whether the header says that the pixels hold text.
+        frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
     """
 
     path: Path
@@ -191,6 +194,8 @@ class DicomInstance:
     photometric: str
     frames: int
     slices: tuple[DicomSlice, ...]
+    burned_in: bool = False
+    frame_of_reference: str = ""
 
     @property
     def no_image(self) -> str:
@@ -223,6 +228,7 @@ class DicomSeries:
         part: what tells it from other volumes of the series, in words; empty for the only one.
         problem: why it cannot be read, in words; empty where it can.
         remarks: what a user should know about it, a sentence each.
+        burned_in: whether a header says that its pixels hold text.
     """
 
     first: DicomInstance
@@ -230,6 +236,7 @@ class DicomSeries:
     part: str = ""
     problem: str = ""
     remarks: tuple[str, ...] = ()
+    burned_in: bool = False
 
     @property
     def uid(self) -> str:
@@ -284,6 +291,11 @@ class DicomSeries:
         return float(abs(_normal(first) @ apart))
 
     @property
+    def is_secondary_capture(self) -> bool:
+        """Return whether its objects are pictures of a screen or of paper, by their class."""
+        return self.first.sop_class in _SECONDARY_CAPTURES
+
+    @property
     def is_sheared(self) -> bool:
         """Return whether its slices follow each other obliquely to their normal, as under a tilted gantry."""
         if self.affine is None:
@@ -308,7 +320,7 @@ class DicomSeries:
         """Reason why a prediction of a folder leaves the series out; empty for a usual series."""
         if "LOCALIZER" in self.first.image_type:
             return "a localiser"
-        if self.first.sop_class.startswith(_SECONDARY_CAPTURE):
+        if self.is_secondary_capture:
             return "a secondary capture in colour" if self.channels > 1 else "a secondary capture"
         return ""
 
@@ -433,6 +445,8 @@ def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
         photometric=str(header.get("PhotometricInterpretation", "")),
         frames=frames,
         slices=tuple(_slices(path, header, frames)) if image else (),
+        burned_in=str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES",
+        frame_of_reference=str(header.get("FrameOfReferenceUID", "")),
     )
 
 
@@ -561,7 +575,16 @@ def _volumes(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
         problem = next(filter(None, map(_undecodable, own)), "") or problem
         if any(instance.photometric == "MONOCHROME1" for instance in own):
             remarks.append("its lowest values are white (MONOCHROME1), and are read as the highest")
-        found.append(DicomSeries(own[0] if own else first, tuple(ordered), part, problem, tuple(remarks)))
+        found.append(
+            DicomSeries(
+                own[0] if own else first,
+                tuple(ordered),
+                part,
+                problem,
+                tuple(remarks),
+                burned_in=any(instance.burned_in for instance in own),
+            )
+        )
     return found
 
 

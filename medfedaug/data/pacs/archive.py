@@ -33,6 +33,7 @@ __all__ = [
     "FetchError",
     "FoundSeries",
     "FoundStudy",
+    "RequestRefused",
     "Wanted",
     "in_order",
     "matching",
@@ -63,7 +64,20 @@ _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3"
 
 
 class ArchiveError(MedFedAugError):
-    """The archive cannot be used: it does not answer, or refuses."""
+    """The archive cannot be used: it does not answer, or refuses.
+
+    Args:
+        text: the reason, without a full stop.
+        timed_out: whether the archive was silent, or could not be reached.
+    """
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        self.timed_out = timed_out
+        super().__init__(text)
+
+
+class RequestRefused(ArchiveError):
+    """The archive answers, and refuses one request; others may succeed."""
 
 
 class FetchError(MedFedAugError):
@@ -240,7 +254,8 @@ class Archive(Protocol):
         """Find the studies that match, sorted by UID.
 
         Raises:
-            ArchiveError: where the archive does not answer or refuses.
+            RequestRefused: where the archive refuses this search.
+            ArchiveError: where the archive does not answer.
         """
         ...
 
@@ -248,7 +263,8 @@ class Archive(Protocol):
         """Find all series of a study, sorted by number and UID.
 
         Raises:
-            ArchiveError: where the archive does not answer or refuses.
+            RequestRefused: where the archive refuses this search.
+            ArchiveError: where the archive does not answer.
         """
         ...
 
@@ -269,6 +285,7 @@ class Archive(Protocol):
 
         Raises:
             FetchError: where not all objects came.
+            RequestRefused: where the archive refuses to list the objects.
             ArchiveError: where the archive does not answer at all.
         """
         ...

@@ -27,6 +27,7 @@ from medfedaug.data.pacs.archive import (
     FetchError,
     FoundSeries,
     FoundStudy,
+    RequestRefused,
     Wanted,
     in_order,
     matching,
@@ -129,16 +130,18 @@ class DicomWebArchive(Archive):
         if not uids:
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(folder, uids, on_instance)
-        failure = Failure("")
-        if len(arrival.missing) > 1:
+        failure, before = Failure(), arrival.missing
+        if len(before) > 1:
             failure = self._received(
                 arrival, lambda client: client.iter_series(*where, media_types=_AS_STORED)
             )
-        # An object that is broken, or a connection that breaks off, must not cost the others.
-        for uid in arrival.missing:
+        # An object that is broken, or a connection that breaks off, must not cost the others. An archive that
+        # was silent from the first object on was asked as often as `attempts` says.
+        silent = failure.timed_out and arrival.missing == before
+        for uid in [] if silent else arrival.missing:
             for _ in range(self._access.attempts):
                 failure = self._received(arrival, partial(_one_instance, where=(*where, uid)))
-                if uid not in arrival.missing or not failure.passing:
+                if uid not in arrival.missing or not failure.passing or failure.timed_out:
                     break
             if uid in arrival.missing:
                 break
@@ -187,7 +190,8 @@ class DicomWebArchive(Archive):
             return client
         session = requests.Session()
         # A busy archive is asked again, later each time, or when it says so itself.
-        waiting = Retry(
+        waiting = _Waiting(
+            longest=self._access.timeout,
             total=self._access.attempts - 1,
             backoff_factor=0.5,
             status_forcelist=_BUSY,
@@ -220,9 +224,35 @@ class DicomWebArchive(Archive):
         try:
             yield
         except requests.RequestException as error:
-            raise ArchiveError(_failure(error, self.place, what).reason) from error
+            failure = _failure(error, self.place, what)
+            code = error.response.status_code if error.response is not None else HTTPStatus.UNAUTHORIZED
+            if code != HTTPStatus.UNAUTHORIZED:
+                raise RequestRefused(failure.reason) from error
+            raise ArchiveError(failure.reason, timed_out=failure.timed_out) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ArchiveError(f"{self.place} answers something else than DICOMweb; check the URL") from error
+
+
+class _Waiting(Retry):
+    """Waits before another attempt, as long as the archive says, and no longer than it may be silent.
+
+    Args:
+        longest: seconds.
+        **settings: of `urllib3.util.Retry`.
+    """
+
+    def __init__(self, longest: float = 60.0, **settings: Any) -> None:
+        self.longest = longest
+        super().__init__(**settings)
+
+    def new(self, **changed: Any) -> Retry:
+        """Return a copy with some settings changed."""
+        return super().new(longest=self.longest, **changed)
+
+    def get_retry_after(self, response: Any) -> float | None:
+        """Return the seconds of the header ``Retry-After``, at most ``longest``."""
+        asked = super().get_retry_after(response)
+        return None if asked is None else min(asked, self.longest)
 
 
 def _failure(error: requests.RequestException, place: str, what: str = "fetch") -> Failure:

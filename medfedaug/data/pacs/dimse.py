@@ -42,6 +42,7 @@ from medfedaug.data.pacs.archive import (
     FetchError,
     FoundSeries,
     FoundStudy,
+    RequestRefused,
     Wanted,
     in_order,
     matching,
@@ -177,7 +178,7 @@ class DimseArchive(Archive):
                     if "Status" not in status:
                         return Failure(self._silent, timed_out=True)
                     self._check(status, "fetch")
-        except _Refused as error:
+        except RequestRefused as error:
             return Failure(str(error), passing=len(arrival.missing) < before)
         return Failure(f"{self.place} lists them and does not send them")
 
@@ -260,8 +261,8 @@ class DimseArchive(Archive):
                     f"{self.place} refuses the AE title {self._access.aet}; enter it there, or give --aet"
                 )
             if association.acceptor.primitive is not None:
-                raise _Refused(f"{self.place} accepts none of what is asked for")
-            raise ArchiveError(f"{self.place} cannot be reached, or ends the connection")
+                raise RequestRefused(f"{self.place} accepts none of what is asked for")
+            raise ArchiveError(f"{self.place} cannot be reached, or ends the connection", timed_out=True)
         try:
             yield association
         finally:
@@ -276,13 +277,13 @@ class DimseArchive(Archive):
 
     def _check(self, status: Dataset, what: str) -> None:
         if "Status" not in status:
-            raise ArchiveError(self._silent)
+            raise ArchiveError(self._silent, timed_out=True)
         code = int(status.Status)
         # A warning of a retrieval is that some objects did not come, which is counted elsewhere.
         if code in (_SUCCESS, *_PENDING, _CANCELLED) or code & 0xF000 == _WARNING:
             return
         said = _REFUSALS.get(code, f"answers with the status {code:#06x} to a request to {what}")
-        raise _Refused(f"{self.place} {said}")
+        raise RequestRefused(f"{self.place} {said}")
 
     def _client_tls(self) -> tuple[ssl.SSLContext, str] | None:
         if not self._access.tls:
@@ -301,10 +302,6 @@ class DimseArchive(Archive):
         context.load_cert_chain(self._access.certificate, self._access.key)
         context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
         return context
-
-
-class _Refused(ArchiveError):
-    """The archive answers, and refuses one request."""
 
 
 def _query(level: str, **keys: Any) -> Dataset:

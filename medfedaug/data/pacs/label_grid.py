@@ -46,15 +46,25 @@ class LabelGrid:
         series: of the image.
         segments: patterns of segment names, each with its class; without any, all are ``foreground``.
         classes: the names, background first.
+        overlap: ``refuse`` classes that overlap, or let the one that comes first in ``classes`` win
+            (``priority``).
 
     Raises:
         ReaderError: for a series that does not say where it lies.
     """
 
-    def __init__(self, series: DicomSeries, segments: Mapping[str, str], classes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        series: DicomSeries,
+        segments: Mapping[str, str],
+        classes: Sequence[str],
+        *,
+        overlap: str = "refuse",
+    ) -> None:
         if series.affine is None:
             raise ReaderError("the image does not say where it lies, so no label map can be put on it")
         self._series, self._segments, self._classes = series, segments, [*classes]
+        self._overlap = overlap
         self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.affine)
         self.voxels = np.zeros(series.shape, np.uint8)
         self.used = 0
@@ -72,9 +82,14 @@ class LabelGrid:
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in self._contours(dataset) if rtstruct else self._frames(dataset, threshold):
             index = self._classes.index(name)
-            if (~np.isin(self.voxels[mask], (0, index))).any():
-                raise ReaderError("segments of different classes overlap")
-            self.voxels[mask] = index
+            before = self.voxels[mask]
+            taken = (before != 0) & (before != index)
+            if taken.any() and self._overlap == "refuse":
+                raise ReaderError(
+                    "segments of different classes overlap; --overlap priority gives the voxels to the class "
+                    "that --segments names first"
+                )
+            self.voxels[mask] = np.where(taken, np.minimum(before, index), index)
             self.used += 1
 
     def _named(self, label: str, several: bool) -> str | None:

@@ -1,0 +1,138 @@
+"""`CaseFiles`: where an import keeps the files of a case, and the list of the cases."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medfedaug.data.base import SPLITS, Case
+from medfedaug.data.pacs.choice import ImportSettings
+from medfedaug.data.splits import split_patients
+from medfedaug.utils.files import parse_json, remove_unfinished, write_json
+
+__all__ = ["CaseFiles"]
+
+
+@dataclass(frozen=True)
+class CaseFiles:
+    """Files of cases in a site's data folder, and of those that are being fetched.
+
+    Args:
+        out: the site's data folder.
+        state: folder of what is the site's own; objects with identity are fetched to it.
+    """
+
+    out: Path
+    state: Path
+
+    @property
+    def listing(self) -> Path:
+        """``dataset.json``."""
+        return self.out / "dataset.json"
+
+    def staging(self, case: str) -> Path:
+        """Folder to which the objects of a study are fetched."""
+        return self.state / "fetching" / case
+
+    def dicom(self, case: str) -> Path:
+        """Folder of the study's objects without identity."""
+        return self.out / "dicom" / case
+
+    def images(self, case: str, channels: Collection[str]) -> list[Path]:
+        """Image file of a case, or one for each channel."""
+        names = [f"{case}_{channel}" for channel in channels] or [case]
+        return [self.out / "images" / f"{name}.nii.gz" for name in names]
+
+    def label(self, case: str) -> Path:
+        """Label map of a case."""
+        return self.out / "labels" / f"{case}.nii.gz"
+
+    def whole(self, case: str, settings: ImportSettings) -> bool:
+        """Return whether all files of a case are there."""
+        files = self.images(case, settings.channels)
+        return all(file.is_file() for file in [*files, *([self.label(case)] if settings.labelled else [])])
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process left half-written."""
+        for kind in ("images", "labels"):
+            remove_unfinished(self.out / kind)
+
+    def remove(self, case: str) -> list[Path]:
+        """Remove all files of a case, and return its images and label maps."""
+        self.remove_unfinished()
+        own = re.compile(rf"{re.escape(case)}(_.+)?\.nii\.gz")
+        removed = []
+        for kind in ("images", "labels"):
+            folder = self.out / kind
+            for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if own.fullmatch(file.name):
+                    file.unlink()
+                    removed.append(file)
+        for folder in (self.dicom(case), self.staging(case)):
+            shutil.rmtree(folder, ignore_errors=True)
+        return removed
+
+    def write_listing(self, studies: Mapping[str, Mapping[str, Any]], settings: ImportSettings) -> None:
+        """Write ``dataset.json``: by patient into training, validation and test, or all as test images.
+
+        A patient stays in the split of an earlier list.
+
+        Args:
+            studies: by case its ``patient``.
+            settings: of the import.
+        """
+        cases = [
+            Case(case, self.images(case, settings.channels)[0], "", patient=entry["patient"])
+            for case, entry in sorted(studies.items())
+            if self.whole(case, settings)
+        ]
+        if not cases:
+            return
+        split = self._split(cases, settings)
+        content: dict[str, Any] = {
+            "labels": {str(number): name for number, name in enumerate(settings.classes)}
+        }
+        if settings.channels:
+            content["channel_names"] = {str(number): name for number, name in enumerate(settings.channels)}
+        for part in SPLITS:
+            content[part] = [self._row(case, settings) for case in cases if split[case.patient] == part]
+        write_json(self.listing, content)
+
+    def _row(self, case: Case, settings: ImportSettings) -> dict[str, Any]:
+        images = [f"images/{file.name}" for file in self.images(case.name, settings.channels)]
+        label = {"label": f"labels/{case.name}.nii.gz"} if settings.labelled else {}
+        return {"image": images if settings.channels else images[0], **label, "patient": case.patient}
+
+    def _split(self, cases: Sequence[Case], settings: ImportSettings) -> dict[str, str]:
+        """The split of each patient."""
+        known = self._known_splits() if settings.labelled else {}
+        new = [case for case in cases if case.patient not in known]
+        parts: Mapping[str, Sequence[Case]]
+        if not settings.labelled:
+            parts = {"test": new}
+        elif known and len({case.patient for case in new}) < len(SPLITS):
+            parts = {"training": new}
+        else:
+            parts = split_patients(self.out.resolve().name, new)
+        return known | {case.patient: part for part, some in parts.items() for case in some}
+
+    def _known_splits(self) -> dict[str, str]:
+        """The split of each patient of an earlier list; empty where that list had too few to train."""
+        if not self.listing.is_file():
+            return {}
+        content = parse_json(self.listing.read_text(encoding="utf-8"))
+        found = {row["patient"]: part for part in SPLITS for row in content.get(part, ())}
+        return found if "training" in found.values() else {}
+
+    def unlist(self, patients: Collection[str]) -> None:
+        """Take patients off ``dataset.json``."""
+        if not self.listing.is_file():
+            return
+        content = parse_json(self.listing.read_text(encoding="utf-8"))
+        for part in SPLITS:
+            content[part] = [row for row in content.get(part, []) if row.get("patient") not in patients]
+        write_json(self.listing, content)

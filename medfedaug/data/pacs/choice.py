@@ -1,0 +1,226 @@
+"""`plan_import`: which series of a study are its image, its channels and its label maps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from medfedaug.data.io.dicom_series import compile_series
+from medfedaug.data.pacs.archive import Archive, ArchiveError, FoundSeries, FoundStudy, Wanted
+from medfedaug.data.pacs.patience import Patience
+from medfedaug.errors import ConfigError
+
+__all__ = ["LABELS", "ImportSettings", "Planned", "SeriesRow", "plan_import"]
+
+LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}
+"""Kinds of label objects, each with its modality."""
+
+_IMAGES = ("CT", "MR", "PT", "NM")
+_BURNED_IN = ("US", "SC", "OT", "XC", "ES")
+_LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)
+_OVERLAPS = ("refuse", "priority")
+_CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Choices of an import.
+
+    Args:
+        series: UID of a series, or regular expression for number, description and modality.
+        channels: in place of ``series``, one such rule for each channel, by the channel's name.
+        labels: ``seg``, ``rtstruct`` or ``none``.
+        segments: patterns of segment names, each with its class.
+        threshold: share of its maximum from which a voxel of a fractional SEG counts.
+        overlap: ``refuse`` segments of different classes that overlap, or give the voxels to the class that
+            ``segments`` names first (``priority``).
+        allow_burned_in: whether images may hold text in their pixels.
+        parallel: series that are fetched at a time, and studies that are converted.
+
+    Raises:
+        ConfigError: for a value that is none of these.
+    """
+
+    series: str | None = None
+    channels: Mapping[str, str] = field(default_factory=dict)
+    labels: str = "none"
+    segments: Mapping[str, str] = field(default_factory=dict)
+    threshold: float = 0.5
+    overlap: str = "refuse"
+    allow_burned_in: bool = False
+    parallel: int = 2
+
+    def __post_init__(self) -> None:
+        compile_series(self.series)
+        for name, rule in self.channels.items():
+            if not _CHANNEL.fullmatch(name):
+                raise ConfigError(f"--channel {name!r}: a name has letters, digits, _, + and - alone")
+            compile_series(rule)
+        if self.series is not None and self.channels:
+            raise ConfigError("give one of --series and --channel")
+        if self.labels not in (*LABELS, "none"):
+            raise ConfigError(f"--labels {self.labels}: one of seg, rtstruct, none")
+        if self.overlap not in _OVERLAPS:
+            raise ConfigError(f"--overlap {self.overlap}: one of {', '.join(_OVERLAPS)}")
+        if not 0 < self.threshold <= 1 or self.parallel < 1:
+            raise ConfigError("--threshold is above 0 and at most 1, --parallel at least 1")
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, background first."""
+        return ["background", *(dict.fromkeys(self.segments.values()) or ["foreground"])]
+
+    @property
+    def labelled(self) -> bool:
+        """Return whether cases have label maps."""
+        return self.labels != "none"
+
+
+@dataclass(frozen=True)
+class SeriesRow:
+    """Series of a study in the table of an import.
+
+    Args:
+        modality: as the standard abbreviates it.
+        number: SeriesNumber.
+        objects: the number of its objects; ``None`` where the archive does not say.
+        decision: what becomes of it, in words.
+    """
+
+    modality: str
+    number: str
+    objects: int | None
+    decision: str
+
+
+@dataclass
+class Planned:
+    """Series of a study, and what becomes of them.
+
+    Args:
+        case: pseudonym of the study.
+        patient: pseudonym of the patient.
+        study: as found; ``None`` where nothing was found.
+        images: the image; or each channel in its order; or possible images, of which label objects refer to
+            one.
+        labels: series of label objects.
+        rows: the table.
+        problem: why nothing is imported; empty where something is.
+    """
+
+    case: str
+    patient: str
+    study: FoundStudy | None = None
+    images: list[FoundSeries] = field(default_factory=list)
+    labels: list[FoundSeries] = field(default_factory=list)
+    rows: list[SeriesRow] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def objects(self) -> int:
+        """Number of objects to fetch, as far as the archive says."""
+        return sum(one.instances or 0 for one in (*self.images, *self.labels))
+
+
+def plan_import(
+    archive: Archive,
+    wanted: Sequence[Wanted],
+    pseudonym: Callable[[str, str], str],
+    settings: ImportSettings,
+    on_event: Callable[[dict[str, object]], object] = lambda event: None,
+) -> list[Planned]:
+    """Find studies, and choose their series; nothing is fetched.
+
+    A search that the archive refuses costs its study.
+
+    Args:
+        archive: the archive.
+        wanted: the studies.
+        pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
+        settings: the choices.
+        on_event: called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
+
+    Raises:
+        ArchiveError: where the archive cannot be used.
+    """
+    found: dict[str, Planned] = {}
+    patience = Patience(archive.place)
+    for number, one in enumerate(wanted, 1):
+        lost = pseudonym(one.value, "case")
+        try:
+            studies = archive.find_studies(one)
+            for study in studies:
+                found[study.uid] = _planned(study, archive.find_series(study), pseudonym, settings)
+            patience.heard()
+        except ArchiveError as error:
+            found[lost] = Planned(lost, "", problem=patience.problem(error))
+        else:
+            if not studies:
+                found[lost] = Planned(lost, "", problem="the archive has no such study")
+        on_event({"event": "found", "number": number, "of": len(wanted)})
+    return [*found.values()]
+
+
+def _planned(
+    study: FoundStudy,
+    series: Sequence[FoundSeries],
+    pseudonym: Callable[[str, str], str],
+    settings: ImportSettings,
+) -> Planned:
+    person = f"{study.issuer}\\{study.patient}" if study.patient else study.uid
+    plan = Planned(pseudonym(study.uid, "case"), pseudonym(person, "patient"), study)
+    by_channel: dict[str, list[FoundSeries]] = {name: [] for name in settings.channels or [""]}
+    for one in series:
+        channel, decision = _decision(one, settings)
+        if channel is not None:
+            by_channel[channel].append(one)
+        elif one.modality == LABELS.get(settings.labels):
+            plan.labels.append(one)
+        plan.rows.append(SeriesRow(one.modality, one.number, one.instances, decision))
+    plan.images = [one for found in by_channel.values() for one in found]
+    plan.problem = _problem(by_channel, plan.labels, settings)
+    return plan
+
+
+def _decision(one: FoundSeries, settings: ImportSettings) -> tuple[str | None, str]:
+    """The channel that a series is, empty for an image without channels, and the decision in words."""
+    if one.modality == LABELS.get(settings.labels):
+        return None, "label map"
+    if one.modality in _BURNED_IN and not settings.allow_burned_in:
+        return None, "left out: may hold text in its pixels; --allow-burned-in takes it"
+    if settings.channels:
+        names = [name for name, rule in settings.channels.items() if _fits(one, rule)]
+        if not names:
+            return None, "left out: no --channel names it"
+        return names[0], f"channel {names[0]}"
+    if settings.series is not None:
+        fits = _fits(one, settings.series)
+        return ("", "image") if fits else (None, "left out: not what --series names")
+    if one.modality not in _IMAGES:
+        return None, "left out: no image, or none of CT, MR, PT, NM"
+    if _LOCALISER.search(one.description):
+        return None, "left out: a localiser"
+    return "", "image"
+
+
+def _fits(one: FoundSeries, rule: str) -> bool:
+    pattern = compile_series(rule)
+    searched = f"{one.number} {one.description} {one.modality}"
+    return one.uid == rule or (pattern is not None and pattern.search(searched) is not None)
+
+
+def _problem(
+    by_channel: Mapping[str, Sequence[FoundSeries]], labels: Sequence[FoundSeries], settings: ImportSettings
+) -> str:
+    for name, found in by_channel.items():
+        what = f"channel {name}" if name else "possible image"
+        hint = "choose with --channel" if name else "choose with --series"
+        if not found:
+            return f"no series is a {what}; {hint}"
+        # Of several images without a rule, label objects refer to one.
+        if len(found) > 1 and (name or settings.series is not None or not labels):
+            return f"{len(found)} series are a {what}, one was expected; {hint}"
+    if settings.labelled and not labels:
+        return f"it has no {LABELS[settings.labels]}"
+    return ""

@@ -1,0 +1,122 @@
+"""Volumes of fetched series: opened, brought to one grid, written as NIfTI."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import nibabel
+import numpy as np
+import SimpleITK as sitk
+
+from medfedaug.data.io.dicom_series import DicomSeries, load_series, scan, select
+from medfedaug.errors import ReaderError
+from medfedaug.utils.files import write_atomic
+
+__all__ = ["load_on_grid", "open_volume", "write_nifti"]
+
+_SAME_PLACE = 1e-3  # of a voxel
+
+
+def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> DicomSeries:
+    """Open the one volume of a fetched series.
+
+    Args:
+        folder: its files.
+        rule: what chooses among several volumes in it.
+        allow_burned_in: whether its pixels may hold text.
+
+    Raises:
+        ReaderError: where it is no volume, or must not be taken; names no value of a header but sizes.
+    """
+    found = scan(folder)
+    chosen = [*found.series] if len(found.series) == 1 else select(found.series, rule).chosen
+    if len(chosen) != 1:
+        raise ReaderError(f"the series holds {len(found.series)} volumes, one was expected")
+    series = chosen[0]
+    if not allow_burned_in and series.burned_in:
+        raise ReaderError("its pixels hold text (BurnedInAnnotation); --allow-burned-in takes it")
+    if not allow_burned_in and series.is_secondary_capture:
+        raise ReaderError("it is a secondary capture, which may hold text; --allow-burned-in takes it")
+    if series.problem:
+        raise ReaderError(series.problem.partition("; look at")[0])
+    if series.affine is None:
+        raise ReaderError("its slices do not say where they lie")
+    if series.is_sheared:
+        raise ReaderError("its slices are sheared (a tilted gantry)")
+    return series
+
+
+def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.ndarray]:
+    """Load volumes, each (X, Y, Z), on the grid of one of them.
+
+    One on the same grid keeps its voxels; others are interpolated linearly, and have their lowest value
+    outside of what they show.
+
+    Args:
+        channels: the volumes.
+        grid: the volume whose grid is taken.
+
+    Raises:
+        ReaderError: where voxels cannot be decoded, and for volumes whose places are not comparable.
+    """
+    frames = {one.first.frame_of_reference for one in channels} - {""}
+    if len(frames) > 1:
+        raise ReaderError("its channels lie in different frames of reference; register them first")
+    try:
+        target = load_series(grid)
+        images = [target if one is grid else load_series(one) for one in channels]
+    except (RuntimeError, ValueError, ReaderError) as error:
+        raise ReaderError("its voxels cannot be decoded") from error
+    if len(images) > 1 and any(image.GetNumberOfComponentsPerPixel() > 1 for image in images):
+        raise ReaderError("a channel is in colour; import it by itself")
+    return [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
+
+
+def _on(image: sitk.Image, target: sitk.Image) -> sitk.Image:
+    if image is target or _same_grid(image, target):
+        return image
+    lowest = float(sitk.GetArrayViewFromImage(image).min())
+    return sitk.Resample(image, target, sitk.Transform(), sitk.sitkLinear, lowest)
+
+
+def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
+    if one.GetSize() != other.GetSize():
+        return False
+    corners = np.concatenate([np.zeros((1, 3), int), np.diag(np.subtract(one.GetSize(), 1))])
+    ends = [tuple(map(int, corner)) for corner in corners]
+    points = map(one.TransformIndexToPhysicalPoint, ends)
+    places = [other.TransformPhysicalPointToContinuousIndex(point) for point in points]
+    return bool(np.abs(np.subtract(places, ends)).max() < _SAME_PLACE)
+
+
+def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
+    """Write voxels as NIfTI, whole or not at all; whole numbers of 16 bits as such.
+
+    Args:
+        path: a file ``.nii.gz``; folders above it are made.
+        voxels: (X, Y, Z).
+        affine: (4, 4), RAS, millimetres.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if voxels.dtype.kind == "f" and _whole(voxels):
+        voxels = voxels.astype(np.int16)
+    image = nibabel.Nifti1Image(voxels, affine)
+    image.header.set_xyzt_units("mm")
+
+    def write(file: IO[bytes]) -> None:
+        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed:
+            image.to_stream(packed)
+
+    write_atomic(path, write)
+
+
+def _whole(voxels: np.ndarray) -> bool:
+    return bool(
+        np.isfinite(voxels).all() and (voxels == np.rint(voxels)).all() and np.abs(voxels).max() < 2**15
+    )

@@ -1,0 +1,59 @@
+"""`withdraw`: remove patients from imported data, and record it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from medfedaug.data.pacs.archive import Wanted
+from medfedaug.data.pacs.case_files import CaseFiles
+from medfedaug.data.pacs.study_list import StudyList
+from medfedaug.errors import ConfigError
+
+__all__ = ["finish_withdrawals", "withdraw"]
+
+
+def withdraw(wanted: Sequence[Wanted], out: Path, state: Path) -> dict[str, int]:
+    """Remove the patients whose studies are named: images, label maps, objects, entries; and record it.
+
+    The record, which has pseudonyms and times alone, comes first: where the process is killed, the next
+    import or withdrawal finishes it. A later import leaves the patients out.
+
+    Args:
+        wanted: values of the patients' studies.
+        out: the site's data folder.
+        state: folder of the site's own list.
+
+    Returns:
+        Number of removed cases by the patient's pseudonym.
+
+    Raises:
+        ConfigError: where there is no list.
+    """
+    studies = StudyList(state)
+    if not studies.path.is_file():
+        raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
+    studies.withdraw(sorted(studies.patients_of(wanted)))
+    return finish_withdrawals(studies, CaseFiles(out, state))
+
+
+def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
+    """Remove the cases of withdrawn patients that are still there.
+
+    Returns:
+        Number of removed cases by the patient's pseudonym.
+    """
+    patients = {case: entry["patient"] for case, entry in studies.studies.items()}
+    gone = {case: patient for case, patient in patients.items() if patient in studies.withdrawn}
+    if not gone:
+        return {}
+    files.unlist({*gone.values()})
+    removed: dict[str, int] = dict.fromkeys(sorted(gone.values()), 0)
+    for case, patient in gone.items():
+        files.remove(case)
+        removed[patient] += 1
+    # Last: as long as a case is in the list, its removal is not done.
+    for case in gone:
+        del studies.studies[case]
+    studies.save()
+    return removed
