@@ -245,7 +245,7 @@ class _Waiting(Retry):
         self.longest = longest
         super().__init__(**settings)
 
-    def new(self, **changed: Any) -> Retry:
+    def new(self, **changed: Any) -> _Waiting:
         """Return a copy with some settings changed."""
         return super().new(longest=self.longest, **changed)
 

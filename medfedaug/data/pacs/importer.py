@@ -146,7 +146,7 @@ class _Import:
             images = [_referred(images, objects)]
         coming += [self._fetch(one, staging / f"image{n}") for n, one in enumerate(images)]
         found = _came(coming)[: len(plan.labels)]
-        rules = [*settings.channels.values()] or [settings.series]
+        rules: list[str | None] = [*settings.channels.values()] or [settings.series]
         volumes = [
             open_volume(staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in)
             for n, rule in enumerate(rules)
