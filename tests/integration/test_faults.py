@@ -353,6 +353,11 @@ def test_a_site_that_cannot_read_what_it_kept_never_goes_on_without_it(phantom_d
         assert "not a checkpoint" in again.answer(request).error
     file.write_bytes(whole)
     assert same(again.answer(request).weights, expected.weights)
+    # Without the file it is a site that never trained: its norm layers are the new network's.
+    file.unlink()
+    fresh = start("site_A")
+    assert not fresh.answer(request).error
+    assert fresh.trainer.memory.latest(1) == 0
 
 
 @pytest.mark.parametrize("between_files", [False, True])

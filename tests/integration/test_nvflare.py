@@ -392,6 +392,8 @@ def test_two_jobs_of_one_name_do_not_write_one_checkpoint(tiny_config, tmp_path)
         start(first)
     with pytest.raises(Ended):
         start(end)
+    (earlier,) = tmp_path.rglob("twice.previous.pt")
+    assert earlier.read_bytes() == b"of round 5"
 
 
 @pytest.mark.parametrize("name", ["site.1", "server"])

@@ -322,6 +322,7 @@ def test_a_site_compares_models_patient_by_patient(tested_patients, tiny_config)
     assert (told["difference"], told["p"]) == pytest.approx((expected.difference, expected.p))
     assert (told["patients"], "cases" in told) == (3, False)
     assert compared(min_images=4) == {}
+    assert compared(min_images=3).keys() == {"patients", "difference", "low", "high"}  # and no p
 
 
 def test_the_page_says_what_a_comparison_is_over():

@@ -144,6 +144,7 @@ def test_after_an_abort_nothing_is_started(handle, tmp_path, codes, pause):
 
 
 def test_a_killed_process_is_started_again_by_nvflares_own_launcher(tmp_path, monkeypatch):
+    assert vars(RestartingLauncher()).items() >= {"restarts": 3, "pause": 5.0, "healthy": 3600.0}.items()
     marker = tmp_path / "seen"
     script = f"if [ -e {marker} ]; then exit 0; fi; touch {marker}; kill -9 $$"
     monkeypatch.setattr(RestartingLauncher, "get_command", lambda self, meta, ctx: f"/bin/sh -c '{script}'")

@@ -73,6 +73,9 @@ def bomb_bytes():
 
 
 ABSURD = {
+    "weights of NaN": lambda s: {
+        "weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], float("nan"))},
+    },
     "weights of 1e30": lambda s: {"weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], 1e30)}},
     "statistics of 1e30": lambda s: {"payload": {"fedfa/enc1/mean": torch.full((4,), 1e30)}},
     "statistics of -1e30": lambda s: {"payload": {"fedfa/enc5/std": torch.full((8,), -1e30)}},

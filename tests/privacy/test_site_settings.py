@@ -25,7 +25,15 @@ def write(kit: Path, content) -> None:
 def test_without_a_file_the_defaults_hold(kit):
     settings = SiteSettings.load(kit, {})
     assert settings == SiteSettings(state=kit / "medfedaug")
-    assert settings.privacy.min_images == 10
+    # The numbers that docs/threats.md and docs/reliability.md give as defaults.
+    privacy = {"min_images": 10, "scores": "summary", "max_validation_scores": 100, "max_test_scores": 20}
+    privacy |= {"max_unknown_models": 1, "score_noise_multiplier": 0, "allow_differences": False}
+    jobs = {"min_batch_size": 2, "min_local_steps": 5, "min_cases": 10, "allow_limit": False, "loops": ()}
+    jobs |= {"max_jobs_per_day": 20, "approve": False, "methods": None, "networks": None}
+    jobs |= {"secure_only": False, "min_summed": 3, "min_known_share": 0.66, "max_sum_sets": 3}
+    assert vars(settings.privacy).items() >= privacy.items()
+    assert vars(settings.jobs).items() >= jobs.items()
+    assert settings.save_every == 5
 
 
 def test_the_environment_comes_before_the_file(kit, monkeypatch):

@@ -66,10 +66,10 @@ def attacked(script, five, tiny_config) -> Callable:
 
 
 def outside(server, models, liars) -> float:
-    """The share of the parameters that lie outside the range of the honest sites' own."""
+    """The share of the averaged entries that lie outside the range of the honest sites' own."""
     honest = [model for site, model in models.items() if site not in liars]
     count = total = 0
-    for key in server.acceptance.model.parameters:
+    for key in server.shared:
         values = torch.stack([model[key] for model in honest])
         margin = 1e-6 + 1e-6 * values.abs().amax(dim=0)
         found = server.state[key].double()

@@ -13,6 +13,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
+from medfedaug.federation.server.outlier_checks import Plausibility
 
 SITES = list("ABCDE")
 
@@ -217,6 +218,17 @@ def test_statistics_far_outside_are_left_out_where_models_are_not_held(tiny_conf
     assert refused["site"] == "D"
     assert refused["reason"].endswith("its model is averaged")
     assert all(float(value.max()) < 100 for value in server.payload.values())
+
+
+@pytest.mark.parametrize("method", ["fedce", "feddg", "feddg_ga", "fedproto"])
+def test_what_these_methods_exchange_is_not_compared(tiny_config, method):
+    """docs/reliability.md names them."""
+    photographs = {"task": "classification", "network": "lenet5", "network_args": {}, "in_channels": 3}
+    config = tiny_config(method, **(photographs if method == "fedproto" else {}))
+    aggregation = FederationServer(config).aggregation
+    exchanges = {**aggregation.once, **aggregation.every_round}
+    assert set(exchanges) == {method}
+    assert not Plausibility(exchanges).kinds
 
 
 # ---------------------------------------------------------------- buffers, and errors of any kind

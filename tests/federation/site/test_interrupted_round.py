@@ -87,6 +87,8 @@ class Machines(Carrier):
                 self.sites[name] = self.start(name)
                 reply = self.sites[name].answer(request, count)
             assert not reply.error, reply.error
+            # Before the answer leaves: what goes on from the file a second time would repeat its noise.
+            assert not list((self.state / name).rglob("*.half.pt"))
             accept(name, reply)
         return {}
 
@@ -232,9 +234,14 @@ def test_what_is_kept_is_the_sites_own(interrupted):
     assert interrupted[2].stat().st_mode & 0o077 == 0
 
 
-def test_half_a_round_is_of_no_use_for_another_request(interrupted):
+@pytest.mark.parametrize("differs", ["weights", "version"])
+def test_half_a_round_is_of_no_use_for_another_request(interrupted, monkeypatch, differs):
     machines, request, kept = interrupted
-    other = replace(request, weights={key: value + 0.1 for key, value in request.weights.items()})
+    other = request
+    if differs == "weights":
+        other = replace(request, weights={key: value + 0.1 for key, value in request.weights.items()})
+    else:
+        monkeypatch.setattr("medfedaug.federation.site.interrupted_round.__version__", "another")
     expected = Machines(machines.config, machines.data, machines.state.with_name("other")).sites["B"]
     assert expected.answer(replace(request, task="prepare")).error == ""
     site = machines.start("B")
