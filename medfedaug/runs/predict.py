@@ -13,6 +13,7 @@ import torch
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.io.dicom_identity import ModelIdentity
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import format_of, is_dicom
@@ -408,7 +409,8 @@ class _Job:
                 _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         assert isinstance(self.folder, VolumeFolder)
-        affine, segments = self.folder.affine(case), Segments(classes, self.models.sha256, self.codes)
+        affine = self.folder.affine(case)
+        segments = Segments(classes, ModelIdentity(self.models.sha256, self.origin.site), self.codes)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
         if self.probabilities:
             assert prediction.probabilities is not None

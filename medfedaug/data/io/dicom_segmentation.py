@@ -14,19 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from medfedaug._version import __version__
+from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import DicomSeries, open_series
 from medfedaug.data.io.segment_codes import Code, SegmentCodes
 from medfedaug.errors import ConfigError, DataError, first_line
 
-__all__ = ["Segments", "check_highdicom", "write_segmentation"]
+__all__ = ["Segments", "check_highdicom", "concept", "write_segmentation"]
 
-_NAME = "medfedaug"
 _OWN_CODES = "99MEDFEDAUG"
 """Of classes for which no code is given."""
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
-_SERIES = 9000
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,20 @@ class Segments:
 
     Args:
         classes: the names, background first.
-        model: what predicted it, for a reader of the file.
+        model: maker of the label map.
         codes: of the classes; a class without any has its name in a scheme of this package.
     """
 
     classes: tuple[str, ...]
-    model: str
+    model: ModelIdentity
     codes: Mapping[str, SegmentCodes] = field(default_factory=dict)
+
+    def codes_of(self, number: int) -> SegmentCodes:
+        """Return the codes of the class with a number; one without any has its name in an own scheme."""
+        name = self.classes[number]
+        category = Code("309825002", "SCT", "Spatial and Relational Concept")
+        own = SegmentCodes(category, Code(f"CLASS{number}", _OWN_CODES, name[:64]))
+        return self.codes.get(name, own)
 
 
 def check_highdicom() -> None:
@@ -73,7 +78,6 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     """
     import highdicom as hd
     import pydicom
-    from pydicom.sr.codedict import codes
 
     volume = open_series(series)
     slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
@@ -87,23 +91,21 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         slice_thickness=float(slices[0].get("SliceThickness") or step),
         spacing_between_slices=step,
     )
-    algorithm = hd.AlgorithmIdentificationSequence(
-        name=_NAME,
-        version=__version__,
-        family=codes.DCM.ArtificialIntelligence,
-        parameters={"model": segments.model},
-    )
+    algorithm = segments.model.algorithm()
     described = [
         hd.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
-            **_coded(segments.codes.get(name) or _own_codes(number, name)),
+            **_coded(segments.codes_of(number)),
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,
+            tracking_uid=segments.model.tracking_uid(volume, number),
+            tracking_id=name[:64],
         )
         for number, name in enumerate(segments.classes[1:], start=1)
     ]
     fractional = voxels.ndim > 3
+    kind = ObjectKind.PROBABILITIES if fractional else ObjectKind.SEGMENTATION
     # highdicom takes slices, rows, columns; a column is a step along x.
     frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
     if volume.first.frames > 1:  # and of one file its frames, as they are stored
@@ -117,15 +119,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
                 segmentation_type="FRACTIONAL" if fractional else "BINARY",
                 segment_descriptions=described,
                 pixel_measures=measures,
-                series_instance_uid=hd.UID(),
-                series_number=_SERIES,
-                sop_instance_uid=hd.UID(),
-                instance_number=1,
-                manufacturer=_NAME,
-                manufacturer_model_name=_NAME,
-                software_versions=__version__,
-                device_serial_number=segments.model[:64],
-                series_description=f"{_NAME} {'probabilities' if fractional else 'segmentation'}",
+                **segments.model.of_series(volume, kind),
                 omit_empty_frames=not fractional and bool(voxels.any()),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -133,24 +127,21 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         found.save_as(path)
 
 
-def _own_codes(number: int, name: str) -> SegmentCodes:
-    category = Code("309825002", "SCT", "Spatial and Relational Concept")
-    return SegmentCodes(category, Code(f"CLASS{number}", _OWN_CODES, name[:64]))
-
-
 def _coded(codes: SegmentCodes) -> dict[str, Any]:
     """Return the arguments of a segment's description that hold codes."""
-    import highdicom as hd
-
-    def concept(code: Code) -> Any:
-        return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
-
     regions = [concept(codes.anatomic_region)] if codes.anatomic_region else None
     return {
         "segmented_property_category": concept(codes.category),
         "segmented_property_type": concept(codes.type),
         "anatomic_regions": regions,
     }
+
+
+def concept(code: Code) -> Any:
+    """Return a code as highdicom takes it."""
+    import highdicom as hd
+
+    return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
 
 
 def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:

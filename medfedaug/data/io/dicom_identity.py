@@ -1,0 +1,111 @@
+"""`ModelIdentity`: the model in the DICOM objects that it makes: derived UIDs, equipment, algorithm.
+
+A UID is derived from model, site, source and kind of object, so that the same prediction has the same UID
+wherever and whenever it is made, and an archive can be asked whether it has it already.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from medfedaug._version import __version__
+
+if TYPE_CHECKING:
+    from highdicom import AlgorithmIdentificationSequence
+
+    from medfedaug.data.io.dicom_series import DicomSeries
+
+__all__ = ["ModelIdentity", "ObjectKind"]
+
+_NAME = "medfedaug"
+_SERIES = 9000
+
+
+class ObjectKind(Enum):
+    """Kind of an object: its word in files and tables, number and description of its series."""
+
+    SEGMENTATION = "seg", _SERIES, f"{_NAME} segmentation"
+    PROBABILITIES = "probabilities", _SERIES + 1, f"{_NAME} probabilities"
+    RTSTRUCT = "rtstruct", _SERIES + 2, f"{_NAME} contours"
+    REPORT = "sr", _SERIES + 3, f"{_NAME} volumes"
+
+    def __init__(self, word: str, number: int, description: str) -> None:
+        self.word, self.number, self.description = word, number, description
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Maker of an object.
+
+    Args:
+        sha256: of the model.
+        site: whose layers and statistics it used; empty for none.
+        again: a text that makes other objects of the same prediction; empty for the first ones.
+    """
+
+    sha256: str
+    site: str = ""
+    again: str = ""
+
+    def series_uid(self, source: str, kind: ObjectKind, part: str = "") -> str:
+        """Return the SeriesInstanceUID of an object.
+
+        It is a UID of the form 2.25 (PS3.5, B.2) with a name-based UUID (RFC 9562, version 5).
+
+        Args:
+            source: SeriesInstanceUID of the image.
+            kind: of the object.
+            part: `DicomSeries.part`, where the series holds several volumes.
+
+        Example:
+            >>> ModelIdentity("ab12").series_uid("1.2.3", ObjectKind.SEGMENTATION)
+            '2.25.87483738559044494516980841032725039610'
+        """
+        return self._uid(source, kind, part, "series")
+
+    def of_series(self, series: DicomSeries, kind: ObjectKind) -> dict[str, Any]:
+        """Return the arguments with which highdicom makes an object of a series: UIDs, numbers, equipment."""
+        return {
+            "series_instance_uid": self.series_uid(series.uid, kind, series.part),
+            "series_number": kind.number,
+            "series_description": kind.description,
+            "sop_instance_uid": self._uid(series.uid, kind, series.part, "instance"),
+            "instance_number": 1,
+            "manufacturer": _NAME,
+            "manufacturer_model_name": _NAME,
+            "software_versions": __version__,
+            "device_serial_number": self.sha256[:64],
+        }
+
+    def tracking_uid(self, series: DicomSeries, number: int) -> str:
+        """Return the UID by which objects of one prediction name the segment with a number."""
+        return self._uid(series.uid, None, series.part, f"segment {number}")
+
+    def device_uid(self) -> str:
+        """Return the UID of the model as an observer."""
+        return self._uid("", None, "", "device")
+
+    def algorithm(self) -> AlgorithmIdentificationSequence:
+        """Return name, version and parameters of the algorithm: the model's hash, and the site."""
+        import highdicom as hd
+        from pydicom.sr.codedict import codes
+
+        return hd.AlgorithmIdentificationSequence(
+            name=_NAME,
+            version=__version__,
+            family=codes.DCM.ArtificialIntelligence,
+            parameters=self.parameters,
+        )
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Parameters of the algorithm, by name."""
+        return {"model": self.sha256, **({"site": self.site} if self.site else {})}
+
+    def _uid(self, source: str, kind: ObjectKind | None, part: str, level: str) -> str:
+        word = kind.word if kind is not None else ""
+        named = "\n".join((_NAME, self.sha256, self.site, self.again, source, part, word, level))
+        return f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, named).int}"

@@ -1,0 +1,119 @@
+"""Structured report with the volumes of a label map (TID 1500), which refers to its DICOM SEG.
+
+highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+from pydicom.sr.coding import Code
+
+from medfedaug._version import __version__
+from medfedaug.data.io.dicom_identity import ObjectKind
+from medfedaug.data.io.dicom_segmentation import Segments, concept
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.errors import DataError, first_line
+
+__all__ = ["write_report"]
+
+_MILLILITRE = Code("mL", "UCUM", "milliliter")
+
+
+def write_report(
+    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments
+) -> None:
+    """Write a measurement report (PS3.16, TID 1500) with the volume of each class, in millilitres.
+
+    Args:
+        path: the file.
+        series: the folder with the series, or one of its files.
+        voxels: (X, Y, Z), integer: the label map.
+        segmentation: its DICOM SEG, to whose segments the report refers.
+        segments: the classes, and the model that predicted them.
+
+    Raises:
+        DataError: for a series that does not say how large its voxels are, or lacks what a report needs.
+    """
+    try:
+        _report(series, voxels, segmentation, segments).save_as(path, enforce_file_format=True)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"no report can be written for it: {first_line(error)}", path=series, hint="Leave out --report."
+        ) from error
+
+
+def _report(series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments) -> Any:
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+
+    volume = open_series(series)
+    if volume.affine is None:
+        raise ValueError("its slices do not say where they lie")
+    millilitres = abs(float(np.linalg.det(volume.affine[:3, :3]))) / 1000
+    seg = pydicom.dcmread(segmentation, stop_before_pixels=True)
+    slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
+    model = segments.model
+    device = hd.sr.ObserverContext(
+        observer_type=codes.DCM.Device,
+        observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
+            uid=model.device_uid(),
+            name="medfedaug",
+            manufacturer_name="medfedaug",
+            model_name="medfedaug",
+            serial_number=model.sha256,
+        ),
+    )
+    counts = np.bincount(voxels.ravel(), minlength=len(segments.classes))
+    groups = []
+    for number, name in enumerate(segments.classes[1:], start=1):
+        coded = segments.codes_of(number)
+        region = coded.anatomic_region
+        groups.append(
+            hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
+                tracking_identifier=hd.sr.TrackingIdentifier(
+                    uid=model.tracking_uid(volume, number), identifier=name[:64]
+                ),
+                referenced_segment=hd.sr.ReferencedSegment(
+                    sop_class_uid=seg.SOPClassUID,
+                    sop_instance_uid=seg.SOPInstanceUID,
+                    segment_number=number,
+                    source_series=hd.sr.SourceSeriesForSegmentation(volume.uid),
+                ),
+                finding_category=concept(coded.category),
+                finding_type=concept(coded.type),
+                finding_sites=[hd.sr.FindingSite(concept(region))] if region is not None else None,
+                algorithm_id=hd.sr.AlgorithmIdentification(
+                    name="medfedaug",
+                    version=__version__,
+                    parameters=[f"{key}: {value}" for key, value in model.parameters.items()],
+                ),
+                measurements=[
+                    hd.sr.Measurement(
+                        name=codes.SCT.Volume,
+                        value=round(int(counts[number]) * millilitres, 3),
+                        unit=_MILLILITRE,
+                    )
+                ],
+            )
+        )
+    content = hd.sr.MeasurementReport(
+        observation_context=hd.sr.ObservationContext(observer_device_context=device),
+        procedure_reported=codes.SCT.ImagingProcedure,
+        imaging_measurements=groups,
+        title=codes.DCM.ImagingMeasurementReport,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of names without carets
+        return hd.sr.EnhancedSR(
+            evidence=[seg, *slices],
+            content=content[0],
+            is_complete=True,
+            is_final=False,
+            is_verified=False,
+            **model.of_series(volume, ObjectKind.REPORT),
+        )

@@ -1,0 +1,155 @@
+"""RTSTRUCT and report of a label map, read by pydicom, dsrdump and dciodvfy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pydicom
+import pytest
+from dicom_files import affine_of, write_frames, write_slices
+from matplotlib.path import Path as Outline
+
+from medfedaug.data.io.dicom_identity import ModelIdentity
+from medfedaug.data.io.dicom_report import write_report
+from medfedaug.data.io.dicom_rtstruct import write_rtstruct
+from medfedaug.data.io.dicom_segmentation import Segments, write_segmentation
+from medfedaug.data.io.segment_codes import Code, SegmentCodes
+
+SHAPE = (48, 40, 5)
+ANGLE = np.deg2rad(20)
+OBLIQUE = np.array([[1, 0, 0], [0, np.cos(ANGLE), -np.sin(ANGLE)], [0, np.sin(ANGLE), np.cos(ANGLE)]])
+NEOPLASM = SegmentCodes(
+    Code("49755003", "SCT", "Morphologically Abnormal Structure"),
+    Code("108369006", "SCT", "Neoplasm"),
+    Code("12738006", "SCT", "Brain"),
+)
+SEGMENTS = Segments(
+    ("background", "lesion", "core", "cyst"), ModelIdentity("ab" * 32, "site_A"), {"lesion": NEOPLASM}
+)
+
+
+@pytest.fixture(scope="module")
+def label():
+    """A lesion with a hole of which a part is core, a second piece on the border, and no cyst."""
+    found = np.zeros(SHAPE, np.uint8)
+    found[5:30, 8:30, 1:4] = 1
+    found[10:20, 12:20, 2] = 0
+    found[14:17, 14:16, 2] = 2
+    found[:3, :3, 0] = 1
+    return found
+
+
+def faults(file) -> list[str]:
+    """The errors that dciodvfy finds; none where it is not installed."""
+    program = shutil.which("dciodvfy")
+    if program is None:
+        return []
+    done = subprocess.run([program, file], capture_output=True, text=True, timeout=60, check=False)
+    return [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error")]
+
+
+def drawn(found, number, slices):
+    """Voxels of a region by its contours in millimetres, and the headers' own geometry."""
+    inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ affine_of(slices))
+    centres = np.stack(np.meshgrid(*map(np.arange, SHAPE[:2]), indexing="ij"), -1).reshape(-1, 2)
+    mask = np.zeros(SHAPE, bool)
+    (region,) = [one for one in found.ROIContourSequence if one.ReferencedROINumber == number]
+    for contour in region.get("ContourSequence", []):
+        points = np.reshape(np.array(contour.ContourData, float), (-1, 3))
+        assert contour.NumberOfContourPoints == len(points)
+        voxel = points @ inverse[:3, :3].T + inverse[:3, 3]
+        k = round(voxel[0, 2])
+        np.testing.assert_allclose(voxel[:, 2], k, atol=1e-3)
+        (image,) = contour.ContourImageSequence
+        assert image.ReferencedSOPInstanceUID == slices[k].SOPInstanceUID
+        inside = Outline([*voxel[:, :2], voxel[0, :2]], closed=True).contains_points(centres)
+        mask[..., k] |= inside.reshape(SHAPE[:2])
+    return mask
+
+
+def test_contours_of_an_oblique_series_are_the_label_map(label, tmp_path):
+    files = write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), turned=OBLIQUE)
+    write_rtstruct(tmp_path / "rt.dcm", tmp_path / "series", label, SEGMENTS)
+    assert faults(tmp_path / "rt.dcm") == []
+    found = pydicom.dcmread(tmp_path / "rt.dcm")
+    slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
+    for number in (1, 2, 3):
+        np.testing.assert_array_equal(drawn(found, number, slices), label == number)
+    assert (found.PatientID, found.StudyInstanceUID) == ("PID-4711", slices[0].StudyInstanceUID)
+    assert found.ApprovalStatus == "UNAPPROVED"
+    (frame,) = found.ReferencedFrameOfReferenceSequence
+    (series,) = frame.RTReferencedStudySequence[0].RTReferencedSeriesSequence
+    assert series.SeriesInstanceUID == slices[0].SeriesInstanceUID
+    named = [one.ReferencedSOPInstanceUID for one in series.ContourImageSequence]
+    assert named == [one.SOPInstanceUID for one in slices]
+    roi = found.StructureSetROISequence[0]
+    assert (roi.ROIName, roi.ROIGenerationAlgorithm) == ("lesion", "AUTOMATIC")
+    assert "ab" * 32 in roi.ROIDerivationAlgorithmIdentificationSequence[0].AlgorithmParameters
+    observed = found.RTROIObservationsSequence[0].RTROIIdentificationCodeSequence[0]
+    assert observed.CodeValue == "108369006"
+
+
+def test_contours_of_one_file_with_frames_in_odd_order_name_their_frames(label, tmp_path):
+    order = [(0, k) for k in (3, 0, 4, 1, 2)]
+    file = write_frames(tmp_path / "series/all.dcm", [np.zeros(SHAPE, np.int16)], order)
+    write_rtstruct(tmp_path / "rt.dcm", file.parent, label, SEGMENTS)
+    assert faults(tmp_path / "rt.dcm") == []
+    found, source = pydicom.dcmread(tmp_path / "rt.dcm"), pydicom.dcmread(file)
+    groups = source.PerFrameFunctionalGroupsSequence
+    for contour in found.ROIContourSequence[0].ContourSequence:
+        frame = contour.ContourImageSequence[0].ReferencedFrameNumber
+        place = groups[frame - 1].PlanePositionSequence[0].ImagePositionPatient
+        assert float(contour.ContourData[2]) == pytest.approx(float(place[2]), abs=1e-3)
+
+
+def test_a_report_names_volume_segment_and_model(label, tmp_path):
+    write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), turned=OBLIQUE)
+    write_segmentation(tmp_path / "seg.dcm", tmp_path / "series", label, SEGMENTS)
+    write_report(tmp_path / "sr.dcm", tmp_path / "series", label, tmp_path / "seg.dcm", SEGMENTS)
+    assert faults(tmp_path / "sr.dcm") == faults(tmp_path / "seg.dcm") == []
+    found, seg = pydicom.dcmread(tmp_path / "sr.dcm"), pydicom.dcmread(tmp_path / "seg.dcm")
+    assert found.VerificationFlag == "UNVERIFIED"
+    measured = next(
+        one
+        for one in found.ContentSequence
+        if one.ConceptNameCodeSequence[0].CodeMeaning == "Imaging Measurements"
+    )
+    assert len(measured.ContentSequence) == 3
+    for number, group in enumerate(measured.ContentSequence, start=1):
+        items = {one.ConceptNameCodeSequence[0].CodeMeaning: one for one in group.ContentSequence}
+        value = items["Volume"].MeasuredValueSequence[0]
+        millilitres = (label == number).sum() * 0.9 * 1.1 * 3.0 / 1000
+        assert float(value.NumericValue) == pytest.approx(millilitres, abs=1e-3)
+        assert value.MeasurementUnitsCodeSequence[0].CodeValue == "mL"
+        reference = items["Referenced Segment"].ReferencedSOPSequence[0]
+        assert reference.ReferencedSOPInstanceUID == seg.SOPInstanceUID
+        assert reference.ReferencedSegmentNumber == number
+        tracked = items["Tracking Unique Identifier"].UID
+        assert tracked == seg.SegmentSequence[number - 1].TrackingUID
+    program = shutil.which("dsrdump")
+    if program is not None:
+        done = subprocess.run([program, tmp_path / "sr.dcm"], capture_output=True, text=True, check=True)
+        for text in ('(108369006,SCT,"Neoplasm")', '"site: site_A"', '(mL,UCUM,"milliliter")'):
+            assert text in done.stdout
+
+
+def test_uids_follow_from_model_site_series_and_kind(label, tmp_path):
+    write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), series="1.2.3")
+    for name, segments in (
+        ("first", SEGMENTS),
+        ("same", SEGMENTS),
+        ("site", replace(SEGMENTS, model=ModelIdentity("ab" * 32, "site_B"))),
+        ("model", replace(SEGMENTS, model=ModelIdentity("ac" * 32, "site_A"))),
+        ("again", replace(SEGMENTS, model=ModelIdentity("ab" * 32, "site_A", "1"))),
+    ):
+        write_segmentation(tmp_path / f"{name}.dcm", tmp_path / "series", label, segments)
+        write_rtstruct(tmp_path / f"{name}.rt.dcm", tmp_path / "series", label, segments)
+    uids = {file.name: pydicom.dcmread(file) for file in tmp_path.glob("*.dcm")}
+    for level in ("SeriesInstanceUID", "SOPInstanceUID"):
+        found = {name: one[level].value for name, one in uids.items()}
+        assert found["first.dcm"] == found["same.dcm"]
+        assert found["first.rt.dcm"] == found["same.rt.dcm"]
+        assert len({*found.values()}) == 8
