@@ -15,9 +15,10 @@ import typer
 if TYPE_CHECKING:
     from medfedaug.data.pacs.archive import Access, Archive
 
-__all__ = ["ArchiveOptions", "takes_archive"]
+__all__ = ["PANEL", "ArchiveOptions", "takes_archive"]
 
-_PANEL = "The archive"
+PANEL = "The archive"
+"""Title of the options in the help of a command."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class ArchiveOptions:
         dicomweb: URL of a DICOMweb service.
         dimse: ``AET@HOST:PORT``.
         access: arguments of `medfedaug.data.pacs.archive.Access`.
+        parallel: studies at a time.
     """
 
     dicomweb: str | None
     dimse: str | None
     access: dict[str, Any]
+    parallel: int
 
     @property
     def given(self) -> bool:
@@ -74,33 +77,36 @@ def takes_archive(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options(
     dicomweb: Annotated[
-        str | None, typer.Option(metavar="URL", help="DICOMweb service.", rich_help_panel=_PANEL)
+        str | None, typer.Option(metavar="URL", help="DICOMweb service.", rich_help_panel=PANEL)
     ] = None,
     dimse: Annotated[
-        str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.", rich_help_panel=_PANEL)
+        str | None, typer.Option(metavar="AET@HOST:PORT", help="DIMSE archive.", rich_help_panel=PANEL)
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that the archive may be silent.", rich_help_panel=_PANEL)
+        float, typer.Option(help="Seconds that the archive may be silent.", rich_help_panel=PANEL)
     ] = 60.0,
     user: Annotated[
         str | None,
         typer.Option(
-            help="User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD.", rich_help_panel=_PANEL
+            help="User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD.", rich_help_panel=PANEL
         ),
     ] = None,
-    aet: Annotated[str, typer.Option(help="Own AE title.", rich_help_panel=_PANEL)] = "MEDFEDAUG",
+    aet: Annotated[str, typer.Option(help="Own AE title.", rich_help_panel=PANEL)] = "MEDFEDAUG",
     receive: Annotated[
         int | None,
         typer.Option(
             metavar="PORT",
             help="Receive by C-MOVE on this port, in place of C-GET.",
-            rich_help_panel=_PANEL,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     authority: Annotated[
         Path | None,
-        typer.Option(help="PEM file of the authority of the archive's certificate.", rich_help_panel=_PANEL),
+        typer.Option(help="PEM file of the authority of the archive's certificate.", rich_help_panel=PANEL),
     ] = None,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Series and studies at a time.", rich_help_panel=PANEL)
+    ] = 2,
 ) -> ArchiveOptions:
     access = {
         "timeout": timeout,
@@ -110,4 +116,4 @@ def _options(
         "receive": receive,
         "authority": authority,
     }
-    return ArchiveOptions(dicomweb, dimse, access)
+    return ArchiveOptions(dicomweb, dimse, access, parallel)

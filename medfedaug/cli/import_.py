@@ -79,7 +79,6 @@ def import_(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Series and studies at a time.")] = 2,
 ) -> None:
     """Make a site's data folder of studies from a PACS or a folder of DICOM files.
 
@@ -113,7 +112,7 @@ def import_(
         threshold=threshold,
         overlap=overlap,
         allow_burned_in=allow_burned_in,
-        parallel=parallel,
+        parallel=archive.parallel,
     )
     wanted = read_studies(studies)
     pseudonym = Pseudonyms.of_site(own).of

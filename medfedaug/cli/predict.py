@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Device, State
-from medfedaug.cli.progress import CaseProgress
+from medfedaug.cli.progress import CaseProgress, resumable
+from medfedaug.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedaug.runs.archive_predictions import StudyPredictions
+    from medfedaug.runs.ensemble import Ensemble
 
 __all__ = ["predict"]
 
 _MOST_ROWS = 20
 
 
+@takes_archive
 def predict(
+    archive: ArchiveOptions,
     model: Annotated[
         list[Path],
         typer.Option(
             help="The folder of a run, or its global_model.pt. Repeatable: the probabilities of several runs "
             "with the same settings are averaged. A folder of runs, as `benchmark --folds` makes it, stands "
             "for all of them."
-        ),
-    ],
-    images: Annotated[
-        Path,
-        typer.Option(
-            help="An image; a folder of images or DICOM series, at any depth and with files of any name; one "
-            "DICOM file, for the series that it is of, or a DICOMDIR; or a folder with a dataset.json, whose "
-            "test cases are taken. No labels are needed."
         ),
     ],
     out: Annotated[
@@ -42,6 +42,40 @@ def predict(
             "own format, PNG of photographs, DICOM SEG of a DICOM series), pictures, and predictions.json."
         ),
     ],
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="An image; a folder of images or DICOM series, at any depth and with files of any name; one "
+            "DICOM file, for the series that it is of, or a DICOMDIR; or a folder with a dataset.json, whose "
+            "test cases are taken. No labels are needed."
+        ),
+    ] = None,
+    studies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Studies of the archive, in place of --images: a CSV with a column StudyInstanceUID, "
+            "AccessionNumber or PatientID.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    store: Annotated[
+        bool,
+        typer.Option(
+            "--store",
+            help="Store DICOM SEG, contours and report in the archive. It is asked first: a study that has "
+            "the objects of this model already gets no others.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Store other objects where the archive has this model's already.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
     site: Annotated[
         str | None,
         typer.Option(
@@ -82,6 +116,16 @@ def predict(
             "type and, where wanted, anatomic_region of each class. Without it a class has its name as code.",
         ),
     ] = None,
+    rtstruct: Annotated[
+        bool, typer.Option("--rtstruct", help="Write an RTSTRUCT of each DICOM series, too: contours.")
+    ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Write a DICOM structured report of each DICOM series, too: the volume of each class.",
+        ),
+    ] = False,
     state: State = None,
     device: Device = "auto",
     overwrite: Annotated[
@@ -94,33 +138,93 @@ def predict(
     Called again, it goes on where it stopped, also with more images. An image that cannot be
     predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
     and DICOM series that are left out are named with the reason, also in predictions.json.
-    Example: medfedaug predict --model runs/fedrdn --images new --out predicted --site site_A
+    Example: medfedaug predict --model runs/fedrdn --images new --out predicted --site site_A.
+    From an archive, and back: medfedaug predict --model runs/fedrdn --dicomweb
+    https://pacs.example.org/dicom-web --studies studies.csv --store --out predicted
     """
+    from medfedaug.data.io.dicom_identity import ObjectKind
     from medfedaug.runs.ensemble import Ensemble
     from medfedaug.runs.predict import predict_images
 
+    if (images is None) == (not archive.given):
+        raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
+    if archive.given != (studies is not None):
+        raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
+    if store and not archive.given:
+        raise ConfigError("--store needs an archive: --dicomweb URL or --dimse AET@HOST:PORT, with --studies")
     models = Ensemble.open(model, state=state)
-    with CaseProgress() as progress:
-        found = predict_images(
-            models,
-            images,
-            out,
-            site=site,
-            statistics=statistics,
-            series=series,
-            device=device,
-            probabilities=probabilities,
-            previews=previews,
-            codes=codes,
-            overwrite=overwrite,
-            on_event=progress.show,
-        )
     settings = models.first.config
-    _print(found.cases, settings.task, settings.classes[1:], out)
-    for name, entry in sorted(found.failed.items()):
-        say(f"failed: {name}: {entry['error']}", "red", err=True)
-    if found.failed:
+    options: dict[str, Any] = {
+        "site": site,
+        "statistics": statistics,
+        "series": series,
+        "device": device,
+        "probabilities": probabilities,
+        "previews": previews,
+        "codes": codes,
+        "objects": [
+            *([ObjectKind.RTSTRUCT] if rtstruct else []),
+            *([ObjectKind.REPORT] if report else []),
+        ],
+        "overwrite": overwrite,
+    }
+    with CaseProgress() as progress:
+        if studies is not None:
+            found = _predict_studies(models, archive, studies, out, store, again, options, progress)
+            cases, failed = found.cases, found.problems
+        else:
+            assert images is not None
+            predicted = predict_images(models, images, out, on_event=progress.show, **options)
+            cases = predicted.cases
+            failed = {name: entry["error"] for name, entry in predicted.failed.items()}
+    _print(cases, settings.task, settings.classes[1:], out)
+    if studies is not None:
+        _print_stored(found, out)
+    for name, error in sorted(failed.items()):
+        say(f"failed: {name}: {error}", "red", err=True)
+    if failed:
         raise typer.Exit(1)
+
+
+def _predict_studies(
+    models: Ensemble,
+    archive: ArchiveOptions,
+    studies: Path,
+    out: Path,
+    store: bool,
+    again: bool,
+    options: Mapping[str, Any],
+    progress: CaseProgress,
+) -> StudyPredictions:
+    from medfedaug.data.pacs.archive import require_pacs
+    from medfedaug.data.pacs.studies_file import read_studies
+
+    require_pacs("shapely", "highdicom")
+    from medfedaug.runs.archive_predictions import predict_studies
+
+    wanted = read_studies(studies)
+    with resumable(), archive.open() as source:
+        return predict_studies(
+            models,
+            source,
+            wanted,
+            out,
+            store=store,
+            again=again,
+            parallel=archive.parallel,
+            on_event=progress.show,
+            **options,
+        )
+
+
+def _print_stored(found: StudyPredictions, out: Path) -> None:
+    for case, kinds in sorted(found.there.items()):
+        if case not in found.stored:
+            say(f"already there: {case}: {', '.join(kinds)}")
+    objects = sum(map(len, found.stored.values()))
+    if found.stored:
+        say(f"stored {objects} objects of {len(found.stored)} studies")
+    say(f"who is who: {out.with_name(f'{out.name}.state')}")
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) -> None:

@@ -212,6 +212,9 @@ class CaseProgress:
         kind = event["event"]
         if kind == "reading":
             self.bar.update(self.task, completed=event["number"], total=event["of"])
+        elif kind in ("found", "fetched"):
+            doing = "looking for studies" if kind == "found" else "fetching"
+            self.bar.update(self.task, description=doing, completed=event["number"], total=event["of"])
         elif kind == "start":
             self.bar.update(self.task, description="predicting", completed=0, total=event["todo"])
             if event["there"]:

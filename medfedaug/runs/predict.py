@@ -13,11 +13,11 @@ import torch
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
-from medfedaug.data.io.dicom_identity import ModelIdentity
+from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import format_of, is_dicom
-from medfedaug.data.io.label_maps import write_label_map, write_probabilities
+from medfedaug.data.io.label_maps import write_label_map, write_object, write_probabilities
 from medfedaug.data.io.segment_codes import SegmentCodes, read_segment_codes
 from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
@@ -36,7 +36,7 @@ from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["Event", "predict_images"]
+__all__ = ["Event", "object_files", "predict_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -57,8 +57,11 @@ def predict_images(
     probabilities: bool = False,
     previews: bool = True,
     codes: str | Path | None = None,
+    objects: Sequence[ObjectKind] = (),
+    again: str = "",
     overwrite: bool = False,
     on_event: Event | None = None,
+    on_case: Callable[[str], object] | None = None,
 ) -> Predictions:
     """Predict images, case by case, and write down what became of each.
 
@@ -80,8 +83,11 @@ def predict_images(
         previews: whether a picture of each case is written.
         codes: a file with the codes of the classes for DICOM SEG
             (`medfedaug.data.io.segment_codes.read_segment_codes`).
+        objects: kinds of DICOM objects besides the SEG of a DICOM series: ``RTSTRUCT``, ``REPORT``.
+        again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
         overwrite: delete what an earlier call wrote to ``out`` and start anew.
         on_event: called with a small dictionary for everything that a user may want to see.
+        on_case: called with the name of each case whose files are written.
 
     Returns:
         What is in ``predictions.json``; cases that could not be predicted are under ``failed``.
@@ -108,10 +114,23 @@ def predict_images(
         series=series,
         tell=on_event or (lambda event: None),
         codes=coded,
+        objects=tuple(objects),
+        again=again,
+        on_case=on_case or (lambda case: None),
     )
     job.check_apart()
     with only_process(out):
         return job.carry_out(overwrite)
+
+
+def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
+    """Return the files of the DICOM objects of a case, by kind, whether or not they are there."""
+    objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
+    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
+
+
+def _object_file(name: str, kind: ObjectKind) -> str:
+    return f"{name}.{kind.word}.dcm"
 
 
 def _codes(run: FinishedRun, path: str | Path) -> dict[str, SegmentCodes]:
@@ -142,6 +161,9 @@ class _Job:
     series: str | None
     tell: Event
     codes: Mapping[str, SegmentCodes]
+    objects: tuple[ObjectKind, ...]
+    again: str
+    on_case: Callable[[str], object]
 
     @property
     def run(self) -> FinishedRun:
@@ -241,6 +263,7 @@ class _Job:
             "previews": self.previews,
             **({"series": self.series} if self.series is not None else {}),
             **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
+            **({"objects": [kind.word for kind in self.objects]} if self.objects else {}),
         }
         return {"model": self.models.identity(), "options": options}
 
@@ -276,7 +299,13 @@ class _Job:
         label = name if name.endswith(suffix) else name + suffix
         classes = self.run.config.num_classes
         shares = form.probability_files(label, classes) if self.probabilities else []
-        return [*form.parts(label), *(f"{_PROBABILITIES}/{part}" for part in shares), *pictures]
+        beside = self.object_files(case, label).values()
+        return [*form.parts(label), *beside, *(f"{_PROBABILITIES}/{part}" for part in shares), *pictures]
+
+    def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
+        """The DICOM objects that are written besides the label map of a DICOM series."""
+        kinds = self.objects if is_dicom(case.image) else ()
+        return {kind: _object_file(label.removesuffix(".dcm"), kind) for kind in kinds}
 
     def readable(self, found: Predictions, cases: dict[str, Case]) -> dict[str, Case]:
         """The cases that can be read and are such as the model takes; the others have failed."""
@@ -386,6 +415,7 @@ class _Job:
             self.tell({"event": "remark", "case": case.name, "text": text})
         for text in told:
             self.tell({"event": "unlike", "case": case.name, "text": text})
+        self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
     def unlike(self, case: Case, predictor: Predictor, familiar: Familiar) -> list[str]:
@@ -410,8 +440,12 @@ class _Job:
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         assert isinstance(self.folder, VolumeFolder)
         affine = self.folder.affine(case)
-        segments = Segments(classes, ModelIdentity(self.models.sha256, self.origin.site), self.codes)
+        segments = Segments(
+            classes, ModelIdentity(self.models.sha256, self.origin.site, self.again), self.codes
+        )
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
+        for kind, file in self.object_files(case, files[0]).items():
+            write_object(kind, self.out / file, case.image, prediction.label, self.out / files[0], segments)
         if self.probabilities:
             assert prediction.probabilities is not None
             target = self.out / _PROBABILITIES / files[0]

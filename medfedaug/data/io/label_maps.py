@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from medfedaug.data.io.dicom_identity import ObjectKind
 from medfedaug.data.io.dicom_segmentation import Segments
 from medfedaug.data.io.formats import format_of
 from medfedaug.errors import StorageError
 
-__all__ = ["label_bits", "write_label_map", "write_probabilities"]
+__all__ = ["label_bits", "write_label_map", "write_object", "write_probabilities"]
 
 
 def label_bits(classes: int) -> int:
@@ -69,6 +70,33 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
     """
     voxels = np.moveaxis(shares.numpy(), 0, -1)
     _write(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
+
+
+def write_object(
+    kind: ObjectKind, target: Path, image: Path, label: Tensor, segmentation: Path, segments: Segments
+) -> None:
+    """Write another DICOM object of the label map of a DICOM series: contours or a report.
+
+    Args:
+        kind: ``RTSTRUCT`` or ``REPORT``.
+        target: the file.
+        image: the series.
+        label: (1, X, Y, Z), on the grid of the series.
+        segmentation: the label map as DICOM SEG, to which a report refers.
+        segments: the classes, and the model that predicted them.
+
+    Raises:
+        DataError: for a series that lacks what the object needs.
+        StorageError: when the file cannot be written.
+    """
+    from medfedaug.data.io.dicom_report import write_report
+    from medfedaug.data.io.dicom_rtstruct import write_rtstruct
+
+    voxels = label[0].numpy()
+    if kind is ObjectKind.RTSTRUCT:
+        _write(target, lambda path: write_rtstruct(path, image, voxels, segments))
+    else:
+        _write(target, lambda path: write_report(path, image, voxels, segmentation, segments))
 
 
 def _write(target: Path, save: Callable[[Path], Any]) -> None:

@@ -1,0 +1,223 @@
+"""`medfedaug predict` from an archive, and back into it, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pydicom
+import pytest
+import requests
+from dicom_files import affine_of, write_slices
+from finished_runs import FEW, balanced, simulated
+from orthanc import running_orthanc
+
+hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
+
+SHAPE = (32, 32, 6)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, phantom_dir):
+    out = tmp_path_factory.mktemp("archive") / "run"
+    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
+
+
+def put(orthanc, folder, patient, count=1):
+    """Store studies of a patient; their files by accession number."""
+    rng, files = np.random.default_rng(len(patient)), {}
+    for n in range(count):
+        accession = f"{patient}-{n}"
+
+        def named(header, k, accession=accession):
+            header.PatientID, header.AccessionNumber = patient, accession
+
+        voxels = rng.integers(0, 1000, SHAPE).astype(np.int16)
+        files[accession] = write_slices(folder / accession, voxels, change=named)
+    orthanc.put(folder)
+    return files
+
+
+def studies(path, *patients):
+    path.write_text("PatientID\n" + "\n".join(patients) + "\n")
+    return path
+
+
+def objects(orthanc, patient):
+    """All objects of a patient that are no images, by modality, as the archive has them."""
+    found = {}
+    url = orthanc.url
+    query = {"Level": "Patient", "Query": {"PatientID": patient}}
+    for one in requests.post(f"{url}/tools/find", json=query, timeout=60).json():
+        for instance in requests.get(f"{url}/patients/{one}/instances", timeout=60).json():
+            content = pydicom.dcmread(pydicom.filebase.DicomBytesIO(orthanc.read(instance["ID"])))
+            if content.Modality != "CT":
+                found.setdefault(content.Modality, []).append(content)
+    return found
+
+
+@pytest.mark.parametrize("way", ["dicomweb", "dimse"])
+def test_seg_contours_and_report_come_back_and_refer_to_their_series(orthanc, run, model, tmp_path, way):
+    patient = f"BACK-{way}"
+    files = put(orthanc, tmp_path / "in", patient)[f"{patient}-0"]
+    out = tmp_path / "out"
+    call = ("predict", "--model", model, f"--{way}", getattr(orthanc, way), "--out", out, "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", patient), "--rtstruct", "--report")
+    code, said, err = run(*call)
+    assert code == 0, err
+    assert "stored 3 objects of 1 stud" in said
+    stored = objects(orthanc, patient)
+    assert {name: len(found) for name, found in stored.items()} == {"SEG": 1, "RTSTRUCT": 1, "SR": 1}
+    slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
+    (seg,) = stored["SEG"]
+    read = hd.seg.Segmentation.from_dataset(seg)
+    assert read.StudyInstanceUID == slices[0].StudyInstanceUID
+    assert read.ReferencedSeriesSequence[0].SeriesInstanceUID == slices[0].SeriesInstanceUID
+    sha = json.loads((out / "predictions.json").read_text())["model"]["sha256"]
+    algorithm = read.SegmentSequence[0].SegmentationAlgorithmIdentificationSequence[0]
+    assert (algorithm.AlgorithmName, sha in algorithm.AlgorithmParameters) == ("medfedaug", True)
+    pixels = read.get_pixels_by_source_instance(
+        [one.SOPInstanceUID for one in slices], assert_missing_frames_are_empty=True
+    )
+    mask = pixels[..., 0].astype(bool)
+    assert 0 < mask.sum() < mask.size
+    # The voxels that the report measures are those of the segmentation, in the headers' millimetres.
+    volume = mask.sum() * abs(np.linalg.det(affine_of(slices)[:3, :3])) / 1000
+    texts = str(stored["SR"][0])
+    assert str(seg.SOPInstanceUID) in texts
+    (case,) = json.loads((out / "predictions.json").read_text())["cases"].values()
+    assert case["volume_ml"]["lesion"] == pytest.approx(volume, rel=1e-4)
+    contours = stored["RTSTRUCT"][0].ROIContourSequence[0].ContourSequence
+    assert {one.ContourImageSequence[0].ReferencedSOPInstanceUID for one in contours} == {
+        one.SOPInstanceUID for one, plane in zip(slices, mask, strict=True) if plane.any()
+    }
+    own = tmp_path / "out.state/studies.json"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    assert patient in own.read_text()
+    assert not (tmp_path / "out.state/images").exists()
+    assert patient not in said + err + (out / "predictions.json").read_text()
+
+
+def test_the_same_study_gets_no_second_objects_unless_asked_for(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "in", "TWICE-1")
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")
+    call += ("--studies", studies(tmp_path / "studies.csv", "TWICE-1"), "--report")
+
+    def stored(out, *options):
+        code, said, err = run(*call, "--out", tmp_path / out, *options)
+        assert code == 0, err
+        found = objects(orthanc, "TWICE-1")
+        return len(found["SEG"]), len(found["SR"]), "already there" in said
+
+    assert [stored("out"), stored("out"), stored("elsewhere")] == [
+        (1, 1, False),
+        (1, 1, True),
+        (1, 1, True),
+    ]
+    assert stored("anew", "--again") == (2, 2, False)
+    assert stored("anew", "--again") == (2, 2, True)  # the second call finds what the first one stored
+    found = objects(orthanc, "TWICE-1")
+    for seg in found["SEG"]:
+        assert sum(str(seg.SOPInstanceUID) in str(one) for one in found["SR"]) == 1
+    code, _, err = run(*call, "--out", tmp_path / "out", "--again")
+    assert code != 0
+    assert "without --again" in err
+
+
+def test_a_study_that_fails_costs_itself_and_names_no_patient(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "good", "GOOD-1")
+    two = put(orthanc, tmp_path / "two", "TWO-1")
+    study = pydicom.dcmread(two["TWO-1-0"][0]).StudyInstanceUID
+    write_slices(
+        tmp_path / "more",
+        np.zeros(SHAPE, np.int16),
+        study=study,
+        change=lambda header, k: setattr(header, "PatientID", "TWO-1"),
+    )
+    orthanc.put(tmp_path / "more")
+    out = tmp_path / "out"
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--out", out, "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", "GOOD-1", "TWO-1", "NOBODY-1"), "--no-previews")
+    code, said, err = run(*call)
+    assert code == 1
+    assert "stored 1 object" in said
+    failed = [line for line in err.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == 2
+    assert any("no such study" in line for line in failed)
+    assert any("2 series are a possible image" in line for line in failed)
+    assert not [name for name in ("GOOD", "TWO-1", "NOBODY", study) if name in said + err]
+    assert len(objects(orthanc, "GOOD-1")["SEG"]) == 1
+    assert objects(orthanc, "TWO-1") == {}
+
+
+def test_an_archive_that_refuses_gets_the_predictions_later(run, model, tmp_path):
+    with running_orthanc(tmp_path / "pacs", DicomAlwaysAllowStore=False, DicomModalities={}) as orthanc:
+        put(orthanc, tmp_path / "in", "LATER-1", 4)
+        out = tmp_path / "out"
+        call = ("predict", "--model", model, "--out", out, "--no-previews")
+        call += ("--studies", studies(tmp_path / "studies.csv", "LATER-1"))
+        code, _, err = run(*call, "--dimse", orthanc.dimse)
+        assert code == 0, err  # predicted, and nothing is stored
+        assert objects(orthanc, "LATER-1") == {}
+        before = {file: file.stat().st_mtime_ns for file in out.glob("*.dcm")}
+        assert len(before) == 4
+        code, _, err = run(*call, "--dimse", orthanc.dimse, "--store")
+        assert code != 0
+        assert err.count("run the same command again to go on") == 1  # after three, not after four
+        code, said, err = run(*call, "--dicomweb", orthanc.dicomweb, "--store")
+        assert code == 0, err
+        assert "stored 4 objects of 4 studies" in said
+        assert {file: file.stat().st_mtime_ns for file in out.glob("*.dcm")} == before
+        sent = {pydicom.dcmread(file).SOPInstanceUID for file in before}
+        assert {one.SOPInstanceUID for one in objects(orthanc, "LATER-1")["SEG"]} == sent
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "give one of --images"),
+        (("--images", ".", "--dicomweb", "http://x"), "give one of --images"),
+        (("--dicomweb", "http://x"), "--studies FILE"),
+        (("--images", ".", "--store"), "--store needs an archive"),
+        (("--dicomweb", "http://x", "--studies", "studies.csv", "--again"), "--again goes with --store"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_in_one_line(
+    run, model, tmp_path, monkeypatch, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    studies(tmp_path / "studies.csv", "X")
+    code, _, err = run("predict", "--model", model, "--out", tmp_path / "out", *options)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "in", "KILLED", 12)
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--out", tmp_path / "out", "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", "KILLED"), "--report", "--no-previews")
+    process = subprocess.Popen([sys.executable, "-m", "medfedaug", *map(str, call)])
+    end = time.monotonic() + 120
+    while time.monotonic() < end and len(objects(orthanc, "KILLED").get("SEG", ())) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = objects(orthanc, "KILLED")
+    assert 3 <= len(before["SEG"]) < 12
+    code, _, err = run(*call)
+    assert code == 0, err
+    after = objects(orthanc, "KILLED")
+    assert {name: len(found) for name, found in after.items()} == {"SEG": 12, "SR": 12}
+    kept = {one.SOPInstanceUID for one in before["SEG"]}
+    assert kept <= {one.SOPInstanceUID for one in after["SEG"]}
+    assert len({one.StudyInstanceUID for one in after["SR"]}) == 12
