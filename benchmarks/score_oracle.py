@@ -234,6 +234,12 @@ class Target:
 Ask = Callable[[Query], float]
 
 
+def chance(ask: Ask, target: Target, count: int) -> float:
+    """The correlation of answers that say nothing of the lesion: the same question for each of 16 cells."""
+    nothing = Query(-1.0, 2.0, cells(*EVERYWHERE))
+    return target.correlation([(cell, ask(nothing)) for cell, _ in target.queries(MIDDLE, count)])
+
+
 def blind(ask: Ask, patients: Sequence[Patient], budget: int, repeats: int = 1) -> tuple[int, int]:
     """Bisect over the means of slices, in each of the 8 cells of 8 x 8 pixels in the middle.
 
@@ -337,6 +343,14 @@ def main() -> None:
                     found.append(target.correlation(said))
             high = quantiles(found, n=20)[-1]
             print(f"| {title} | {count} | {name} | r {fmean(found):.2f} (95% below {high:.2f}) |")
+        for part, count in (("validation", of_server), ("test", of_lead)) if policy else ():
+            found = [
+                chance(answers(policy, split[part], seed, computed[part]), Target.of(split[part], own), count)
+                for seed in range(given.repeats)
+                for own in split[part]
+            ]
+            above = sum(r > 0.5 for r in found) / len(found)
+            print(f"| chance alone; 16 cells, {part} | {count} | {name} | r above 0.5 in {above:.1%} |")
         for repeats in (1, 4):
             located = [
                 blind(
