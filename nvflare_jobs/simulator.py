@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -27,6 +24,7 @@ from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.events import WARNING
 from medfedaug.nvflare_jobs.provisioning.project import check_site_name
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
+from medfedaug.nvflare_jobs.simulator_process import SimulatorProcess, Start, no_fast_start
 from medfedaug.nvflare_jobs.tracking import MLFLOW_FILE, TRACKING_FOLDER
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.privacy.site_settings import (
@@ -41,7 +39,6 @@ from medfedaug.utils.event_text import follow
 __all__ = ["LOG_FILE", "NVFlareEngine", "output_folder", "run_in_simulator", "run_job"]
 
 LOG_FILE = "nvflare.log"
-_SUPERVISOR = str(Path(__file__).with_name("supervised.py"))
 
 
 class NVFlareEngine(Engine):
@@ -54,7 +51,9 @@ class NVFlareEngine(Engine):
         """Run a federation; see `Engine.run`. ``work`` also gets the simulator's log."""
         names = [site.name for site in run.sites]
         if run.on_event:
+            reason = no_fast_start()
             text = f"starting NVFlare: a server and {len(names)} sites, a process each"
+            text += f", which import their packages afresh ({reason})" if reason else ""
             run.on_event({"event": "stage", "text": text})
         # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
@@ -233,52 +232,34 @@ def run_job(
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"
     _write_site_settings(workspace)
-    command = [
-        *(sys.executable, _SUPERVISOR, str(lock or work / "processes.lock")),
-        *(
-            sys.executable,
-            "-m",
-            "nvflare.private.fed.app.simulator.simulator",
-            str(work / "job" / recipe.name),
-        ),
-        *("-w", str(workspace), "-c", ",".join(sites), "-n", str(len(sites)), "-t", str(len(sites))),
-    ]
-    environment = {
-        **os.environ,
-        DATA_VARIABLE: str(Path(data_dir).resolve()),
-        DEVICE_VARIABLE: device,
-        **_storage_variables(storage),
-        STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
-        "PYTHONUNBUFFERED": "1",
-        # If each site starts as many threads as there are cores, sites mostly wait for each other.
-        **({"OMP_NUM_THREADS": str(execution.threads)} if execution.threads else {}),
-    }
+    start = Start(
+        job=str(work / "job" / recipe.name),
+        workspace=str(workspace),
+        sites=sites,
+        environment={
+            DATA_VARIABLE: str(Path(data_dir).resolve()),
+            DEVICE_VARIABLE: device,
+            **_storage_variables(storage),
+            STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
+        },
+        lock=str(lock or work / "processes.lock"),
+        log=str(log),
+    )
     output = output_folder(work)
     run = output.parent
     failure = ""
-    with log.open("wb") as stream:
-        # In a session of its own: a signal to this process's group is for this one to answer.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            for event in _events(work, sites, process):
-                if event["event"] == WARNING:
-                    warnings.warn(event["text"], MedFedAugWarning, stacklevel=2)
-                    continue
-                if event["event"] == "failed":
-                    failure = event["message"]
-                if on_event:
-                    on_event(event)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # which ends everything that is still there
-            process.wait()
+    process = SimulatorProcess.start(start, execution.threads)
+    try:
+        for event in _events(work, sites, process):
+            if event["event"] == WARNING:
+                warnings.warn(event["text"], MedFedAugWarning, stacklevel=2)
+                continue
+            if event["event"] == "failed":
+                failure = event["message"]
+            if on_event:
+                on_event(event)
+    finally:
+        process.end()
     if failure:
         raise RunFailed(failure)
     if not (output / result).is_file():
@@ -321,14 +302,14 @@ def _write_site_settings(workspace: Path) -> None:
 
 
 def _events(
-    work: Path, sites: Sequence[str], process: subprocess.Popen[bytes], period: float = 0.1
+    work: Path, sites: Sequence[str], process: SimulatorProcess, period: float = 0.1
 ) -> Iterator[dict[str, Any]]:
     """Yield the server's events, and the warnings of all, until the run is over or its process has ended."""
     server = output_folder(work) / EVENTS
     positions = dict.fromkeys((*(output_folder(work, site) / EVENTS for site in sites), server), 0)
     ended = False
     while not ended:
-        ended = process.poll() is not None
+        ended = process.returncode is not None
         for path in filter(Path.exists, positions):
             for event, end in follow(path, positions[path]):
                 positions[path] = end

@@ -12,21 +12,37 @@ from __future__ import annotations
 
 import ctypes
 import os
+import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import psutil
 from filelock import FileLock
 
-__all__ = ["main"]
+__all__ = ["Asked", "main", "supervise"]
 
+_LIFELINE = 0  # standard input
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _GRACE = 10.0  # seconds in which sites may end by themselves after the command has
+_PERIOD = 0.05
+
+
+class Asked(Protocol):
+    """Answers requests between two looks at the processes."""
+
+    def fileno(self) -> int:
+        """Where requests arrive."""
+
+    def answer(self) -> bool:
+        """Answer one request; false when no more will come."""
+
+    def ended(self, pid: int, code: int) -> None:
+        """A process has ended."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,47 +55,84 @@ def main(arguments: Sequence[str]) -> int:
         Its exit code.
     """
     lock, *command = arguments
+    return supervise(lock, lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL).pid)
+
+
+def supervise(lock: str, start: Callable[[], int], asked: Asked | None = None) -> int:
+    """Start a process, and end when it and all that it has started are gone.
+
+    This process has one thread only, so that a process may be forked from it at any time.
+
+    Args:
+        lock: the file to lock until then.
+        start: starts the process, and returns its number.
+        asked: starts more of them on request.
+
+    Returns:
+        The exit code of the first process.
+    """
     # Handled and not ignored, since children would inherit that they are.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     if sys.platform == "linux":  # processes whose parent has died become children of this one
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    abandoned = threading.Event()
-    with FileLock(lock):
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        threading.Thread(target=_watch, args=(abandoned,), daemon=True).start()
-        code = process.wait()
-        _end_rest(abandoned)
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    with FileLock(lock), selectors.PollSelector() as selector:
+        first, code = start(), None
+        sources: list[int | Asked] = [_LIFELINE, woken, *([asked] if asked else [])]
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ)
+        deadline = float("inf")  # after which all that is left is ended
+        while True:
+            for pid, ended_with in _ended():
+                if pid == first:
+                    code, deadline = ended_with, min(deadline, time.monotonic() + _GRACE)
+                if asked is not None:
+                    asked.ended(pid, ended_with)
+            if code is not None and not _has_children():
+                break
+            if time.monotonic() >= deadline:
+                _kill_all()
+            for key, _ in selector.select(None if deadline == float("inf") else _PERIOD):
+                if key.fileobj is asked:
+                    more = asked.answer()
+                else:
+                    more = bool(_read(key.fd))
+                    deadline = deadline if more else 0
+                if not more:
+                    selector.unregister(key.fileobj)
         os.unlink(lock)
     return code if code >= 0 else 128 - code
 
 
-def _watch(abandoned: threading.Event) -> None:
-    while sys.stdin.buffer.read(4096):
-        pass
-    abandoned.set()
-    while True:  # until this process ends too: meanwhile more may be started
-        _kill_all()
-        time.sleep(0.05)
+def _read(source: int) -> bytes:
+    with suppress(BlockingIOError):
+        return os.read(source, 4096)
+    return b"nothing yet"
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """Processes that have ended since the last call, with their exit codes."""
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found[0], os.waitstatus_to_exitcode(found[1])
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _kill_all() -> None:
     for member in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             member.kill()
-
-
-def _end_rest(abandoned: threading.Event) -> None:
-    deadline = time.monotonic() + _GRACE
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
-            return
-        if not abandoned.is_set() and time.monotonic() > deadline:
-            _kill_all()
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":

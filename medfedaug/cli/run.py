@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -35,6 +37,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
+from medfedaug.nvflare_jobs.simulator_process import discard, prepare
 from medfedaug.utils.files import parse_json
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["export", "simulate"]
 
 _AUTO = "auto"
+_NVFLARE = "nvflare"
 
 
 @takes(
@@ -54,6 +58,7 @@ _AUTO = "auto"
     "each site in turn.",
 )
 def simulate(
+    context: typer.Context,
     data: Data,
     methods: Methods,
     out: Annotated[
@@ -75,7 +80,7 @@ def simulate(
             help="nvflare: every site is a process; inprocess: the sites take turns; or an engine that an "
             "installed package adds.",
         ),
-    ] = "nvflare",
+    ] = _NVFLARE,
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
@@ -112,6 +117,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
+    if engine == _NVFLARE and not check:
+        _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"):
         from medfedaug.data.sites import find_sites
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
@@ -299,6 +306,17 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
     if file == _AUTO:
         settings["planning"] = planning_settings((*given[Plan], *given[RunConfig]), memory)
     return settings
+
+
+def _prepare_simulation(context: typer.Context, data: Path, threads: int | None) -> None:
+    """Let NVFlare's processes import their packages while this one does.
+
+    Where the sites' number of threads is not given, it is guessed from the folders below ``data``.
+    """
+    context.call_on_close(discard)
+    with suppress(OSError):
+        folders = sum(path.is_dir() for path in data.iterdir())
+        prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
 
 
 def _of_loop(loop: str | None) -> dict[str, Any]:

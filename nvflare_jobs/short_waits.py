@@ -1,0 +1,96 @@
+"""Shorten what NVFlare's simulator waits for: it has no settings for these pauses.
+
+`docs/decisions/fast_start.md` lists each of them, with the change that NVFlare could make. They are pauses
+between two looks at something, or before something is closed: with shorter ones the same is done sooner. The
+adapter replaces names in modules of NVFlare, in processes of a simulation alone, and is written for the
+versions in `VERSIONS`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from nvflare.fuel.f3.mpm import MainProcessMonitor
+from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
+
+__all__ = ["run_simulator", "run_site"]
+
+_LOOK = 0.05  # seconds between two looks of the simulator; NVFlare: 1
+_ENGINE_LOOK = 0.2  # of the server's engine, which sends a message each time; NVFlare: 3
+_ASK_AGAIN = (0.1, 0.5)  # of an idle site, from few sites to many; NVFlare: 0.5
+_SITES_A_SECOND = 50  # so many requests of idle sites a second are no load for the server
+_GRACE = 0.1  # before connections are closed; NVFlare: 3
+
+
+class _Pauses:
+    """The module `time` with pauses of limited length."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, self._longest))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+class _Runner(simulator_runner.SimulatorRunner):
+    """Runs in this process, which is one of its own already, and looks more often."""
+
+    def run(self) -> int:
+        status: int = MainProcessMonitor.run(
+            main_func=self.simulator_run_main,
+            run_dir=self.workspace,
+            shutdown_grace_time=_GRACE,
+            cleanup_grace_time=6,
+        )
+        return status
+
+    def setup(self) -> bool:
+        ready: bool = super().setup()
+        if ready:
+            self.server.check_engine_frequency = _ENGINE_LOOK
+        return ready
+
+
+def run_simulator(arguments: list[str], processes: object) -> int:
+    """Run NVFlare's simulator in this process.
+
+    Args:
+        arguments: those of its command.
+        processes: starts the sites: takes the place of the module `subprocess` in the simulator.
+
+    Returns:
+        Its exit code.
+    """
+    parser = simulator.argparse.ArgumentParser()
+    simulator.define_simulator_parser(parser)
+    given = parser.parse_args(arguments)
+    _replace(simulator, "SimulatorRunner", _Runner)
+    _replace(simulator_runner, "subprocess", processes)
+    _replace(simulator_runner, "time", _Pauses(_LOOK))
+    code: int = simulator.run_simulator(given)
+    return code
+
+
+def run_site(arguments: list[str], sites: int) -> None:
+    """Run a site of NVFlare's simulator in this process.
+
+    Args:
+        arguments: the command line of NVFlare's process of a site.
+        sites: how many there are.
+    """
+    simulator_worker.sys.argv = arguments
+    least, most = _ASK_AGAIN
+    _replace(simulator_worker, "time", _Pauses(min(max(least, sites / _SITES_A_SECOND), most)))
+    given = simulator_worker.parse_arguments()
+    MainProcessMonitor.run(
+        main_func=simulator_worker.main, run_dir=given.workspace, shutdown_grace_time=_GRACE, args=given
+    )
+
+
+def _replace(module: object, name: str, value: object) -> None:
+    getattr(module, name)  # an unknown version of NVFlare has another one
+    setattr(module, name, value)
