@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -14,25 +15,36 @@ from medfedaug.cli import app
 from medfedaug.config.run import RunConfig
 
 HEAVY = ("torch", "monai", "matplotlib", "scipy", "SimpleITK", "nibabel")
-# Run the command as its script does, and say at the end what of the libraries it brought.
+# Run commands as their script does, and write what each said, and brought of the libraries.
 SCRIPT = f"""
-import sys
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
 from medfedaug.cli import main
-try:
-    main()
-finally:
-    print("imported:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)
+results = []
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main() or 0
+        except SystemExit as ended:
+            code = ended.code or 0
+    imported = [name for name in {HEAVY!r} if name in sys.modules]
+    results.append((code, imported, out.getvalue(), err.getvalue()))
+json.dump(results, sys.stdout)
 """
 
 
-def light(*arguments, code=0):
-    """The output of a command in a process of its own, in which none of the libraries was imported."""
-    call = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
-    done = subprocess.run(call, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    said = done.stderr.splitlines()
-    assert "imported:" in [line.strip() for line in said], f"{arguments}: {done.stderr}"
-    return " ".join(done.stdout.split()), " ".join(said)
+def light(*calls, code=0):
+    """The output of each command, in one process in which none of the libraries was imported."""
+    arguments = [list(map(str, call)) for call in calls]
+    run = [sys.executable, "-c", SCRIPT, json.dumps(arguments)]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = []
+    for call, (ended, imported, out, err) in zip(arguments, json.loads(done.stdout), strict=True):
+        assert ended == code, f"{call}: {err}"
+        assert not imported, f"{call} imports {imported}"
+        said.append(" ".join((err if code else out).split()))
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -48,58 +60,37 @@ def kit(phantom_dir, tmp_path_factory):
     return folder / "site_A"
 
 
-@pytest.mark.parametrize("name", [None, "fedfa", "FedFA", "fedfa+"])
-def test_methods(name):
-    out, _ = light("methods", *filter(None, [name]))
-    assert "fedfa" in out
+def test_catalogues_and_schemas():
+    methods = [("methods",), *(("methods", name) for name in ("fedfa", "FedFA", "fedfa+"))]
+    others = [("networks",), ("networks", "basicunet"), ("datasets",), ("datasets", "lgg_multisite")]
+    schemas = [("schema", "experiment"), ("schema", "site-settings")]
+    words = ["fedfa"] * 4 + ["MONAI's BasicUNet"] * 2 + ["LGG"] * 2 + ["json-schema.org"] * 2
+    for out, word in zip(light(*methods, *others, *schemas), words, strict=True):
+        assert word in out
 
 
-@pytest.mark.parametrize("name", [None, "basicunet"])
-def test_networks(name):
-    out, _ = light("networks", *filter(None, [name]))
-    assert "MONAI's BasicUNet" in out
+def test_an_unknown_name():
+    unknown = [(command, "nothing_of_that_name") for command in ("methods", "networks", "datasets")]
+    for err in light(*unknown, code=2):
+        assert "is not known" in err
 
 
-@pytest.mark.parametrize("name", [None, "lgg_multisite"])
-def test_data_sets(name):
-    out, _ = light("datasets", *filter(None, [name]))
-    assert "LGG" in out
-
-
-@pytest.mark.parametrize("command", ["methods", "networks", "datasets"])
-def test_an_unknown_name(command):
-    _, err = light(command, "nothing_of_that_name", code=2)
-    assert "is not known" in err
-
-
-def test_the_ledger_of_a_site(kit):
-    out, _ = light("ledger", kit)
-    assert "job-1: fedfa " in out
-    assert "SHA-256" in light("ledger", kit, "--every")[0]
-
-
-def test_the_jobs_of_a_site(kit):
-    out, _ = light("jobs", kit)
-    assert "1 ended" in out
-    assert "fedfa" in out
-
-
-def test_the_state_of_a_job(kit):
-    out, _ = light("watch", kit, "--once")
-    assert "training loss" in out
-
-
-def test_the_disk_space_of_a_kit(kit):
-    out, _ = light("clean", "--kit", kit, "--older-than", 1)
-    assert "stays: ledger, keys and book of jobs" in out
-
-
-@pytest.mark.parametrize("file", ["experiment", "site-settings"])
-def test_the_schema_of_a_file(file):
-    assert "json-schema.org" in light("schema", file)[0]
+def test_commands_of_a_site(kit):
+    ledger, every, jobs, watch, clean = light(
+        ("ledger", kit),
+        ("ledger", kit, "--every"),
+        ("jobs", kit),
+        ("watch", kit, "--once"),
+        ("clean", "--kit", kit, "--older-than", 1),
+    )
+    assert "job-1: fedfa " in ledger
+    assert "SHA-256" in every
+    assert "1 ended" in jobs
+    assert "fedfa" in jobs
+    assert "training loss" in watch
+    assert "stays: ledger, keys and book of jobs" in clean
 
 
 def test_the_help_of_each_command():
-    for name in ["", *get_command(app).commands]:
-        out, _ = light(*filter(None, [name, "--help"]))
+    for out in light(*([*name, "--help"] for name in [(), *((name,) for name in get_command(app).commands)])):
         assert "Usage:" in out
