@@ -39,6 +39,24 @@ def given(kit: Path, side: str, jobs: list[Path]) -> tuple[list[dict[str, str]],
     return answers, done.stdout + done.stderr
 
 
+def odd_jobs(honest: Path, folder: Path) -> list[Path]:
+    """Jobs of which a value, a key and a file have what a refusal must not show."""
+    jobs = []
+    for name in ("value", "key", "file"):
+        job = shutil.copytree(honest, folder / name)
+        file = job / "app/config/config_fed_client.json"
+        content = json.loads(file.read_text())
+        if name == "value":
+            content["executors"][0]["executor"]["args"]["config"]["classes"][1] = "{of the job}"
+        elif name == "key":
+            content["x\x1b[2J" + "y" * 500] = "{}"
+        else:
+            (job / "app/odd\x1b[2J.yml").write_text("text: of the job")
+        file.write_text(json.dumps(content))
+        jobs.append(job)
+    return jobs
+
+
 def configured(run, kits: Path, side: str) -> Path:
     code, out, err = run("site-config", "--kit", kits / SIDES[side], "--forbid-code")
     assert code == 0, err
@@ -52,13 +70,15 @@ def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_proces
 ):
     honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
     kit = configured(run, kits, side)
+    odd = odd_jobs(honest, tmp_path / "odd") if side == "client" else []
     with bait(tmp_path / "secrets") as laid:
         jobs = [spoil_files(honest, tmp_path / f"hostile/{n}", side, a, laid) for n, a in enumerate(FILES)]
-        answers, printed = given(kit, side, [*jobs, honest])
+        answers, printed = given(kit, side, [*odd, *jobs, honest])
         assert laid.asked == []
     for secret in (SECRET, TOKEN):
         assert secret not in printed
         assert not any(secret.encode() in path.read_bytes() for path in kit.rglob("*") if path.is_file())
+    told, answers = answers[: len(odd)], answers[len(odd) :]
     assert len(answers) == len(FILES) + 1
     for attack, answer in zip(FILES, answers, strict=False):
         assert "job refused: " in answer["deployed"], attack
@@ -67,6 +87,14 @@ def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_proces
             assert answer["built"].startswith("NotJson: "), attack  # a job process would not read it either
     assert answers[-1]["deployed"] == ""
     assert json.loads(answers[-1]["built"])["executors" if side == "client" else "workflows"]
+    if told:  # a refusal names file and key, and no value
+        value, key, file = told
+        brace = "config_fed_client.json: executors.0.executor.args.config.classes.1 has a brace"
+        assert brace in value["deployed"]
+        assert "of the job" not in value["deployed"] + file["deployed"]
+        for answer in (key, file):
+            assert answer["deployed"].isprintable()
+            assert len(answer["deployed"]) < 300
 
 
 @pytest.mark.slow
@@ -97,32 +125,6 @@ def test_a_kit_of_an_earlier_version_lets_jobs_read_all_of_it_and_is_not_ready(
     configured(run, kits, side)
     (check,) = [check for check in examine(kit) if check.name == "job files"]
     assert check.ok is True
-
-
-def test_a_refusal_names_file_and_key_and_no_value(run, kits, tmp_path, tiny_config):
-    honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
-    kit = configured(run, kits, "client")
-    jobs = []
-    for name in ("value", "key", "file"):
-        job = shutil.copytree(honest, tmp_path / "odd" / name)
-        file = job / "app/config/config_fed_client.json"
-        content = json.loads(file.read_text())
-        if name == "value":
-            content["executors"][0]["executor"]["args"]["config"]["classes"][1] = "{of the job}"
-        elif name == "key":
-            content["x\x1b[2J" + "y" * 500] = "{}"
-        else:
-            (job / "app/odd\x1b[2J.yml").write_text("text: of the job")
-        file.write_text(json.dumps(content))
-        jobs.append(job)
-    (value, key, file), _ = given(kit, "client", jobs)
-    assert (
-        "config_fed_client.json: executors.0.executor.args.config.classes.1 has a brace" in value["deployed"]
-    )
-    assert "of the job" not in value["deployed"] + file["deployed"]
-    for answer in (key, file):
-        assert answer["deployed"].isprintable()
-        assert len(answer["deployed"]) < 300
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def nested(depth):
     return "[" * depth + "]" * depth
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("name", ["results.json", "statistics.json"])
 def test_a_changed_record_is_used_or_refused_in_one_line(run, made, tmp_path, name, seed):
     folder = shutil.copytree(made, tmp_path / "run")
