@@ -202,9 +202,16 @@ def train(data: Path, methods: str, norm: str, seed: int, rounds: int) -> dict[s
     return {
         "rounds": rounds,
         "dice": {site: entry["dice"] for site, entry in results["test"]["sites"].items()},
+        "cases": {site: _of_cases(entry["cases"]) for site, entry in results["test"]["sites"].items()},
         "selected_round": results["selected_round"],
         "validation": validation,
     }
+
+
+def _of_cases(scores: Mapping[str, Any]) -> list[float | None]:
+    """Test Dice of each patient, in the order of their names."""
+    found = [one["dice"] if isinstance(one, Mapping) else one for _, one in sorted(scores.items())]
+    return [None if score is None else round(score, 4) for score in found]
 
 
 def is_converged(validation: Sequence[float | None]) -> bool:
