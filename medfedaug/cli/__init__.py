@@ -15,6 +15,7 @@ from medfedaug.cli.import_ import import_
 from medfedaug.cli.methods import datasets, methods, networks
 from medfedaug.cli.plan import plan
 from medfedaug.cli.predict import predict
+from medfedaug.cli.prospect import prospect
 from medfedaug.cli.run import export, simulate
 from medfedaug.cli.schema import schema
 from medfedaug.cli.setup import init, project
@@ -31,6 +32,7 @@ app.command()(phantom)
 app.command("import")(import_)
 app.command()(init)
 app.command()(inspect)
+app.command()(prospect)
 app.command()(compare)
 app.command()(statistics)
 app.command()(plan)

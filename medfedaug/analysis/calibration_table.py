@@ -1,0 +1,202 @@
+"""`Calibration`: federations that were trained with several methods, with the fingerprints of their sites."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+
+from medfedaug.analysis.fingerprint_distance import appearance, check_together, distances
+from medfedaug.data.quality.image_fingerprint import ImageFingerprint
+from medfedaug.errors import ConfigError, MedFedAugError, first_line
+
+__all__ = ["COLUMNS", "FEDAVG", "SINGLE", "Calibration", "TrainedFederation", "features"]
+
+FEDAVG, SINGLE = "fedavg", "single"
+
+COLUMNS = (
+    *("federation", "family", "seed", "site", "methods", "norm", "rounds", "selected_round", "metric"),
+    *("score", "patient_deviation", "fingerprint"),
+)
+"""Columns of a calibration table. ``fingerprint`` is `ImageFingerprint.to_dict` as JSON, in one row of a site
+and seed at least; ``patient_deviation`` the deviation over test patients of the difference from FedAvg."""
+
+_TABLE = "analysis/calibration.csv"
+
+
+@dataclass(frozen=True)
+class TrainedFederation:
+    """A federation with one seed, and the scores of methods at its sites.
+
+    Attributes:
+        name: of the federation, with any seed.
+        family: of the data: a published data set, or the dial of a phantom.
+        norm: the normalisation of the network.
+        metric: of the scores, of which more is better.
+        seed: of its patients and initial weights.
+        sites: the fingerprints of its sites.
+        scores: by methods and site.
+        deviations: by methods, of each site: see `COLUMNS`.
+    """
+
+    name: str
+    family: str
+    norm: str
+    metric: str
+    seed: str
+    sites: tuple[ImageFingerprint, ...]
+    scores: Mapping[str, Mapping[str, float]]
+    deviations: Mapping[str, tuple[float, ...]]
+
+    @cached_property
+    def features(self) -> dict[str, list[float]]:
+        """The features of each site (`features`)."""
+        return features(self.sites)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A table of trained federations.
+
+    Attributes:
+        federations: in the order of the table, one for each seed.
+    """
+
+    federations: tuple[TrainedFederation, ...]
+
+    @classmethod
+    def load(cls, paths: Sequence[Path] = (), norm: str = "batch") -> Calibration:
+        """Read the table of the package, and federations of a user's own.
+
+        Args:
+            paths: files with the columns `COLUMNS`.
+            norm: the normalisation of the network.
+
+        Raises:
+            ConfigError: naming file and row.
+        """
+        own = files("medfedaug") / _TABLE
+        texts = [(_TABLE, own.read_text(encoding="utf-8"))] if own.is_file() else []
+        for path in paths:
+            try:
+                texts.append((str(path), path.read_text(encoding="utf-8")))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"{path}: cannot be read as a calibration table ({first_line(error)})"
+                ) from error
+        return cls(tuple(one for name, text in texts for one in _read(name, text, norm)))
+
+    @property
+    def number(self) -> int:
+        """The number of federations, whatever their seeds."""
+        return len({one.name for one in self.federations})
+
+    @property
+    def families(self) -> list[str]:
+        """The families, in their order."""
+        return list(dict.fromkeys(one.family for one in self.federations))
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods that some federation was trained with, without FedAvg."""
+        known = dict.fromkeys(name for one in self.federations for name in one.scores)
+        return [name for name in known if name != FEDAVG]
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of a federation."""
+        return max(Counter(one.name for one in self.federations).values(), default=0)
+
+    def without(self, family: str) -> Calibration:
+        """Leave a family out."""
+        return Calibration(tuple(one for one in self.federations if one.family != family))
+
+    def patient_deviation(self, methods: str) -> float | None:
+        """Return the median over sites of the patients' deviation, of a difference from FedAvg."""
+        known = [value for one in self.federations for value in one.deviations.get(methods, ())]
+        return median(known) if known else None
+
+
+def features(sites: Sequence[ImageFingerprint]) -> dict[str, list[float]]:
+    """Numbers of each site from which a gain is predicted: distances by kind, and patients.
+
+    Raises:
+        ConfigError: when the sites cannot be compared.
+    """
+    apart, everybody = distances(sites), sum(site.patients for site in sites)
+    return {
+        site.site: [
+            math.log1p(appearance(kinds)),
+            math.log1p(kinds["polarity"]),
+            kinds["noise"],
+            kinds["sharpness"],
+            kinds["resolution"] + kinds["field_of_view"],
+            kinds["size"],
+            kinds["pieces"],
+            kinds["prevalence"],
+            math.log2(max(site.patients, 1)),
+            math.log2(max(everybody, 1)),
+        ]
+        for site in sites
+        for kinds in [apart[site.site]]
+    }
+
+
+def _read(name: str, text: str, norm: str) -> Iterator[TrainedFederation]:
+    reader = csv.DictReader(text.splitlines())
+    lacking = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    if lacking:
+        raise ConfigError(
+            f"{name}: lacks the column {lacking[0]}; a calibration table has {', '.join(COLUMNS)}"
+        )
+    by_name: dict[tuple[str, str], list[tuple[int, dict[str, str]]]] = {}
+    for number, row in enumerate(reader, start=2):
+        if row["norm"] == norm:
+            by_name.setdefault((row["federation"], row["seed"]), []).append((number, row))
+    for (federation, _), rows in by_name.items():
+        yield _federation(name, federation, rows)
+
+
+def _federation(table: str, name: str, rows: Iterable[tuple[int, Mapping[str, str]]]) -> TrainedFederation:
+    """Put together the rows of a federation.
+
+    Raises:
+        ConfigError: naming the row.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    deviations: dict[str, list[float]] = {}
+    prints: dict[str, ImageFingerprint] = {}
+    row: Mapping[str, str] = {}
+    for number, row in rows:
+        try:
+            scores.setdefault(row["methods"], {})[row["site"]] = float(row["score"])
+            if row["patient_deviation"]:
+                deviations.setdefault(row["methods"], []).append(float(row["patient_deviation"]))
+            if row["fingerprint"]:
+                prints[row["site"]] = ImageFingerprint.from_dict(json.loads(row["fingerprint"]))
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise ConfigError(f"{table}, line {number}: {first_line(error)}") from error
+    sites = tuple(found for _, found in sorted(prints.items()))
+    try:
+        check_together(sites)
+        if {*scores.get(FEDAVG, {})} != {*prints}:
+            raise ConfigError("a federation needs FedAvg's score and a fingerprint of each site")
+    except MedFedAugError as error:
+        raise ConfigError(f"{table}, federation {name}: {error}") from error
+    return TrainedFederation(
+        name=name,
+        family=row["family"],
+        norm=row["norm"],
+        metric=row["metric"],
+        seed=row["seed"],
+        sites=sites,
+        scores=scores,
+        deviations={methods: tuple(values) for methods, values in deviations.items()},
+    )

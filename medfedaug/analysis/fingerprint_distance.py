@@ -1,0 +1,141 @@
+"""`distances`: how far each site's fingerprint is from the others', by kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from statistics import fmean
+
+import numpy as np
+
+from medfedaug.data.quality.image_fingerprint import QUANTITIES, ImageFingerprint
+from medfedaug.errors import ConfigError
+
+__all__ = ["KINDS", "Kind", "appearance", "check_together", "distances"]
+
+_LEAST_SPREAD = 0.01
+"""Deviation within a site, of the range of intensities, below which it is taken as this."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of difference between sites.
+
+    Attributes:
+        group: ``"appearance"``, ``"structure"`` or ``"labels"``.
+        unit: of the distance.
+        text: its meaning.
+    """
+
+    group: str
+    unit: str
+    text: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "intensity": Kind("appearance", "deviations", "mean intensity of an image"),
+    "contrast": Kind("appearance", "deviations", "deviation of the intensities of an image"),
+    "polarity": Kind(
+        "appearance", "deviations", "distance of each other's images from 0, in both directions"
+    ),
+    "noise": Kind("appearance", "octaves", "noise"),
+    "sharpness": Kind("appearance", "of 1", "roughness of the images on their grid"),
+    "resolution": Kind("appearance", "octaves", "edges of a voxel"),
+    "field_of_view": Kind("appearance", "octaves", "extent of the images in the plane"),
+    "pieces": Kind("structure", "octaves", "number of pieces of a class"),
+    "size": Kind("labels", "octaves", "volume of a class in a case that has it: lesions, or their outlines"),
+    "prevalence": Kind("labels", "of 1", "share of the cases with a class, or of the images of a class"),
+}
+"""Kinds of differences. An octave is a factor of 2."""
+
+
+def check_together(sites: Sequence[ImageFingerprint]) -> None:
+    """Check that fingerprints can be compared.
+
+    Raises:
+        ConfigError: naming the first site that differs, and in what.
+    """
+    if len(sites) < 2:
+        raise ConfigError(f"a prospect needs two sites or more, found {len(sites)}")
+    first = sites[0]
+    for other in sites[1:]:
+        for name in ("task", "classes", "channels"):
+            ours, theirs = getattr(first, name), getattr(other, name)
+            if ours != theirs:
+                raise ConfigError(
+                    f"site {other.site} has {name} {theirs}, and site {first.site} has {ours}: "
+                    "make them alike (docs/data.md)"
+                )
+
+
+def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
+    r"""Mean distance of each site from the others, by site and kind (`KINDS`).
+
+    Intensity and contrast are as in `medfedaug.analysis.shift.site_shift`: with :math:`\bar p` the means
+    of a site's means, or deviations, and s the root mean square of the deviations within the sites,
+
+    .. math:: D_{jk} = \sqrt{\tfrac{1}{C} \sum_c (\bar p_{jc} - \bar p_{kc})^2 / s_c^2}
+
+    Polarity is the largest :math:`\min(|z_{kj}|, |z_{jk}|)` of a channel
+    (`medfedaug.statistics.foreign_pairs`). Ratios are in octaves, :math:`|\log_2 (a / b)|`.
+
+    Deviations:
+        s is at least 0.01 of the range of intensities: sites whose images are all alike, or a deviation below
+        0 from a policy's noise, would make it 0.
+
+    Raises:
+        ConfigError: when the sites cannot be compared (`check_together`).
+    """
+    check_together(sites)
+    within = {name: _within(sites, name) for name in ("mean", "std")}
+    found: dict[str, dict[str, list[float]]] = {site.site: {kind: [] for kind in KINDS} for site in sites}
+    for one, other in permutations(sites, 2):
+        for kind, distance in _pair(one, other, within).items():
+            found[one.site][kind].append(distance)
+    return {site: {kind: fmean(values) for kind, values in kinds.items()} for site, kinds in found.items()}
+
+
+def appearance(kinds: Mapping[str, float]) -> float:
+    """Combine intensity and contrast to the distance that `inspect` gives."""
+    return math.sqrt((kinds["intensity"] ** 2 + kinds["contrast"] ** 2) / 2)
+
+
+def _within(sites: Sequence[ImageFingerprint], name: str) -> np.ndarray:
+    squares = np.mean([site.spread(name) ** 2 for site in sites], axis=0)
+    return np.maximum(np.sqrt(squares), _LEAST_SPREAD)
+
+
+def _pair(
+    one: ImageFingerprint, other: ImageFingerprint, within: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    found = dict.fromkeys(KINDS, 0.0)
+    for kind, name in (("intensity", "mean"), ("contrast", "std")):
+        apart = (one.value(name) - other.value(name)) / within[name]
+        found[kind] = float(np.sqrt(np.mean(apart**2)))
+    means = np.abs(one.value("mean") - other.value("mean"))
+    widest = np.maximum(np.maximum(one.value("std"), other.value("std")), _LEAST_SPREAD)
+    found["polarity"] = float((means / widest).max())
+    found["noise"] = _octaves(one, other, "noise")
+    found["sharpness"] = float(np.abs(one.value("roughness") - other.value("roughness")).mean())
+    if one.knows_geometry and other.knows_geometry:
+        found["resolution"] = fmean(_octaves(one, other, name) for name in ("edge", "thickness"))
+        found["field_of_view"] = _octaves(one, other, "extent")
+    if one.task == "segmentation":
+        both = (one.value("present") > 0) & (other.value("present") > 0)
+        if both.any():
+            found["size"], found["pieces"] = (_octaves(one, other, name, both) for name in ("size", "pieces"))
+        found["prevalence"] = float(np.abs(one.value("present") - other.value("present")).max())
+    else:
+        shares = one.entries["shares"] - other.entries["shares"]
+        found["prevalence"] = float(shares.abs().max())
+    return found
+
+
+def _octaves(
+    one: ImageFingerprint, other: ImageFingerprint, name: str, among: np.ndarray | None = None
+) -> float:
+    quantity = QUANTITIES[name]
+    apart = np.abs(one.scaled(name) - other.scaled(name)) * math.log2(quantity.high / quantity.low)
+    return float(apart.mean() if among is None else apart[among].mean())

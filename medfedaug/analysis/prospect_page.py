@@ -1,0 +1,316 @@
+"""`write_prospect`: the page of a prospect, and the sentences of its answer."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from medfedaug._version import __version__
+from medfedaug.analysis.calibration_table import FEDAVG
+from medfedaug.analysis.fingerprint_distance import KINDS
+from medfedaug.analysis.gain_prediction import LEAST_FEDERATIONS, Expected
+from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
+from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
+from medfedaug.data.quality.image_fingerprint import QUANTITIES
+
+__all__ = ["answer", "judged_sentence", "write_prospect"]
+
+_GROUPS = {
+    "appearance": "the same things look different: harmonise (norm, FedRDN), or train against it (FedFA)",
+    "structure": "the patients differ: let each site keep layers of its own (FedBN, Ditto)",
+    "labels": "the readers, or the patients, differ: compare outlines on a few cases, and agree on them",
+}
+
+
+def answer(prospect: Prospect, site: str | None = None) -> list[str]:
+    """Return the three sentences of the answer, for one site or for the federation."""
+    whom = "the sites in the mean" if site is None else site
+    together = prospect.together
+    if site is not None:
+        together = prospect.over_single["site"].get(FEDAVG, {}).get(site)
+    found = []
+    if together is None:
+        found.append("The calibration table does not say what training together gains over training alone.")
+    else:
+        found.append(
+            f"Training together is expected to change the score of {whom} by {_number(together)} over "
+            f"training alone{_caveat(prospect, FEDAVG)}."
+        )
+    remedy, reasons = prospect.remedy, prospect.reasons(site)
+    since = f", since {reasons[0]}" if reasons else ""
+    if remedy == FEDAVG:
+        found.append(f"Of no method a gain over FedAvg is expected: begin with FedAvg{since}.")
+    else:
+        gain = prospect.gains["mean"][remedy][""]
+        found.append(
+            f"The remedy to try first is {remedy}, expected to gain {_number(gain)} over FedAvg"
+            f"{_caveat(prospect, remedy)}{since}."
+        )
+    found += _power(prospect, site)
+    return found
+
+
+def _power(prospect: Prospect, site: str | None) -> list[str]:
+    asked = [one for one in prospect.sites if site in (None, one.site)]
+    patients = sum(one.test_patients for one in asked)
+    smallest = prospect.detectable(patients)
+    if smallest is None:
+        return []
+    whose = "all sites" if site is None else "your"
+    of = f"the {patients} test patients of {whose}" if site is None else f"your {patients} test patients"
+    return [f"With {of} a gain below {smallest:.3f} will not be told from chance."]
+
+
+def _caveat(prospect: Prospect, methods: str) -> str:
+    return "" if prospect.holds(methods) else ", of which it is not shown that such intervals hold"
+
+
+def judged_sentence(prospect: Prospect) -> str:
+    """Say of how many federations the table is, and of which claims the judge found that they hold."""
+    table = prospect.table
+    text = (
+        f"The calibration table has {table.number} federations of {len(table.families)} families, "
+        f"{table.seeds} seed{'s' * (table.seeds != 1)} each at most."
+    )
+    shown = sorted(
+        methods for (methods, level), one in prospect.judged.items() if level == "mean" and one.holds
+    )
+    most = max((one.federations for one in prospect.judged.values()), default=0)
+    if shown:
+        return f"{text} With whole families left out, intervals of the mean gain held for {', '.join(shown)}."
+    if most < LEAST_FEDERATIONS:
+        return (
+            f"{text} Coverage is judged on {LEAST_FEDERATIONS} federations or more, and there are {most}: "
+            "take the numbers as a first guess."
+        )
+    return f"{text} With whole families left out, the intervals of no gain held: take the numbers as a guess."
+
+
+def write_prospect(
+    prospect: Prospect,
+    out_html: str | Path,
+    *,
+    site: str | None = None,
+    releases: Sequence[str] = (),
+) -> None:
+    """Write the page.
+
+    Args:
+        prospect: the numbers.
+        out_html: the page.
+        site: whose page it is; by default that of who has all data.
+        releases: lines about what left the site; by default nothing did.
+
+    Raises:
+        ConfigError: where another file is there.
+        StorageError: when it cannot be written.
+    """
+    out = Path(out_html)
+    check_page(out)
+    html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
+    for sentence in answer(prospect, site):
+        add(body, "p", sentence, **{"class": "answer"})
+    if prospect.is_unlike:
+        add(
+            body,
+            "p",
+            "These sites are unlike anything measured: no federation of the calibration table is near them, "
+            "and the intervals are wider for it.",
+            **{"class": "answer"},
+        )
+    add(body, "p", judged_sentence(prospect), **{"class": "soft"})
+    for name, reason in prospect.missing.items():
+        add(body, "p", f"Without {name}: {reason}", **{"class": "soft"})
+    _expected(add(body, "section"), prospect)
+    _differences(add(body, "section"), prospect, site)
+    _sites(add(body, "section"), prospect)
+    _released(add(body, "section"), prospect, releases)
+    _assumed(add(body, "section"), prospect)
+    add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    write_page(html, out)
+
+
+def _expected(section: ET.Element, prospect: Prospect) -> None:
+    add(section, "h2", "Expected gain over FedAvg")
+    means = {methods: found[""] for methods, found in prospect.gains["mean"].items()}
+    if not means:
+        add(section, "p", "The calibration table has no method beside FedAvg.")
+        return
+    worst, alone = prospect.gains["worst"], prospect.over_single["mean"]
+    lines = []
+    for methods, gain in sorted(means.items(), key=lambda one: -one[1].mean):
+        needed = prospect.patients_needed(methods)
+        lines.append(
+            [
+                methods,
+                f"{gain.mean:+.3f}",
+                _ends(gain.interval80),
+                _ends(gain.interval95),
+                f"{worst[methods][''].mean:+.3f}" if methods in worst else "–",
+                f"{alone[methods][''].mean:+.3f}" if methods in alone else "–",
+                "more than 2000" if needed is None else str(needed),
+                "yes" if prospect.holds(methods) else "no",
+            ]
+        )
+    header = ["method", "mean of the sites", "80%", "95%", "worst site", "over single", "patients needed"]
+    table(section, [*header, "shown to hold"], lines)
+    add(
+        section,
+        "p",
+        "Differences of test scores. Worst site: gain of the score of the site that has the lowest. Patients "
+        "needed: test patients with whom a gain as large as the expected one would be found in four of five "
+        "tests. Shown to hold: the intervals held on federations whose whole family was left out. –: too few "
+        f"federations for such an interval. {', '.join(NOT_A_REMEDY)}: for comparison, and no way of "
+        "training together without sharing images.",
+        **{"class": "soft"},
+    )
+    figure(
+        section,
+        lambda width: interval_picture(means, width=width),
+        "Expected gain of each method, with its 80% and 95% interval",
+        "Expected gain in the mean of the sites. Thick: 80% interval, thin: 95% interval.",
+        small=True,
+    )
+
+
+def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> None:
+    add(section, "h2", "Where the sites differ")
+    names = [one.site for one in prospect.sites]
+    for group, advice in _GROUPS.items():
+        add(section, "h3", f"{group.capitalize()}: {advice}")
+        kinds = [(kind, entry) for kind, entry in KINDS.items() if entry.group == group]
+        lines = [
+            [entry.text, entry.unit, *(f"{prospect.distances[name][kind]:.2f}" for name in names)]
+            for kind, entry in kinds
+        ]
+        table(section, ["mean distance from the others", "unit", *names], lines)
+    for reason in prospect.reasons(site):
+        add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
+    figure(
+        section,
+        lambda width: distance_picture(prospect.distances, width=width),
+        "Distance of each site from the others, by kind",
+        "Each dot is a site. An octave is a factor of 2; deviations are those of the images within a site.",
+    )
+
+
+def _sites(section: ET.Element, prospect: Prospect) -> None:
+    add(section, "h2", "Sites")
+    lines = []
+    for one in prospect.sites:
+        alone = prospect.over_single["site"].get(FEDAVG, {}).get(one.site)
+        looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
+        gain = "–" if alone is None else f"{alone.mean:+.3f}"
+        ends = "–" if alone is None else _ends(alone.interval80)
+        lines.append([one.site, str(one.patients), str(one.test_patients), looked, gain, ends])
+    header = ["site", "patients", "test patients", "cases looked at", "FedAvg over single", "80%"]
+    table(section, header, lines)
+
+
+def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
+    add(section, "h2", "What leaves a site")
+    if not releases:
+        add(
+            section,
+            "p",
+            "Nothing left this machine. In a job of several hospitals each would send these means:",
+        )
+    for line in releases:
+        add(section, "p", line)
+    first = prospect.sites[0]
+    lines = [
+        [name, str(first.entries[name].numel()), quantity.text, quantity.reason]
+        for name, quantity in QUANTITIES.items()
+        if name in first.entries
+    ]
+    if "shares" in first.entries:
+        number = str(first.entries["shares"].numel())
+        lines.append(["shares", number, "one for the class of the image, and 0 for others", "prevalence"])
+    table(section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True)
+    noisy = [one for one in prospect.sites if one.noise]
+    for one in noisy:
+        text = f"{one.site} added noise: each mean in [0, 1] of its range has a deviation of {one.noise:.3g}"
+        add(section, "p", f"{text}, and its distances from others seem larger for it.")
+
+
+def _assumed(section: ET.Element, prospect: Prospect) -> None:
+    add(section, "h2", "What was assumed")
+    for text in (
+        "The federations of the calibration table are of phantoms and small networks: a real federation may "
+        "gain more or less. docs/results/prospect has what was judged, and where it fails.",
+        "Networks have batch norm; scores are Dice of segmentation; every site trains in every round.",
+        "A difference of volumes can be one of patients or of outlines: fingerprints tell neither.",
+        f"Families: {', '.join(prospect.table.families)}.",
+    ):
+        add(section, "p", text, **{"class": "soft"})
+
+
+def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
+    """Expected gains with their intervals, a line for each method.
+
+    Args:
+        found: by methods.
+        width: of the figure, inches.
+    """
+    drawing = Figure(figsize=(width, 0.35 * len(found) + 0.9), layout="constrained")
+    panel = drawing.add_subplot()
+    tidy(panel)
+    order = sorted(found, key=lambda methods: found[methods].mean)
+    for place, methods in enumerate(order):
+        one = found[methods]
+        for ends, thick in ((one.interval95, 1.5), (one.interval80, 5.0)):
+            if ends is not None:
+                panel.plot(ends, (place, place), color="tab:blue", linewidth=thick, solid_capstyle="butt")
+        panel.plot(one.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+    panel.axvline(0, color="0.4", linewidth=1)
+    panel.set_yticks(range(len(order)), order, fontsize=9)
+    panel.set_xlabel("gain in score over FedAvg", fontsize=9)
+    return drawing
+
+
+def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float = 9.0) -> Figure:
+    """Distances by kind, a dot for each site.
+
+    Args:
+        apart: by site and kind.
+        width: of the figure, inches.
+    """
+    drawing = Figure(figsize=(width, 0.32 * len(KINDS) + 1.2), layout="constrained")
+    panel = drawing.add_subplot()
+    tidy(panel)
+    colours, kinds = colours_by_name(apart), list(KINDS)
+    for site, values in apart.items():
+        panel.plot(
+            [values[kind] for kind in kinds],
+            range(len(kinds)),
+            "o",
+            color=colours[site],
+            markersize=6,
+            alpha=0.8,
+            label=site.replace("$", r"\$"),
+        )
+    labels = [f"{kind.replace('_', ' ')} ({KINDS[kind].unit})" for kind in kinds]
+    panel.set_yticks(range(len(kinds)), labels, fontsize=9)
+    panel.invert_yaxis()
+    panel.set_xscale("symlog", linthresh=1)
+    panel.set_xlim(left=-0.05)
+    panel.set_xlabel("mean distance from the other sites", fontsize=9)
+    drawing.legend(loc="outside lower center", ncols=3 if width < 5 else 6, frameon=False, fontsize=9)
+    return drawing
+
+
+def _number(found: Expected) -> str:
+    ends = (
+        ""
+        if found.interval80 is None
+        else f" (80%: {found.interval80[0]:+.3f} to {found.interval80[1]:+.3f})"
+    )
+    return f"{found.mean:+.3f}{ends}"
+
+
+def _ends(ends: tuple[float, float] | None) -> str:
+    return "–" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}"

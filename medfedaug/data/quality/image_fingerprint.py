@@ -1,0 +1,415 @@
+"""`ImageFingerprint`: means over a site's training cases of numbers that decide what a federation gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from monai.utils import convert_to_tensor
+from scipy import ndimage
+from torch import Tensor
+
+from medfedaug.data.base import Case, SiteFolder, spread
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import DataError
+from medfedaug.statistics import ChannelStatistics, image_moments
+
+__all__ = [
+    "QUANTITIES",
+    "SAMPLE",
+    "ImageFingerprint",
+    "Quantity",
+    "as_rows",
+    "case_numbers",
+    "described",
+    "entry_shapes",
+    "fingerprint_of",
+    "from_rows",
+    "sampled",
+]
+
+SAMPLE = 200
+"""Training cases of a site that are looked at, evenly from its list."""
+
+_PLANES = 32
+"""Planes of a volume whose texture is looked at."""
+
+_LAPLACIAN = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of each case, and its public range.
+
+    Attributes:
+        per: ``"channel"`` of the image, ``"class"`` but the background, or ``"case"``.
+        low: lower end of the range; a value below counts as it.
+        high: upper end.
+        is_log: whether the logarithm is averaged.
+        unit: for the page.
+        text: its meaning.
+        reason: why a site sends it.
+        squared: whether the mean of the square is sent too, for the deviation within the site.
+        present: whether the mean is over the cases with the class alone.
+    """
+
+    per: str
+    low: float
+    high: float
+    is_log: bool
+    unit: str
+    text: str
+    reason: str
+    squared: bool = False
+    present: bool = False
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Bring values to [0, 1] of the range."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, values = math.log(low), math.log(high), values.clamp(low, high).log()
+        return ((values - low) / (high - low)).clamp(0, 1)
+
+    def restored(self, scaled: np.ndarray) -> np.ndarray:
+        """Invert `scaled`."""
+        if self.is_log:
+            return np.exp(math.log(self.low) + scaled * math.log(self.high / self.low))
+        return self.low + scaled * (self.high - self.low)
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "mean": Quantity(
+        *("channel", 0, 1, False, "of the range"),
+        text="mean intensity, scaled as a run scales it",
+        reason="appearance: FedRDN exchanges it, and other sites' images are compared with it",
+        squared=True,
+    ),
+    "std": Quantity(
+        *("channel", 0, 0.5, False, "of the range"),
+        text="standard deviation of the intensities of an image",
+        reason="appearance: contrast, and where the site's images land under others' statistics",
+        squared=True,
+    ),
+    "noise": Quantity(
+        *("channel", 1e-4, 0.5, True, "of the range"),
+        text="noise, from the second differences between neighbours",
+        reason="appearance: augmentation and normalisation do not remove it",
+    ),
+    "roughness": Quantity(
+        *("channel", 0, 1, False, ""),
+        text="mean squared difference of neighbours, divided by twice the variance",
+        reason="appearance: sharpness of the images on their grid",
+    ),
+    "geometry": Quantity(
+        *("case", 0, 1, False, ""),
+        text="share of the cases whose files give the size of a voxel",
+        reason="resolution: without it sizes in mm are unknown",
+    ),
+    "edge": Quantity(
+        *("case", 0.01, 50, True, "mm"),
+        text="edge of a voxel in the plane",
+        reason="resolution: a network sees voxels, not millimetres",
+    ),
+    "thickness": Quantity(
+        *("case", 0.01, 50, True, "mm"),
+        text="longest edge of a voxel",
+        reason="resolution: thickness of slices",
+    ),
+    "extent": Quantity(
+        *("case", 1, 5000, True, "mm"),
+        text="extent of the image in the plane",
+        reason="field of view",
+    ),
+    "present": Quantity(
+        *("class", 0, 1, False, ""),
+        text="share of the cases with the class",
+        reason="prevalence",
+    ),
+    "size": Quantity(
+        *("class", 1e-6, 1, True, "of the image"),
+        text="share of the voxels of a case that has the class",
+        reason="structure and label style: size of what is outlined",
+        present=True,
+    ),
+    "pieces": Quantity(
+        *("class", 1, 100, True, ""),
+        text="number of connected pieces of a case that has the class",
+        reason="structure: one lesion or many",
+        present=True,
+    ),
+}
+"""Numbers of a case that a fingerprint has means of; those of a class are of segmentation alone."""
+
+
+_PLAIN = ("site", "task", "channels", "cases", "looked_at", "patients", "test_patients", "noise")
+
+
+@dataclass(frozen=True)
+class ImageFingerprint:
+    """Means over a site's training images and labels, each in a public range.
+
+    Attributes:
+        site: its name.
+        task: ``"segmentation"`` or ``"classification"``.
+        classes: their names, background first where the task is segmentation.
+        channels: the number of channels.
+        cases: training cases, all of the site's.
+        looked_at: of so many of them the numbers are means.
+        patients: number of those who train.
+        test_patients: number of those who are tested.
+        entries: by name the means in [0, 1] (`entry_shapes`).
+        noise: standard deviation of the noise in each mean; 0 where none was added.
+    """
+
+    site: str
+    task: str
+    classes: tuple[str, ...]
+    channels: int
+    cases: int
+    looked_at: int
+    patients: int
+    test_patients: int
+    entries: Mapping[str, Tensor] = field(repr=False)
+    noise: float = 0.0
+
+    def scaled(self, name: str) -> np.ndarray:
+        """Return the mean of a quantity in [0, 1], over the cases with the class where it is about these."""
+        values = self.entries[name].double().numpy()
+        if QUANTITIES[name].present:
+            present = self.entries["present"].double().numpy()
+            values = np.where(present > 0, values / np.maximum(present, 1e-9), 0).clip(0, 1)
+        return values
+
+    def value(self, name: str) -> np.ndarray:
+        """Return the mean of a quantity in its unit, the geometric one where logarithms are averaged."""
+        return QUANTITIES[name].restored(self.scaled(name))
+
+    def spread(self, name: str) -> np.ndarray:
+        """Return the standard deviation of a quantity between the site's cases, in its unit."""
+        quantity = QUANTITIES[name]
+        mean, square = (self.entries[key].double().numpy() for key in (name, f"{name}_square"))
+        return np.sqrt(np.maximum(square - mean**2, 0)) * (quantity.high - quantity.low)
+
+    @property
+    def statistics(self) -> ChannelStatistics:
+        """The pair of each channel (FedRDN Eq. 5-6)."""
+        mean, std = (torch.from_numpy(self.value(name)) for name in ("mean", "std"))
+        return ChannelStatistics(mean, std, self.looked_at)
+
+    @property
+    def knows_geometry(self) -> bool:
+        """Return whether nearly all files give the size of a voxel."""
+        return float(self.entries["geometry"]) > 0.9
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        told = {name: getattr(self, name) for name in _PLAIN}
+        entries = {
+            name: [round(v, 6) for v in value.flatten().tolist()] for name, value in self.entries.items()
+        }
+        return {
+            **told,
+            "classes": list(self.classes),
+            "entries": entries,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ImageFingerprint:
+        """Invert `to_dict`.
+
+        Raises:
+            ValueError: when an entry or a count cannot be of such a site.
+        """
+        classes, channels = tuple(values["classes"]), int(values["channels"])
+        shapes = entry_shapes(values["task"], len(classes), channels)
+        if set(values["entries"]) != set(shapes):
+            raise ValueError(
+                f"the fingerprint of {values['site']} has other entries than {', '.join(shapes)}"
+            )
+        entries = {
+            name: torch.tensor(values["entries"][name], dtype=torch.float64).reshape(shape)
+            for name, shape in shapes.items()
+        }
+        for name, value in entries.items():
+            if not bool(((value >= 0) & (value <= 1)).all()):  # NaN too
+                raise ValueError(f"the fingerprint of {values['site']} has a {name} outside 0 to 1")
+        for name in ("cases", "looked_at", "patients", "test_patients"):
+            if type(values[name]) is not int or values[name] < 0:
+                raise ValueError(f"the fingerprint of {values['site']} has no number of {name}")
+        rest = {name: values[name] for name in _PLAIN if name != "channels"}
+        return cls(**rest, classes=classes, channels=channels, entries=entries)
+
+
+def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the entries of a fingerprint.
+
+    Example:
+        >>> entry_shapes("classification", 3, 1)["shares"]
+        (3,)
+    """
+    found: dict[str, tuple[int, ...]] = {} if task == "segmentation" else {"shares": (num_classes,)}
+    lengths = {"channel": channels, "class": num_classes - 1, "case": 1}
+    for name, quantity in QUANTITIES.items():
+        if quantity.per == "class" and task != "segmentation":
+            continue
+        found[name] = (lengths[quantity.per],)
+        if quantity.squared:
+            found[f"{name}_square"] = found[name]
+    return found
+
+
+def fingerprint_of(
+    site: SiteFolder, limit: int | None = SAMPLE, on_case: Callable[[int, int], None] | None = None
+) -> ImageFingerprint:
+    """Compute the fingerprint of a site, one image in memory at a time.
+
+    Args:
+        site: the site.
+        limit: at most so many training cases are looked at, evenly from the list.
+        on_case: called with the number of cases so far and of all.
+
+    Raises:
+        DataError: when the site has no training case, or one cannot be read.
+    """
+    chosen = sampled(site, limit)
+    total: dict[str, Tensor] = {}
+    for done, case in enumerate(chosen, start=1):
+        for name, value in case_numbers(site, case).items():
+            total[name] = total[name] + value if name in total else value
+        if on_case is not None:
+            on_case(done, len(chosen))
+    return described(site, {name: value / len(chosen) for name, value in total.items()}, len(chosen))
+
+
+def sampled(site: SiteFolder, limit: int | None = SAMPLE) -> tuple[Case, ...]:
+    """The training cases that are looked at.
+
+    Raises:
+        DataError: when there are none.
+    """
+    chosen = spread(site.cases["training"], limit)
+    if not chosen:
+        raise DataError("has no training case, of which a fingerprint could be made", site=site.name)
+    return chosen
+
+
+def described(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -> ImageFingerprint:
+    """Add to the entries the site's numbers of cases and patients."""
+    return ImageFingerprint(
+        site=site.name,
+        task=site.task,
+        classes=site.classes,
+        channels=len(entries["mean"]),
+        cases=len(site.cases["training"]),
+        looked_at=looked_at,
+        patients=len(site.cases_of_patients("training")),
+        test_patients=len(site.cases_of_patients("test")),
+        entries=entries,
+    )
+
+
+def case_numbers(site: SiteFolder, case: Case) -> dict[str, Tensor]:
+    """Return the entries of a fingerprint (`entry_shapes`) of one case alone, float64 in [0, 1].
+
+    Raises:
+        DataError: when the case cannot be read.
+    """
+    found: dict[str, Tensor] = {}
+    edges: Sequence[float] = ()
+    if isinstance(site, VolumeFolder):
+        image, label = site.load_case(case, "scale")
+        edges = site.check_case(case).edges
+        found |= _of_label(label, len(site.classes))
+    else:
+        image = site.load_image(case, "scale")
+        found["shares"] = torch.tensor([name == case.label for name in site.classes], dtype=torch.float64)
+    values = convert_to_tensor(image, track_meta=False)
+    moments = {name: value.double() for name, value in image_moments(values).items()}
+    numbers = {**moments, **_texture(_planes(values, edges)), **_geometry(image.shape[1:], edges)}
+    for name, value in numbers.items():
+        quantity = QUANTITIES[name]
+        found[name] = quantity.scaled(value)
+        if quantity.squared:
+            found[f"{name}_square"] = found[name].square()
+    return found
+
+
+def _of_label(label: Tensor, classes: int) -> dict[str, Tensor]:
+    """Presence, size and pieces of each class but the background; 0 where the case has none of a class."""
+    shares = torch.bincount(label.flatten().long(), minlength=classes)[:classes].double() / label.numel()
+    present = (shares[1:] > 0).double()
+    mask = label[0].numpy()
+    pieces = [ndimage.label(mask == index)[1] for index in range(1, classes)]
+    counts = torch.tensor(pieces, dtype=torch.float64)
+    sizes, numbers = QUANTITIES["size"].scaled(shares[1:]), QUANTITIES["pieces"].scaled(counts.clamp_min(1))
+    return {"present": present, "size": sizes * present, "pieces": numbers * present}
+
+
+def _planes(values: Tensor, edges: Sequence[float]) -> Tensor:
+    """At most `_PLANES` planes of an image, evenly from all, float64 of shape (C, D, H, W).
+
+    A plane has the two axes with the shortest edges, or the first two where edges are not known.
+    """
+    order = np.argsort(np.asarray(edges), kind="stable") if len(edges) == values.dim() - 1 else range(2)
+    first = [int(axis) + 1 for axis in order[:2]]
+    planes = values.movedim(first, (-2, -1)).flatten(1, -3) if values.dim() > 3 else values[:, None]
+    chosen = np.linspace(0, planes.shape[1] - 1, min(_PLANES, planes.shape[1])).round().astype(int)
+    return planes[:, chosen].double()
+
+
+def _texture(planes: Tensor) -> dict[str, Tensor]:
+    """Noise and roughness of each channel, (C,), of planes (C, D, H, W).
+
+    Noise is the median absolute value of Immerkær's difference of two Laplacians (Computer Vision and Image
+    Understanding 64, 1996), divided by 6 · 0.6745, over the voxels that are not the darkest of the image.
+
+    Deviations:
+        Immerkær takes the mean; the median is moved less by edges.
+    """
+    variance = planes.flatten(1).var(dim=1, correction=0)
+    noise, rough = [], []
+    for channel, power in zip(planes, variance, strict=True):
+        steps = [torch.diff(channel, dim=dim).square().mean() for dim in (1, 2) if channel.shape[dim] > 1]
+        rough.append(torch.stack(steps).mean() / (2 * power) if steps and power > 0 else power.new_zeros(()))
+        if min(channel.shape[1:]) < 3:
+            noise.append(power.new_zeros(()))
+            continue
+        found = torch.nn.functional.conv2d(channel[:, None], _LAPLACIAN[None, None])[:, 0].abs()
+        seen = found[channel[:, 1:-1, 1:-1] > channel.min()]
+        noise.append(seen.median() / (6 * 0.6745) if len(seen) else power.new_zeros(()))
+    return {"noise": torch.stack(noise), "roughness": torch.stack(rough)}
+
+
+def _geometry(shape: Sequence[int], edges: Sequence[float]) -> dict[str, Tensor]:
+    """Edge, thickness and extent, (1,) each; the lower ends of their ranges where the file does not say."""
+    if len(edges) != len(shape) or min(edges, default=0) <= 0:
+        return {
+            "geometry": torch.zeros(1, dtype=torch.float64),
+            **{
+                name: torch.full((1,), QUANTITIES[name].low, dtype=torch.float64)
+                for name in ("edge", "thickness", "extent")
+            },
+        }
+    order = np.argsort(np.asarray(edges), kind="stable")
+    plane = order[:2]
+    numbers = {
+        "geometry": 1.0,
+        "edge": math.sqrt(math.prod(edges[axis] for axis in plane)),
+        "thickness": edges[order[-1]],
+        "extent": math.sqrt(math.prod(edges[axis] * shape[axis] for axis in plane)),
+    }
+    return {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
+
+
+def as_rows(name: str, value: Tensor) -> Tensor:
+    """Bring an entry to rows that add up to 1: a number t becomes (1 − t, t)."""
+    return value if name == "shares" else torch.stack([1 - value, value], dim=-1)
+
+
+def from_rows(name: str, rows: Tensor) -> Tensor:
+    """Invert `as_rows`."""
+    return rows if name == "shares" else rows[..., 1]

@@ -1,0 +1,100 @@
+import json
+
+import pytest
+from calibrations import fingerprint, write_table
+
+from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.prospect import make_prospect
+from medfedaug.analysis.prospect_page import answer, judged_sentence, write_prospect
+from medfedaug.errors import ConfigError
+from medfedaug.metrics.significance import detectable_difference
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = write_table(tmp_path_factory.mktemp("table") / "t.csv", families=5, each=5, seed=3, noise=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
+        return Calibration.load([path])
+
+
+@pytest.fixture(scope="module")
+def found(table):
+    sites = [fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.4, test_patients=30)]
+    return make_prospect(sites, table, {"D": "it is not connected"})
+
+
+def test_the_remedy_is_what_gained_there_and_alone_is_worse(found):
+    assert found.remedy == "norm"
+    assert found.together.mean == pytest.approx(0.1, abs=0.01)
+    told = found.to_dict()
+    assert told["expected"]["norm"]["mean"] > 0.05 > abs(told["expected"]["fedfa"]["mean"])
+    site = told["sites"]["C"]
+    assert site["distance"] > told["sites"]["A"]["distance"] > 0
+    assert site["expected"]["norm"]["mean"] > told["sites"]["A"]["expected"]["norm"]["mean"]
+    for expected in (told["expected"]["norm"], site["expected"]["norm"], told["worst"]["norm"]):
+        assert (
+            expected["low95"]
+            <= expected["low80"]
+            < expected["mean"]
+            < expected["high80"]
+            <= expected["high95"]
+        )
+    json.dumps(told, allow_nan=False)
+
+
+def test_patients_needed_are_the_fewest_that_show_the_gain(found):
+    needed, gain = found.patients_needed("norm"), found.gains["mean"]["norm"][""].mean
+    assert detectable_difference(0.1, needed) <= gain < detectable_difference(0.1, needed - 1)
+    assert found.to_dict()["patients_needed"] == needed
+    assert found.patients_needed("pooled") is None
+
+
+def test_three_sentences_that_claim_no_more_than_was_judged(found):
+    first, second, third = answer(found)
+    assert "+0.1" in first
+    assert ("not shown" in first) == (not found.holds("fedavg"))
+    assert "first is norm" in second
+    assert "since intensities differ" in second
+    assert "With the 50 test patients of all sites" in third
+    assert answer(found, "C")[2].startswith("With your 30 test patients")
+    assert "25 federations of 5 families" in judged_sentence(found)
+    few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
+    assert "not shown" in answer(few)[0]
+    assert "first guess" in judged_sentence(few)
+    assert not any(expected["shown_to_hold"] for expected in few.to_dict()["expected"].values())
+
+
+def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
+    page = tmp_path / "prospect.html"
+    write_prospect(found, page)
+    text = page.read_text()
+    for words in (
+        "Should we train together?",
+        "Without D: it is not connected",
+        "octaves",
+        "patients needed",
+    ):
+        assert words in text
+    write_prospect(found, page, site="C", releases=["Sent: 13 numbers."])
+    assert "Should C join?" in page.read_text()
+    assert "Sent: 13 numbers." in page.read_text()
+    (tmp_path / "other.html").write_text("<html></html>")
+    with pytest.raises(ConfigError, match="is no page of medfedaug"):
+        write_prospect(found, tmp_path / "other.html")
+
+
+def test_polarity_comes_before_everything_else(table):
+    dark, bright = fingerprint("A", 0.2, 0.05), fingerprint("B", 0.8, 0.05)
+    assert "polarity first" in make_prospect([dark, bright], table).reasons()[0]
+
+
+def test_a_site_with_html_in_its_name_is_text(table, tmp_path):
+    sites = [fingerprint("<script>alert(1)</script>"), fingerprint("B")]
+    write_prospect(make_prospect(sites, table), tmp_path / "page.html")
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_table_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="has 0 federations"):
+        make_prospect([fingerprint("A"), fingerprint("B")], Calibration(()))

@@ -1,0 +1,56 @@
+"""`medfedaug prospect`: the command on one machine."""
+
+import json
+
+import pytest
+from browser import CHROMIUM
+from calibrations import write_table
+
+from medfedaug.data.datasets.phantom import make_phantom
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prospect") / "data"
+    make_phantom(folder, sites=2, patients=3, shape=(20, 20, 3))
+    return folder
+
+
+def test_page_and_json_have_the_fields_that_scripts_rely_on(run, tmp_path, data):
+    table = write_table(tmp_path / "own.csv", families=3, each=3, seed=0, noise=0.01)
+    out, told = tmp_path / "prospect.html", tmp_path / "prospect.json"
+    code, printed, _ = run("prospect", "--data", data, "--out", out, "--json", told, "--calibration", table)
+    assert code == 0
+    found = json.loads(told.read_text())
+    assert {*found["sites"]} == {"site_A", "site_B"}
+    fields = {"mean", "low80", "high80", "low95", "high95"}
+    for expected in (found["expected"], *(site["expected"] for site in found["sites"].values())):
+        assert all(fields <= {*one} for one in expected.values())
+        assert {"norm", "fedfa", "single"} <= {*expected}
+    assert found["sites"]["site_A"]["distance"] > 0
+    assert "patients_needed" in found
+    assert found["calibration"]["federations"] >= 9
+    assert "will not be told from chance" in printed
+    assert "shown to hold" in printed
+    assert "Should we train together?" in out.read_text()
+
+
+def test_what_a_user_does_wrong_is_one_line(run, tmp_path, data):
+    code, _, alone = run("prospect", "--data", data / "site_A", "--out", tmp_path / "page.html")
+    assert code == 2
+    assert len(alone.strip().splitlines()) == 1
+    (tmp_path / "t.csv").write_text("a\n1\n")
+    code, _, wrong = run("prospect", "--data", data, "--calibration", tmp_path / "t.csv")
+    assert code == 2
+    assert "lacks the column federation" in wrong
+    assert len(wrong.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_the_page_is_printed_for_a_board(run, tmp_path, data):
+    table = write_table(tmp_path / "own.csv", families=3, each=3, seed=0, noise=0.01)
+    out, pdf = tmp_path / "prospect.html", tmp_path / "prospect.pdf"
+    run("prospect", "--data", data, "--out", out, "--pdf", pdf, "--calibration", table)
+    assert pdf.read_bytes().startswith(b"%PDF")
+    assert pdf.stat().st_size > 20_000

@@ -1,0 +1,81 @@
+"""Calibration tables whose gains follow a law that a test knows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from medfedaug.analysis.calibration_table import COLUMNS
+from medfedaug.data.quality.image_fingerprint import QUANTITIES, ImageFingerprint, entry_shapes
+
+SITES = ("A", "B", "C")
+
+
+def fingerprint(
+    site: str, mean: float = 0.3, std: float = 0.1, spread: float = 0.02, **more
+) -> ImageFingerprint:
+    """A fingerprint with these statistics; ``more`` replaces entries, in their units."""
+    values = {"noise": 0.01, "roughness": 0.2, "geometry": 1, "edge": 1, "thickness": 5, "extent": 200}
+    values |= {"present": 1, "size": 0.01, "pieces": 1, "mean": mean, "std": std}
+    counts = {key: more.pop(key) for key in ("patients", "test_patients", "noise_added") if key in more}
+    values |= more
+    entries = {}
+    for name in entry_shapes("segmentation", 2, 1):
+        if not name.endswith("_square"):
+            scaled = QUANTITIES[name].scaled(torch.tensor([float(values[name])], dtype=torch.float64))
+            entries[name] = scaled * values["present"] if QUANTITIES[name].present else scaled
+            if QUANTITIES[name].squared:
+                width = spread / (QUANTITIES[name].high - QUANTITIES[name].low)
+                entries[f"{name}_square"] = scaled**2 + width**2
+    return ImageFingerprint(
+        site=site,
+        task="segmentation",
+        classes=("background", "lesion"),
+        channels=1,
+        cases=20,
+        looked_at=20,
+        patients=counts.get("patients", 20),
+        test_patients=counts.get("test_patients", 10),
+        entries=entries,
+        noise=counts.get("noise_added", 0.0),
+    )
+
+
+def write_table(path: Path, families: int, each: int, seed: int, noise: float, slope: float = 0.1) -> Path:
+    """Write federations in which ``norm`` gains ``slope`` times log(1 + distance in appearance), plus noise.
+
+    ``fedfa`` gains nothing but noise; ``single`` loses 0.1. Families and sites have alike noise.
+    """
+    R, rows = np.random.RandomState(seed), []
+    for family in range(families):
+        of_family = R.normal(0, noise)
+        for number in range(each):
+            apart = R.uniform(0, 0.2)
+            means = {"A": 0.3, "B": 0.3, "C": 0.3 + apart}
+            for site in SITES:
+                others = [abs(means[site] - means[other]) / 0.02 for other in SITES if other != site]
+                distance = float(np.mean(others)) / math.sqrt(2)
+                gains = {
+                    "fedavg": 0.0,
+                    "norm": slope * math.log1p(distance) + of_family + R.normal(0, noise),
+                    "fedfa": R.normal(0, noise),
+                    "single": -0.1 + R.normal(0, noise),
+                }
+                for methods, gain in gains.items():
+                    row = dict.fromkeys(COLUMNS, "")
+                    row |= {"federation": f"{family}_{number}", "family": f"family {family}", "seed": "0"}
+                    row |= {"site": site, "methods": methods, "norm": "batch", "metric": "dice"}
+                    row |= {"score": f"{0.7 + gain:.5f}", "patient_deviation": "0.1" * (methods != "fedavg")}
+                    if methods == "fedavg":
+                        row["fingerprint"] = json.dumps(fingerprint(site, means[site]).to_dict())
+                    rows.append(row)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
