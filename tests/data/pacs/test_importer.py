@@ -3,16 +3,13 @@ from __future__ import annotations
 import json
 import stat
 
-import highdicom as hd
 import nibabel
 import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
-from dicom_files import base, item, write_slices
-from pydicom.sequence import Sequence as Items
-from pydicom.sr.codedict import codes
-from pydicom.uid import RTStructureSetStorage, generate_uid
+from dicom_files import write_slices
+from label_objects import write_rtstruct, write_segmentation
 
 from medfedaug.data.base import SPLITS
 
@@ -25,45 +22,6 @@ PLANTED = ("SECRET-ID", "Secret^Name", "SECRET-ACC", "Secret Street", "SECRET-DE
 def identity(header, k):
     header.PatientID, header.PatientName, header.AccessionNumber = PLANTED[:3]
     header.InstitutionAddress, header.SeriesDescription = PLANTED[3:]
-
-
-def segmentation(path, files, mask, kind):
-    slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
-    algorithm = hd.AlgorithmIdentificationSequence("t", codes.DCM.ArtificialIntelligence, "1")
-    described = hd.seg.SegmentDescription(
-        1,
-        "Tumour core",
-        codes.SCT.Tissue,
-        codes.SCT.Tissue,
-        hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
-        algorithm,
-    )
-    pixels = mask.transpose(2, 1, 0)
-    hd.seg.Segmentation(
-        slices, pixels, kind, [described], hd.UID(), 9, hd.UID(), 1, "t", "t", "1", "t"
-    ).save_as(path)
-
-
-def rtstruct(path, files, contours):
-    """Contours are lists of (column, row) in voxels on slice 2, drawn in millimetres by the headers alone."""
-    slice_ = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)[2]
-    row, column = np.reshape(np.array(slice_.ImageOrientationPatient, float), (2, 3))
-    found = base(RTStructureSetStorage, slice_.StudyInstanceUID, generate_uid())
-    found.Modality, found.PatientID = "RTSTRUCT", slice_.PatientID
-    series = item(SeriesInstanceUID=slice_.SeriesInstanceUID)
-    study = item(RTReferencedSeriesSequence=Items([series]))
-    found.ReferencedFrameOfReferenceSequence = Items([item(RTReferencedStudySequence=Items([study]))])
-    found.StructureSetROISequence = Items([item(ROINumber=1, ROIName="Tumour core")])
-    drawn = []
-    for points in contours:
-        where = np.array(points, float)
-        place = np.array(slice_.ImagePositionPatient, float)
-        place = place + where[:, :1] * row * float(slice_.PixelSpacing[1])
-        place = place + where[:, 1:] * column * float(slice_.PixelSpacing[0])
-        data = [f"{value:.6f}" for value in place.ravel()]
-        drawn.append(item(ContourGeometricType="CLOSED_PLANAR", ContourData=data))
-    found.ROIContourSequence = Items([item(ReferencedROINumber=1, ContourSequence=Items(drawn))])
-    found.save_as(path, enforce_file_format=True)
 
 
 def square(low, high):
@@ -96,7 +54,7 @@ def test_oblique_series_and_its_seg_equal_independent_reading(run, tmp_path, kin
     files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=identity)
     mask = np.zeros(VOXELS.shape, np.uint8)
     mask[5:20, 8:30, 1:4:2] = 1  # and slice 2 between them is empty
-    segmentation(tmp_path / "in/seg.dcm", files, mask if kind == "BINARY" else mask * 0.7, kind)
+    write_segmentation(tmp_path / "in/seg.dcm", files, mask if kind == "BINARY" else mask * 0.7, kind)
     options = ("--labels", "seg", "--segments", "tumour core=tumour")
     code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, *options)
     assert code == 0, said
@@ -111,7 +69,8 @@ def test_rtstruct_with_a_hole_a_keyhole_and_two_contours(run, tmp_path):
     files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=identity)
     keyhole = [(20.5, 2.5), (30.5, 2.5), (30.5, 12.5), (20.5, 12.5), (20.5, 7.5), (23.5, 7.5), (23.5, 9.5)]
     keyhole += [(27.5, 9.5), (27.5, 5.5), (23.5, 5.5), (23.5, 7.5), (20.5, 7.5)]
-    rtstruct(tmp_path / "in/rt.dcm", files, [square(2.5, 12.5), square(5.5, 8.5), keyhole])
+    contours = [(2, points) for points in (square(2.5, 12.5), square(5.5, 8.5), keyhole)]
+    write_rtstruct(tmp_path / "in/rt.dcm", files, {"Tumour core": contours})
     code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, "--labels", "rtstruct")
     assert code == 0, said
     expected = np.zeros(VOXELS.shape, np.uint8)
@@ -200,7 +159,7 @@ def test_patients_keep_their_split_when_others_are_added(run, tmp_path):
             folder = tmp_path / f"in/{n}"
             if not folder.exists():
                 named = lambda header, k, n=n: setattr(header, "PatientID", f"P{n}")  # noqa: E731
-                segmentation(folder / "seg.dcm", write_slices(folder, VOXELS, change=named), mask, "BINARY")
+                write_segmentation(folder / "seg.dcm", write_slices(folder, VOXELS, change=named), mask)
         listed = "\n".join(f"P{n}" for n in range(count))
         (tmp_path / "studies.csv").write_text(f"PatientID\n{listed}\n")
         source = ("--folder", tmp_path / "in", "--studies", tmp_path / "studies.csv")

@@ -1,0 +1,284 @@
+"""Kinds of images and label objects, imported from an archive, against independent readings."""
+
+from __future__ import annotations
+
+import json
+
+import highdicom as hd
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from dicom_files import EDGES, ORIGIN, affine_of, write_frames, write_slices
+from label_objects import sorted_slices, write_rtstruct, write_segmentation
+from matplotlib.path import Path as Outline
+from pydicom.uid import (
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEG2000Lossless,
+    MRImageStorage,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+    generate_uid,
+)
+
+VOXELS = np.random.default_rng(3).integers(-900, 900, (40, 36, 6)).astype(np.int16)
+SYNTAXES = {
+    "explicit": ExplicitVRLittleEndian,
+    "implicit": ImplicitVRLittleEndian,
+    "jpeg2000": JPEG2000Lossless,
+    "rle": RLELossless,
+}
+ANGLE = np.deg2rad(25)
+OBLIQUE = np.array([[np.cos(ANGLE), -np.sin(ANGLE), 0], [np.sin(ANGLE), np.cos(ANGLE), 0], [0, 0, 1]])
+
+
+def patient(name, **more):
+    def change(header, *_):
+        header.PatientID = name
+        for key, value in more.items():
+            setattr(header, key, value)
+
+    return change
+
+
+def imported(run, source, patients, tmp_path, *options):
+    """Exit code, what was said, and by patient the image and the label map."""
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "studies.csv").write_text("PatientID\n" + "\n".join(patients) + "\n")
+    out = tmp_path / "out/site_A"
+    code, said, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    found = {}
+    state = tmp_path / "out/site_A.state/studies.json"
+    for case, entry in json.loads(state.read_text())["studies"].items() if state.is_file() else ():
+        label = out / f"labels/{case}.nii.gz"
+        images = [nibabel.load(file) for file in sorted((out / "images").glob(f"{case}*"))]
+        found[entry["PatientID"]] = (images, nibabel.load(label) if label.is_file() else None)
+    return code, " ".join((said + err).split()), found
+
+
+def voxels_of(image):
+    return np.asarray(image.dataobj)
+
+
+def test_syntaxes_and_frames_in_odd_order_equal_independent_readings(orthanc, run, tmp_path):
+    for name, syntax in SYNTAXES.items():
+        write_slices(tmp_path / name, VOXELS, turned=OBLIQUE, syntax=syntax, change=patient(f"FORMAT-{name}"))
+    order = [(0, k) for k in (3, 0, 5, 1, 4, 2)]
+    rescale = lambda volume, k: (1.0 + k % 2, 10.0 * k)  # noqa: E731
+    write_frames(tmp_path / "frames/f.dcm", [VOXELS], order, rescale=rescale, change=patient("FORMAT-frames"))
+    orthanc.put(*(tmp_path / name for name in (*SYNTAXES, "frames")))
+    names = [f"FORMAT-{name}" for name in (*SYNTAXES, "frames")]
+    code, said, found = imported(run, ("--dicomweb", orthanc.dicomweb), names, tmp_path)
+    assert code == 0, said
+    for name in SYNTAXES:
+        reader = sitk.ImageSeriesReader()
+        expected = sitk.ReadImage(reader.GetGDCMSeriesFileNames(str(tmp_path / name)))
+        (image,), _ = found[f"FORMAT-{name}"]
+        np.testing.assert_array_equal(voxels_of(image), sitk.GetArrayFromImage(expected).T)
+        np.testing.assert_array_equal(voxels_of(image), VOXELS)
+        headers = sorted_slices([*(tmp_path / name).iterdir()])
+        np.testing.assert_allclose(image.affine, affine_of(headers), atol=1e-4)
+    (image,), _ = found["FORMAT-frames"]
+    scaled = np.stack([VOXELS[..., k] * (1.0 + k % 2) + 10.0 * k for k in range(6)], axis=-1)
+    np.testing.assert_array_equal(voxels_of(image), scaled)
+    expected = np.diag([-EDGES[0], -EDGES[1], EDGES[2], 1.0])
+    expected[:3, 3] = ORIGIN * [-1, -1, 1]
+    np.testing.assert_allclose(image.affine, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["BINARY", "FRACTIONAL"])
+def test_segments_in_odd_frames_equal_the_reading_of_highdicom(run, tmp_path, kind):
+    files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=patient("P"))
+    rng = np.random.default_rng(5)
+    drawn = rng.integers(0, 4, VOXELS.shape)
+    share = rng.uniform(0.3, 1, VOXELS.shape) if kind == "FRACTIONAL" else np.ones(VOXELS.shape)
+    names = ("Edema", "Tumour core", "Vessel")
+    masks = {name: (drawn == n) * share for n, name in enumerate(names, 1)}
+    if kind == "BINARY":
+        masks = {name: mask.astype(np.uint8) for name, mask in masks.items()}
+    seg = write_segmentation(tmp_path / "in/seg.dcm", files, masks, kind, shuffled=True)
+    options = ("--labels", "seg", "--segments", "tumour*=core", "--segments", "edema=edema")
+    more = () if kind == "BINARY" else ("--threshold", 0.6)
+    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options, *more)
+    assert code == 0, said
+    # highdicom rescales fractions to the share of their maximum.
+    read = hd.seg.segread(seg).get_volume(rescale_fractional=True).array
+    expected = np.zeros(VOXELS.shape, np.uint8)
+    for index, name in ((2, "Edema"), (1, "Tumour core")):
+        own = read[..., names.index(name)] >= (0.6 if kind == "FRACTIONAL" else 0.5)
+        expected[oriented(own, hd.seg.segread(seg), found["P"][0][0].affine)] = index
+    assert len(np.unique(expected)) == 3
+    np.testing.assert_array_equal(voxels_of(found["P"][1]), expected)
+
+
+def oriented(mask, segmentation, affine):
+    """A mask of highdicom's volume, (slice, row, column), as it lies on the grid of an affine in RAS."""
+    volume = segmentation.get_volume(rescale_fractional=True)
+    where = np.argwhere(mask)
+    lps = np.c_[where, np.ones(len(where))] @ volume.affine.T
+    index = lps @ np.diag([-1, -1, 1, 1]) @ np.linalg.inv(affine).T
+    assert np.abs(index - np.rint(index)).max() < 1e-3
+    result = np.zeros(VOXELS.shape, bool)
+    result[tuple(np.rint(index[:, :3]).astype(int).T)] = True
+    return result
+
+
+def star(centre, radius, rng, points=9):
+    """A polygon around a point, with corners at random distances."""
+    angles = np.sort(rng.uniform(0, 2 * np.pi, points))
+    far = radius * rng.uniform(0.6, 1.0, points)
+    return np.c_[centre[0] + far * np.cos(angles), centre[1] + far * np.sin(angles)]
+
+
+def test_contours_with_holes_and_keyholes_equal_matplotlibs_reading(run, tmp_path):
+    voxels = np.zeros((48, 40, 6), np.int16)
+    files = write_slices(tmp_path / "in/image", voxels, turned=OBLIQUE, change=patient("P"))
+    rng = np.random.default_rng(7)
+    x, y = np.meshgrid(range(48), range(40), indexing="ij")
+    points = np.c_[x.ravel(), y.ravel()]
+    expected = np.zeros(voxels.shape, np.uint8)
+    regions = {"GTV": [], "Organ": []}
+
+    def inside(polygon):
+        return Outline(np.r_[polygon, polygon[:1]], closed=True).contains_points(points).reshape(x.shape)
+
+    for k in range(6):
+        outer, hole = star((13.2, 17.3), 11, rng), star((13.2, 17.3), 4, rng)
+        other = star((35.4, 12.1), 8, rng)
+        gtv = inside(outer) & ~inside(hole)
+        if k % 2:  # the hole by a contour of its own
+            regions["GTV"] += [(k, outer), (k, hole)]
+        else:  # by a keyhole: in to the hole, around it, and back on the same way
+            regions["GTV"] += [(k, np.r_[outer, outer[:1], hole, hole[:1], outer[:1]])]
+        regions["Organ"] += [(k, other)]
+        expected[..., k][gtv] = 1
+        expected[..., k][inside(other)] = 2
+    write_rtstruct(tmp_path / "in/rt.dcm", files, regions)
+    options = ("--labels", "rtstruct", "--segments", "gtv=target", "--segments", "organ=organ")
+    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
+    assert code == 0, said
+    label = voxels_of(found["P"][1])
+    # A millionth of a millimetre of rounding may decide over a voxel that an outline runs through.
+    assert (label != expected).sum() <= 1
+    assert all((label == index).sum() > 200 for index in (1, 2))
+
+
+def test_overlap_is_refused_or_decided_by_the_order_of_segments(run, tmp_path):
+    files = write_slices(tmp_path / "in/image", VOXELS, change=patient("P"))
+    whole, core = np.zeros((2, *VOXELS.shape), np.uint8)
+    whole[4:12, 4:12, 1:5], core[6:9, 6:9, 2:4] = 1, 1
+    write_segmentation(tmp_path / "in/seg.dcm", files, {"Whole": whole, "Core": core})
+    source = ("--folder", tmp_path / "in")
+    options = ("--labels", "seg", "--segments", "core=core", "--segments", "whole=whole")
+    code, said, _ = imported(run, source, ["P"], tmp_path / "a", *options)
+    assert code == 1
+    assert "overlap; --overlap priority" in said
+    for first, second in (("core", "whole"), ("whole", "core")):
+        options = ("--segments", f"{first}={first}", "--segments", f"{second}={second}")
+        options += ("--labels", "seg", "--overlap", "priority")
+        code, said, found = imported(run, source, ["P"], tmp_path / first, *options)
+        assert code == 0, said
+        expected = np.where(core, 1, 2 * whole) if first == "core" else whole
+        np.testing.assert_array_equal(voxels_of(found["P"][1]), expected)
+
+
+def sequences(root, name, study, *, frame="1.2.3.9"):
+    """T1 on a coarser grid, and FLAIR with a label map, of one study; files of FLAIR."""
+    common = {"FrameOfReferenceUID": frame, "Modality": "MR"}
+    change = patient(name, SeriesDescription="t1 ax", SeriesNumber=2, **common)
+    coarse = np.random.default_rng(1).integers(0, 900, (20, 18, 6)).astype(np.int16)
+    edges = (2 * EDGES[0], 2 * EDGES[1], EDGES[2])
+    write_slices(root / "t1", coarse, study=study, sop=MRImageStorage, edges=edges, change=change)
+    change = patient(name, SeriesDescription="FLAIR ax", SeriesNumber=3, **common)
+    flair = write_slices(root / "flair", VOXELS, study=study, sop=MRImageStorage, change=change)
+    mask = np.zeros(VOXELS.shape, np.uint8)
+    mask[3:9, 4:8, 1:4] = 1
+    write_segmentation(root / "seg.dcm", flair, mask)
+    return flair, mask
+
+
+def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
+    _, mask = sequences(tmp_path / "in", "P", generate_uid())
+    source = ("--folder", tmp_path / "in")
+    rules = ("--channel", "T1=t1", "--channel", "FLAIR=.*flair.*", "--labels", "seg")
+    code, said, found = imported(run, source, ["P"], tmp_path, *rules)
+    assert code == 0, said
+    assert "channel T1" in said
+    assert "channel FLAIR" in said
+    (flair, t1), label = found["P"]  # sorted by file name
+    np.testing.assert_array_equal(voxels_of(flair), VOXELS)
+    np.testing.assert_array_equal(voxels_of(label), mask)
+    assert t1.shape == flair.shape == label.shape
+    np.testing.assert_array_equal(t1.affine, flair.affine)
+    # By SimpleITK's own reading of both series.
+    reader = sitk.ImageSeriesReader()
+    t1_dicom, flair_dicom = (
+        sitk.ReadImage(reader.GetGDCMSeriesFileNames(str(tmp_path / "in" / name)), sitk.sitkFloat32)
+        for name in ("t1", "flair")
+    )
+    lowest = float(sitk.GetArrayFromImage(t1_dicom).min())
+    expected = sitk.Resample(t1_dicom, flair_dicom, sitk.Transform(), sitk.sitkLinear, lowest)
+    np.testing.assert_allclose(voxels_of(t1), sitk.GetArrayFromImage(expected).T, atol=1e-2)
+    listed = json.loads((tmp_path / "out/site_A/dataset.json").read_text())
+    assert listed["channel_names"] == {"0": "T1", "1": "FLAIR"}
+    (row,) = listed["test"]
+    assert [path.rsplit("_", 1)[1] for path in row["image"]] == ["T1.nii.gz", "FLAIR.nii.gz"]
+    code, said, _ = imported(run, source, ["P"], tmp_path / "b", "--channel", "T2=t2", "--channel", "T1=t1")
+    assert code == 1
+    assert "no series is a channel T2" in said
+
+
+def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
+    sequences(tmp_path / "in", "P", study := generate_uid(), frame="1.2.3.9")
+    change = patient("P", FrameOfReferenceUID="1.2.3.10", SeriesDescription="dwi", Modality="MR")
+    write_slices(tmp_path / "in/dwi", VOXELS, study=study, sop=MRImageStorage, change=change)
+    rules = ("--channel", "FLAIR=flair", "--channel", "DWI=dwi")
+    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *rules)
+    assert code == 1
+    assert "frames of reference" in said
+    assert not found
+
+
+def test_label_maps_choose_among_possible_images(run, tmp_path):
+    _, mask = sequences(tmp_path / "in", "P", generate_uid())
+    source = ("--folder", tmp_path / "in")
+    code, said, _ = imported(run, source, ["P"], tmp_path / "a")
+    assert code == 1
+    assert "2 series are a possible image, one was expected; choose with --series" in said
+    code, said, found = imported(run, source, ["P"], tmp_path / "b", "--labels", "seg")
+    assert code == 0, said
+    (image,), label = found["P"]
+    np.testing.assert_array_equal(voxels_of(image), VOXELS)
+    np.testing.assert_array_equal(voxels_of(label), mask)
+
+
+def test_a_secondary_capture_is_known_by_its_class(run, tmp_path):
+    change = patient("P", Modality="CT")
+    write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
+    source = ("--folder", tmp_path / "in")
+    code, said, found = imported(run, source, ["P"], tmp_path / "a")
+    assert code == 1
+    assert "secondary capture" in said
+    assert not found
+    code, said, found = imported(run, source, ["P"], tmp_path / "b", "--allow-burned-in")
+    assert code == 0, said
+    np.testing.assert_array_equal(voxels_of(found["P"][0][0]), VOXELS)
+
+
+def test_each_header_is_opened_once(run, tmp_path, monkeypatch):
+    import pydicom
+
+    files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
+    opened = []
+    read = pydicom.dcmread
+
+    def counting(path, *arguments, **options):
+        opened.append(str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(pydicom, "dcmread", counting)
+    code, said, _ = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path)
+    assert code == 0, said
+    fetched = [path for path in opened if "/fetching/" in path]
+    assert len(fetched) == len({*fetched}) == len(files)

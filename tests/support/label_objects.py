@@ -1,0 +1,95 @@
+"""DICOM SEG and RTSTRUCT as other programs write them, on the slices of `dicom_files.write_slices`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import highdicom as hd
+import numpy as np
+import pydicom
+from dicom_files import base, item
+from pydicom.pixels import pack_bits
+from pydicom.sequence import Sequence as Items
+from pydicom.sr.codedict import codes
+from pydicom.uid import RTStructureSetStorage, generate_uid
+
+
+def sorted_slices(files: Sequence[Path]) -> list[pydicom.Dataset]:
+    return sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
+
+
+def write_segmentation(
+    path: Path,
+    files: Sequence[Path],
+    masks: np.ndarray | Mapping[str, np.ndarray],
+    kind: str = "BINARY",
+    *,
+    shuffled: bool = False,
+) -> Path:
+    """A SEG by highdicom.
+
+    Args:
+        path: the file.
+        files: slices of the image.
+        masks: (X, Y, Z) of the only segment, or of each by its label.
+        kind: ``BINARY`` or ``FRACTIONAL``.
+        shuffled: whether its frames follow each other in no order.
+    """
+    named = masks if isinstance(masks, Mapping) else {"Tumour core": masks}
+    algorithm = hd.AlgorithmIdentificationSequence("t", codes.DCM.ArtificialIntelligence, "1")
+    automatic = hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC
+    described = [
+        hd.seg.SegmentDescription(n, label, codes.SCT.Tissue, codes.SCT.Tissue, automatic, algorithm)
+        for n, label in enumerate(named, 1)
+    ]
+    pixels = np.stack([mask.transpose(2, 1, 0) for mask in named.values()], axis=-1)
+    found = hd.seg.Segmentation(
+        sorted_slices(files), pixels, kind, described, hd.UID(), 9, hd.UID(), 1, "t", "t", "1", "t"
+    )
+    if shuffled:
+        order = np.random.default_rng(1).permutation(found.NumberOfFrames)
+        stored = found.pixel_array[order]
+        found.PixelData = pack_bits(stored) if kind == "BINARY" else stored.tobytes()
+        groups = found.PerFrameFunctionalGroupsSequence
+        found.PerFrameFunctionalGroupsSequence = Items([groups[n] for n in order])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.save_as(path)
+    return path
+
+
+def write_rtstruct(
+    path: Path, files: Sequence[Path], contours: Mapping[str, Sequence[tuple[int, Sequence]]]
+) -> Path:
+    """An RTSTRUCT with contours in millimetres, by the headers of the slices alone.
+
+    Args:
+        path: the file.
+        files: slices of the image.
+        contours: of each region the slice and the points, (column, row) in voxels, of each contour.
+    """
+    slices = sorted_slices(files)
+    found = base(RTStructureSetStorage, slices[0].StudyInstanceUID, generate_uid())
+    found.Modality, found.PatientID = "RTSTRUCT", slices[0].PatientID
+    series = item(SeriesInstanceUID=slices[0].SeriesInstanceUID)
+    study = item(RTReferencedSeriesSequence=Items([series]))
+    found.ReferencedFrameOfReferenceSequence = Items([item(RTReferencedStudySequence=Items([study]))])
+    numbered = [*enumerate(contours.items(), 1)]
+    found.StructureSetROISequence = Items([item(ROINumber=n, ROIName=name) for n, (name, _) in numbered])
+    found.ROIContourSequence = Items([])
+    for n, (_, own) in numbered:
+        drawn = Items([_drawn(slices[k], points) for k, points in own])
+        found.ROIContourSequence.append(item(ReferencedROINumber=n, ContourSequence=drawn))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.save_as(path, enforce_file_format=True)
+    return path
+
+
+def _drawn(slice_: pydicom.Dataset, points: Sequence) -> pydicom.Dataset:
+    row, column = np.reshape(np.array(slice_.ImageOrientationPatient, float), (2, 3))
+    where = np.array(points, float)
+    place = np.array(slice_.ImagePositionPatient, float)
+    place = place + where[:, :1] * row * float(slice_.PixelSpacing[1])
+    place = place + where[:, 1:] * column * float(slice_.PixelSpacing[0])
+    data = [f"{value:.6f}" for value in place.ravel()]
+    return item(ContourGeometricType="CLOSED_PLANAR", ContourData=data)
