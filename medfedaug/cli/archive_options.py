@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from medfedaug.errors import ConfigError
+
 if TYPE_CHECKING:
     from medfedaug.data.pacs.archive import Access, Archive
 
@@ -100,9 +102,42 @@ def _options(
             rich_help_panel=PANEL,
         ),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File that holds a bearer token for DICOMweb, in place of --user; or the token is in "
+            "MEDFEDAUG_PACS_TOKEN.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Encrypt DIMSE; a DICOMweb URL says so itself.", rich_help_panel=PANEL),
+    ] = False,
     authority: Annotated[
         Path | None,
-        typer.Option(help="PEM file of the authority of the archive's certificate.", rich_help_panel=PANEL),
+        typer.Option(
+            metavar="FILE",
+            help="PEM file of the authority of the archive's certificate.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM file of the own certificate, where the archive wants one.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM file of its private key, where --certificate does not hold it.",
+            rich_help_panel=PANEL,
+        ),
     ] = None,
     parallel: Annotated[
         int, typer.Option(min=1, help="Series and studies at a time.", rich_help_panel=PANEL)
@@ -114,6 +149,20 @@ def _options(
         "password": os.environ.get("MEDFEDAUG_PACS_PASSWORD"),
         "aet": aet,
         "receive": receive,
+        "token": _token(token_file),
+        "tls": tls,
         "authority": authority,
+        "certificate": certificate,
+        "key": key,
     }
     return ArchiveOptions(dicomweb, dimse, access, parallel)
+
+
+def _token(file: Path | None) -> str | None:
+    """The token of a file or of the environment: never of the command line, which every user may see."""
+    if file is None:
+        return os.environ.get("MEDFEDAUG_PACS_TOKEN")
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not readable as a token") from error

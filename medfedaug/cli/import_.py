@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.text import Text
 from medfedaug.cli.archive_options import ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.progress import ImportProgress, resumable
+from medfedaug.config.storage import CACHE_VARIABLE
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_json
 
@@ -35,7 +37,7 @@ def import_(
         typer.Option(
             metavar="FILE",
             help="Remove the patients whose studies this CSV names, in place of an import: images, label "
-            "maps, entries. A later import leaves them out.",
+            "maps, entries, and what is prepared of them in --cache. A later import leaves them out.",
         ),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
@@ -68,6 +70,22 @@ def import_(
         ),
     ] = "refuse",
     threshold: Annotated[float, typer.Option(help="Share from which a fractional SEG counts.")] = 0.5,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --withdraw, the folder in which jobs keep prepared images; by default that of "
+            "MEDFEDAUG_CACHE.",
+        ),
+    ] = None,
+    anonymise: Annotated[
+        bool,
+        typer.Option(
+            "--anonymise",
+            help="Keep the objects, too, without identity, in OUT/dicom: the basic profile of PS3.15. Pixels "
+            "stay as they are.",
+        ),
+    ] = False,
     allow_burned_in: Annotated[
         bool, typer.Option("--allow-burned-in", help="Take images that may hold text in their pixels.")
     ] = False,
@@ -97,10 +115,13 @@ def import_(
 
     own = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
-        removed = withdraw_patients(read_studies(withdraw), out, own)
+        named = cache or (Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None)
+        removed = withdraw_patients(read_studies(withdraw), out, own, [named] if named else [])
         for patient, count in removed.items():
             say(f"withdrawn: {patient}: {count} case{'s' if count != 1 else ''}")
         say(f"{len(removed)} patients withdrawn from {out}")
+        if named is None:
+            say("no cache was searched; where jobs keep prepared images, name their folder with --cache")
         return
     if studies is None or withdraw is not None:
         raise ConfigError("give one of --studies FILE and --withdraw FILE")
@@ -111,23 +132,24 @@ def import_(
         segments=_pairs("--segments", "'Tumour core=tumour'", segments),
         threshold=threshold,
         overlap=overlap,
+        anonymise=anonymise,
         allow_burned_in=allow_burned_in,
         parallel=archive.parallel,
     )
     wanted = read_studies(studies)
-    pseudonym = Pseudonyms.of_site(own).of
+    pseudonyms = Pseudonyms.of_site(own)
     with (
         resumable(),
         archive.open(folder) as source,
         ImportProgress() as progress,
     ):
-        plans = plan_import(source, wanted, pseudonym, settings, progress.show)
+        plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
         _print(plans)
         if json is not None:
             write_json(json, [_row(plan) for plan in plans])
         if dry_run:
             return
-        failed = import_studies(source, plans, out, own, settings, progress.show)
+        failed = import_studies(source, plans, out, own, settings, progress.show, new_uid=pseudonyms.uid)
     for case, problem in sorted(failed.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
     say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from medfedaug._version import __version__
 from medfedaug.config.storage import Storage
 from medfedaug.errors import MedFedAugError, StorageError, first_line
 
-__all__ = ["CaseCache", "StoredCase"]
+__all__ = ["CaseCache", "StoredCase", "remove_prepared"]
 
 Window = tuple[slice, ...]
 
 # Of what is kept of a case; raised where it changes within a version of the package.
 _FORM = 2
+_FILES = "files"
+_ENTRY = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredCase:
@@ -104,18 +107,24 @@ class CaseCache:
         self._folder = storage.folder
         self._known: dict[tuple[object, ...], StoredCase] = {}
 
-    def get(self, key: tuple[object, ...], make: Callable[[], Mapping[str, Tensor]]) -> StoredCase:
+    def get(
+        self,
+        key: tuple[object, ...],
+        make: Callable[[], Mapping[str, Tensor]],
+        files: Sequence[Path] = (),
+    ) -> StoredCase:
         """Return the case that is kept under a key, or keep ``make()``.
 
         Args:
             key: everything that the result follows from.
             make: the tensors, by names that can be those of files.
+            files: of the case, by whose names `remove_prepared` finds it.
 
         Raises:
             StorageError: when there is no room for a file; names the folder.
         """
         if key not in self._known:
-            self._known[key] = self._find(key) or self._keep(key, make())
+            self._known[key] = self._find(key) or self._keep(key, make(), files)
         return self._known[key]
 
     def _file(self, key: tuple[object, ...]) -> Path:
@@ -131,7 +140,9 @@ class CaseCache:
             return None
         return StoredCase(folder=folder)
 
-    def _keep(self, key: tuple[object, ...], tensors: Mapping[str, Tensor]) -> StoredCase:
+    def _keep(
+        self, key: tuple[object, ...], tensors: Mapping[str, Tensor], files: Sequence[Path]
+    ) -> StoredCase:
         self.made += 1
         size = sum(value.nbytes for value in tensors.values())
         if self.num_bytes + size <= self.max_bytes:
@@ -142,9 +153,9 @@ class CaseCache:
                 for name, v in tensors.items()
             }
             return StoredCase(own)
-        return StoredCase(folder=self._write(self._file(key), tensors))
+        return StoredCase(folder=self._write(self._file(key), tensors, files))
 
-    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor], files: Sequence[Path]) -> Path:
         """Write all files or none: another process may look at the same time, and this one may be killed."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +163,7 @@ class CaseCache:
             try:
                 for name, value in tensors.items():
                     np.save(unfinished / f"{name}.npy", value.contiguous().numpy())
+                (unfinished / _FILES).write_text("".join(f"{_mark(file)}\n" for file in files))
                 os.rename(unfinished, folder)
             except OSError:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -160,3 +172,44 @@ class CaseCache:
         except OSError as error:
             raise StorageError(folder, error) from error
         return folder
+
+
+def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
+    """Remove prepared cases of some files, by the files' names; those that name no file go, too.
+
+    What a killed process left unfinished is removed, too. Cases are prepared again when they are needed.
+
+    Args:
+        folder: of a cache.
+        files: images that were prepared; they need not be there any more.
+
+    Returns:
+        The number of removed cases.
+
+    Raises:
+        StorageError: when one cannot be removed; names it.
+    """
+    marks, removed = {_mark(file) for file in files}, 0
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        finished = _ENTRY.fullmatch(entry.name) is not None
+        inside = [path.name for path in entry.iterdir()] if entry.is_dir() and not entry.is_symlink() else []
+        # Nothing but what a cache writes: the folder may hold other things of the site.
+        if not inside or not all(name == _FILES or name.endswith(".npy") for name in inside):
+            continue
+        if not finished and not entry.name.startswith("."):
+            continue
+        listed = entry / _FILES
+        own = {*listed.read_text().split()} if finished and listed.is_file() else set()
+        if own and not own & marks:
+            continue
+        try:
+            shutil.rmtree(entry)
+        except OSError as error:
+            raise StorageError(entry, error) from error
+        removed += finished
+    return removed
+
+
+def _mark(file: Path) -> str:
+    """A digest of a file's name, which may be a patient's."""
+    return hashlib.sha256(file.name.encode("utf-8", "surrogateescape")).hexdigest()

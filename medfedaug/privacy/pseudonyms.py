@@ -104,6 +104,16 @@ class Pseudonyms:
             f"{kind}-{hmac.new(self._key, name.encode('utf-8', 'replace'), 'sha256').hexdigest()[:_DIGITS]}"
         )
 
+    def uid(self, uid: str) -> str:
+        """Return the DICOM UID that stands for another one.
+
+        Example:
+            >>> Pseudonyms(b"key").uid("1.2.3")
+            '2.25.86030870057835775672848420887878462706'
+        """
+        digest = hmac.new(self._key, f"uid {uid}".encode(), "sha256").digest()
+        return f"2.25.{int.from_bytes(digest[:16], 'big')}"
+
     def scores(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Scores by case under the cases' pseudonyms, in the order of these.
 

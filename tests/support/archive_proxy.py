@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -40,16 +41,22 @@ class Proxy:
         url: of its DICOMweb service.
         faults: those in force; the first that fits counts.
         asked: paths of all requests.
+        authorised: the header ``Authorization`` of each.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, context: ssl.SSLContext | None = None) -> None:
         self.faults: list[Fault] = []
         self.asked: list[str] = []
+        self.authorised: list[str | None] = []
         self.over = threading.Event()
         self._target = urlsplit(target)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}{self._target.path}"
+        scheme = "http"
+        if context is not None:
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+            scheme = "https"
+        self.url = f"{scheme}://127.0.0.1:{self.server.server_port}{self._target.path}"
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self
@@ -59,6 +66,7 @@ class Proxy:
 
             def do_GET(self) -> None:
                 proxy.asked.append(self.path)
+                proxy.authorised.append(self.headers["Authorization"])
                 fault = next((one for one in proxy.faults if re.search(one.path, self.path)), None)
                 kind = fault.kind if fault is not None else 0.0
                 if kind == SILENT:
@@ -94,9 +102,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy_before(target: str) -> Iterator[Proxy]:
-    """Start a proxy before the DICOMweb service of an archive, and stop it at the end."""
-    proxy = Proxy(target)
+def proxy_before(target: str, context: ssl.SSLContext | None = None) -> Iterator[Proxy]:
+    """Start a proxy before the DICOMweb service of an archive, encrypted or not, and stop it at the end."""
+    proxy = Proxy(target, context)
     thread = threading.Thread(target=proxy.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

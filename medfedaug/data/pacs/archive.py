@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -235,6 +236,37 @@ class Access:
             raise ConfigError(f"{self.aet!r} is no AE title: 1 to 16 ASCII characters without a backslash")
         if self.token is not None and self.user is not None:
             raise ConfigError("a user and a token are given for one archive; give one of the two")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
+            raise ConfigError("the token of the archive is empty, or no single line of ASCII characters")
+        self.context()
+
+    def context(self, *, server: bool = False) -> ssl.SSLContext:
+        """Make the TLS context of connections.
+
+        Args:
+            server: whether it is of the own receiver, which then demands the archive's certificate.
+
+        Raises:
+            ConfigError: for files that are no certificates and keys in PEM.
+        """
+        purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
+        try:
+            context = ssl.create_default_context(purpose, cafile=self.authority)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"{self.authority}: no certificate of an authority in PEM") from error
+        if self.certificate is not None:
+            try:
+                # Without a password of its own OpenSSL would ask for one at the terminal.
+                context.load_cert_chain(self.certificate, self.key, password="")
+            except OSError as error:
+                own = self.key or self.certificate
+                raise ConfigError(
+                    f"{self.certificate}: not usable with the private key in {own}; give PEM files that "
+                    "belong together, the key without a password"
+                ) from error
+        if server:
+            context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
+        return context
 
 
 class Archive(Protocol):

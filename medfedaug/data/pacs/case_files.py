@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.pacs.choice import ImportSettings
 from medfedaug.data.splits import split_patients
-from medfedaug.utils.files import parse_json, remove_unfinished, write_json
+from medfedaug.errors import ConfigError
+from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
 
 __all__ = ["CaseFiles"]
 
@@ -54,27 +58,47 @@ class CaseFiles:
     def whole(self, case: str, settings: ImportSettings) -> bool:
         """Return whether all files of a case are there."""
         files = self.images(case, settings.channels)
-        return all(file.is_file() for file in [*files, *([self.label(case)] if settings.labelled else [])])
+        files += [self.label(case)] if settings.labelled else []
+        kept = self.dicom(case).is_dir() or not settings.anonymise
+        return kept and all(file.is_file() for file in files)
 
     def remove_unfinished(self) -> None:
         """Remove what a killed process left half-written."""
         for kind in ("images", "labels"):
             remove_unfinished(self.out / kind)
 
-    def remove(self, case: str) -> list[Path]:
-        """Remove all files of a case, and return its images and label maps."""
-        self.remove_unfinished()
+    def of(self, case: str) -> list[Path]:
+        """Images and label map of a case, as they are, or were before a withdrawal was interrupted."""
         own = re.compile(rf"{re.escape(case)}(_.+)?\.nii\.gz")
-        removed = []
-        for kind in ("images", "labels"):
-            folder = self.out / kind
-            for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-                if own.fullmatch(file.name):
-                    file.unlink()
-                    removed.append(file)
+        folders = [self.out / "images", self.out / "labels"]
+        found = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+        return [self.label(case), *(file for file in found if own.fullmatch(file.name))]
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other imports and withdrawals from the folder.
+
+        Raises:
+            ConfigError: where there is one.
+        """
+        private_folder(self.state)
+        lock = FileLock(self.state / "import.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ConfigError(f"{self.out}: another import writes to it; wait for its end") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def remove(self, case: str) -> None:
+        """Remove all files of a case."""
+        self.remove_unfinished()
+        for file in self.of(case):
+            file.unlink(missing_ok=True)
         for folder in (self.dicom(case), self.staging(case)):
             shutil.rmtree(folder, ignore_errors=True)
-        return removed
 
     def write_listing(self, studies: Mapping[str, Mapping[str, Any]], settings: ImportSettings) -> None:
         """Write ``dataset.json``: by patient into training, validation and test, or all as test images.

@@ -35,6 +35,7 @@ class ImportSettings:
         threshold: share of its maximum from which a voxel of a fractional SEG counts.
         overlap: ``refuse`` segments of different classes that overlap, or give the voxels to the class that
             ``segments`` names first (``priority``).
+        anonymise: whether the objects are kept, too, without identity.
         allow_burned_in: whether images may hold text in their pixels.
         parallel: series that are fetched at a time, and studies that are converted.
 
@@ -48,6 +49,7 @@ class ImportSettings:
     segments: Mapping[str, str] = field(default_factory=dict)
     threshold: float = 0.5
     overlap: str = "refuse"
+    anonymise: bool = False
     allow_burned_in: bool = False
     parallel: int = 2
 

@@ -188,7 +188,7 @@ class DicomWebArchive(Archive):
         client: DICOMwebClient | None = getattr(self._own, "client", None)
         if client is not None:
             return client
-        session = requests.Session()
+        session = _Session()
         # A busy archive is asked again, later each time, or when it says so itself.
         waiting = _Waiting(
             longest=self._access.timeout,
@@ -203,7 +203,7 @@ class DicomWebArchive(Archive):
         if self._access.user is not None:
             session.auth = (self._access.user, self._access.password or "")
         if self._access.token is not None:
-            session.headers["Authorization"] = f"Bearer {self._access.token}"
+            session.auth = _Token(self._access.token)
         if self._access.authority is not None:
             session.verify = str(self._access.authority)
         if self._access.certificate is not None:
@@ -231,6 +231,28 @@ class DicomWebArchive(Archive):
             raise ArchiveError(failure.reason, timed_out=failure.timed_out) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ArchiveError(f"{self.place} answers something else than DICOMweb; check the URL") from error
+
+
+class _Session(requests.Session):
+    """A session whose own authority counts, also where the environment names another (REQUESTS_CA_BUNDLE)."""
+
+    def merge_environment_settings(
+        self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+    ) -> dict[str, Any]:
+        own = self.verify if verify is None else verify
+        found: dict[str, Any] = super().merge_environment_settings(url, proxies, stream, own, cert)
+        return found
+
+
+class _Token(requests.auth.AuthBase):
+    """A bearer token, which goes before what a file `.netrc` says."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
 
 
 class _Waiting(Retry):
@@ -264,7 +286,11 @@ def _failure(error: requests.RequestException, place: str, what: str = "fetch") 
         text = f"{place} answers {code} ({said}) to a request to {what}{hint.get(code, '')}"
         return Failure(text, passing=code >= HTTPStatus.INTERNAL_SERVER_ERROR)
     if isinstance(error, requests.exceptions.SSLError):
-        text = f"{place}: its certificate is not trusted; name its authority with --authority FILE"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            text = f"{place}: its certificate is not trusted; name its authority with --authority FILE"
+        else:
+            remedy = "where it wants a certificate, give --certificate and --key"
+            text = f"{place} refuses the encryption; {remedy}"
         return Failure(text, passing=False)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return Failure(f"{place} breaks off in the middle")

@@ -262,7 +262,10 @@ class DimseArchive(Archive):
                 )
             if association.acceptor.primitive is not None:
                 raise RequestRefused(f"{self.place} accepts none of what is asked for")
-            raise ArchiveError(f"{self.place} cannot be reached, or ends the connection", timed_out=True)
+            hint = "; with --tls, check --authority, --certificate and --key" if self._access.tls else ""
+            raise ArchiveError(
+                f"{self.place} cannot be reached, or ends the connection{hint}", timed_out=True
+            )
         try:
             yield association
         finally:
@@ -286,22 +289,14 @@ class DimseArchive(Archive):
         raise RequestRefused(f"{self.place} {said}")
 
     def _client_tls(self) -> tuple[ssl.SSLContext, str] | None:
-        if not self._access.tls:
-            return None
-        context = ssl.create_default_context(cafile=self._access.authority)
-        if self._access.certificate is not None:
-            context.load_cert_chain(self._access.certificate, self._access.key)
-        return context, self._host
+        return (self._access.context(), self._host) if self._access.tls else None
 
     def _server_tls(self) -> ssl.SSLContext | None:
         if not self._access.tls:
             return None
         if self._access.certificate is None:
             raise ConfigError("a receiver with TLS needs --certificate and --key")
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._access.authority)
-        context.load_cert_chain(self._access.certificate, self._access.key)
-        context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
-        return context
+        return self._access.context(server=True)
 
 
 def _query(level: str, **keys: Any) -> Dataset:

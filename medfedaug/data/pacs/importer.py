@@ -7,20 +7,23 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pydicom
-from filelock import FileLock, Timeout
 
-from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries
+from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, require_pacs
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.choice import ImportSettings, Planned
-from medfedaug.data.pacs.label_grid import LabelGrid, referenced_series
+from medfedaug.data.pacs.label_grid import LabelGrid, class_of, referenced_series
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.data.pacs.withdrawal import finish_withdrawals
-from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.errors import ConfigError, ReaderError, StorageError
 from medfedaug.utils.files import private_folder
+
+if TYPE_CHECKING:
+    from medfedaug.data.pacs.deidentify import Deidentifier
 
 __all__ = ["import_studies"]
 
@@ -34,6 +37,8 @@ def import_studies(
     state: Path,
     settings: ImportSettings,
     on_event: Callable[[dict[str, object]], object] = lambda event: None,
+    *,
+    new_uid: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
     """Fetch and convert the studies of a plan; those that are there already are kept.
 
@@ -45,6 +50,7 @@ def import_studies(
         settings: the choices.
         on_event: called from several threads with ``start`` (``todo``, ``there``, ``objects``), ``object``
             for each that came, ``imported`` and ``failed`` (``case``).
+        new_uid: with ``settings.anonymise``, the UID in place of another one, with the site's key.
 
     Returns:
         Problems by case.
@@ -53,12 +59,17 @@ def import_studies(
         ArchiveError: where the archive cannot be used any more; what is imported stays.
         ConfigError: where another import writes to the folder, or earlier ones had other settings.
     """
-    private_folder(state)
-    try:
-        with FileLock(state / "import.lock", timeout=0):
-            return _Import(archive, CaseFiles(out, state), StudyList(state), settings, on_event).run(plans)
-    except Timeout as error:
-        raise ConfigError(f"{out}: another import writes to it; wait for its end") from error
+    deidentifier = None
+    if settings.anonymise:
+        require_pacs("dicomanonymizer")
+        from medfedaug.data.pacs.deidentify import Deidentifier
+
+        if new_uid is None:
+            raise ConfigError("objects without identity need UIDs of the site's own key")
+        deidentifier = Deidentifier(new_uid, lambda name: class_of(name, settings.segments))
+    files = CaseFiles(out, state)
+    with files.locked():
+        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans)
 
 
 class _Import:
@@ -74,9 +85,11 @@ class _Import:
         studies: StudyList,
         settings: ImportSettings,
         on_event: Callable[[dict[str, object]], object],
+        deidentifier: Deidentifier | None,
     ) -> None:
         self._archive, self._files, self._studies = archive, files, studies
         self._settings, self._on_event = settings, on_event
+        self._deidentifier = deidentifier
         self._patience = Patience(archive.place, answered=True)
         self._given_up = threading.Event()
         self._fetching = ThreadPoolExecutor(settings.parallel)
@@ -169,11 +182,27 @@ class _Import:
             write_nifti(path, voxels, grid.affine)
         if label is not None:
             write_nifti(files.label(plan.case), label.voxels, grid.affine)
+        if self._deidentifier is not None:
+            _keep_objects(self._deidentifier, _came(coming), files.dicom(plan.case), plan)
         self._studies.enter(plan, [one.uid for one in images])
 
     def _fetch(self, series: FoundSeries, folder: Path) -> Future[list[Path]]:
         arrived = {"event": "object"}
         return self._fetching.submit(self._archive.fetch, series, folder, lambda: self._on_event({**arrived}))
+
+
+def _keep_objects(
+    deidentifier: Deidentifier, series: Sequence[Sequence[Path]], folder: Path, plan: Planned
+) -> None:
+    """Write the objects of a case without identity; a file's name is its new UID."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for files in series:
+            deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
+    except StorageError:
+        raise
+    except Exception as error:  # a damaged object fails anywhere in pydicom
+        raise ReaderError("an object cannot be written without identity") from error
 
 
 def _came(coming: Sequence[Future[list[Path]]]) -> list[list[Path]]:

@@ -32,6 +32,7 @@ class StudyList:
         path: the file.
         studies: by case its patient's pseudonym, identifiers, and series.
         withdrawn: by patient the time.
+        caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
 
     Raises:
         ConfigError: where the file cannot be read.
@@ -40,7 +41,7 @@ class StudyList:
     def __init__(self, state: Path) -> None:
         self.path = state / _FILE
         self._lock = threading.Lock()
-        self._content: dict[str, Any] = {"settings": None, "studies": {}, "withdrawn": {}}
+        self._content: dict[str, Any] = {"settings": None, "studies": {}, "withdrawn": {}, "caches": []}
         if self.path.exists():
             try:
                 self._content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
@@ -48,6 +49,7 @@ class StudyList:
                 raise ConfigError(f"{self.path}: not readable; restore it from a copy") from error
         self.studies: dict[str, Any] = self._content["studies"]
         self.withdrawn: dict[str, str] = self._content["withdrawn"]
+        self.caches: list[str] = self._content["caches"]
 
     def settle(self, settings: ImportSettings) -> None:
         """Bind the list to the settings that decide over voxels.
@@ -87,14 +89,15 @@ class StudyList:
             if any((key, entry.get(key)) in values for key in STUDY_KEYS)
         }
 
-    def withdraw(self, patients: Sequence[str]) -> None:
-        """Record that patients are withdrawn."""
+    def withdraw(self, patients: Sequence[str], caches: Sequence[Path] = ()) -> None:
+        """Record that patients are withdrawn, and are to be removed from caches, too."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         for patient in patients:
             self.withdrawn.setdefault(patient, now)
+        self.caches += [path for path in map(str, caches) if path not in self.caches]
         self.save()
 
     def save(self) -> None:
         """Write the file."""
-        content = {key: self._content[key] for key in ("settings", "studies", "withdrawn")}
+        content = {key: self._content[key] for key in ("settings", "studies", "withdrawn", "caches")}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)

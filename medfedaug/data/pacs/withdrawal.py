@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from medfedaug.data.cache import remove_prepared
 from medfedaug.data.pacs.archive import Wanted
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.study_list import StudyList
@@ -13,8 +14,10 @@ from medfedaug.errors import ConfigError
 __all__ = ["finish_withdrawals", "withdraw"]
 
 
-def withdraw(wanted: Sequence[Wanted], out: Path, state: Path) -> dict[str, int]:
-    """Remove the patients whose studies are named: images, label maps, objects, entries; and record it.
+def withdraw(wanted: Sequence[Wanted], out: Path, state: Path, caches: Sequence[Path] = ()) -> dict[str, int]:
+    """Remove the patients whose studies are named, and record it.
+
+    Images, label maps, objects, prepared images and entries of lists are removed.
 
     The record, which has pseudonyms and times alone, comes first: where the process is killed, the next
     import or withdrawal finishes it. A later import leaves the patients out.
@@ -23,18 +26,21 @@ def withdraw(wanted: Sequence[Wanted], out: Path, state: Path) -> dict[str, int]
         wanted: values of the patients' studies.
         out: the site's data folder.
         state: folder of the site's own list.
+        caches: folders in which jobs and runs keep prepared images.
 
     Returns:
         Number of removed cases by the patient's pseudonym.
 
     Raises:
-        ConfigError: where there is no list.
+        ConfigError: where there is no list, or an import writes to the folder.
     """
-    studies = StudyList(state)
-    if not studies.path.is_file():
-        raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
-    studies.withdraw(sorted(studies.patients_of(wanted)))
-    return finish_withdrawals(studies, CaseFiles(out, state))
+    files = CaseFiles(out, state)
+    with files.locked():
+        studies = StudyList(state)
+        if not studies.path.is_file():
+            raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
+        studies.withdraw(sorted(studies.patients_of(wanted)), [path.resolve() for path in caches])
+        return finish_withdrawals(studies, files)
 
 
 def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
@@ -45,15 +51,18 @@ def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
     """
     patients = {case: entry["patient"] for case, entry in studies.studies.items()}
     gone = {case: patient for case, patient in patients.items() if patient in studies.withdrawn}
-    if not gone:
-        return {}
     files.unlist({*gone.values()})
     removed: dict[str, int] = dict.fromkeys(sorted(gone.values()), 0)
+    images = [file for case in gone for file in files.of(case)]
+    for cache in studies.caches if gone else ():
+        remove_prepared(Path(cache), images)
     for case, patient in gone.items():
         files.remove(case)
         removed[patient] += 1
     # Last: as long as a case is in the list, its removal is not done.
     for case in gone:
         del studies.studies[case]
-    studies.save()
+    if gone or studies.caches:
+        studies.caches.clear()
+        studies.save()
     return removed

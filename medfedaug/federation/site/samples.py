@@ -184,7 +184,7 @@ class SiteSamples:
 
     def _stored(self, case: Case) -> StoredCase:
         key = (self.task.key, *self.folder.identity(case))
-        return self.cache.get(key, lambda: self.task.prepared(self.folder, case))
+        return self.cache.get(key, lambda: self.task.prepared(self.folder, case), case.files)
 
     def by_case(self) -> list[Sequence[Sample]]:
         """The training samples of each training case; a case may have none."""
@@ -225,7 +225,7 @@ class SiteSamples:
                 tensors["placement"] = found.placement.to_tensor()
             return tensors
 
-        stored = self.cache.get(("validation", self.task.key, *self.folder.identity(case)), make)
+        stored = self.cache.get(("validation", self.task.key, *self.folder.identity(case)), make, case.files)
         image, label = stored.read(Keys.IMAGE), stored.read(Keys.LABEL)
         affine = stored.read("affine") if "affine" in stored else None
         placement = Placement.from_tensor(stored.read("placement")) if "placement" in stored else None
