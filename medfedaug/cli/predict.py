@@ -228,16 +228,24 @@ def _print_stored(found: StudyPredictions, out: Path) -> None:
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) -> None:
+    from medfedaug.runs.case_quality import look_first
+
     dense = task == "segmentation"
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit = "ml" if millimetres else "pixels"
     table = Table(
-        "case", *(f"{name} ({unit})" for name in classes) if dense else ("class", "probability"), "unlike"
+        "case",
+        *(*(f"{name} ({unit})" for name in classes), "confidence") if dense else ("class", "probability"),
+        "unlike",
     )
-    for name, entry in sorted(cases.items())[:_MOST_ROWS]:
+    order = dict.fromkeys([*look_first(cases), *sorted(cases)])
+    for name in [*order][:_MOST_ROWS]:
+        entry = cases[name]
         if dense:
             found = entry["volume_ml"] if millimetres else entry["voxels"]
             cells = [f"{found[name]:.2f}" if millimetres else str(found[name]) for name in classes]
+            known = entry.get("confidence", {}).values()
+            cells.append(f"{min(known):.3f}" if known else "")
         else:
             cells = [entry["class"], f"{entry['probabilities'][entry['class']]:.3f}"]
         table.add_row(Text(name), *map(Text, cells), "yes" if entry["warnings"] else "")
@@ -245,4 +253,6 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
         out_console.print(table)
     if len(cases) > _MOST_ROWS:
         say(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json")
+    if len(cases) > 1:
+        say("look at the first ones first: the model is least sure of them")
     say(f"{len(cases)} case{'s' if len(cases) != 1 else ''} in {out}")

@@ -13,6 +13,7 @@ import torch
 from medfedaug.config.run import asked_settings
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import GLOBAL_MODEL, RESULTS
+from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.load_results import find_runs
 from medfedaug.tasks import Prediction
@@ -101,7 +102,9 @@ def mean_prediction(predictions: Iterable[Prediction]) -> Prediction:
     if count == 1 or total is None:
         return first
     label = total.max(dim=0, keepdim=first.label.ndim > 0).indices
-    return Prediction(label, total / count)
+    if label.ndim == 0:
+        return Prediction(label, total / count)
+    return Prediction(label, total / count, soft_dice_confidence(total.log(), label[0]))
 
 
 def _expanded(models: Sequence[str | Path]) -> list[Path]:

@@ -24,6 +24,7 @@ from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.server.output import STATISTICS
+from medfedaug.runs.case_quality import case_quality
 from medfedaug.runs.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
@@ -455,6 +456,8 @@ class _Job:
             _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
         counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
         entry: dict[str, Any] = {"label_map": files[0], "voxels": dict(zip(classes, counts, strict=True))}
+        assert prediction.confidence is not None
+        entry |= case_quality(prediction.label, prediction.confidence, classes)
         if affine is not None:
             voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000
             entry["volume_ml"] = {name: n * voxel for name, n in list(entry["voxels"].items())[1:]}

@@ -9,6 +9,7 @@ from typing import Any
 
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
+from medfedaug.runs.case_quality import look_first
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 from medfedaug.utils.structure import (
     Check,
@@ -158,6 +159,7 @@ class Predictions:
             **version_mark(_KIND, _VERSION),
             **self.made,
             **self.told,
+            "look_first": look_first(self.cases),
             "cases": dict(sorted(self.cases.items())),
             "failed": dict(sorted(self.failed.items())),
             **({"pending": self.pending} if self.pending else {}),

@@ -65,10 +65,12 @@ class Prediction:
         label: the class, (), of an image; of a volume the label map, (1, X, Y, Z), on the grid of its file.
         probabilities: of the classes, (K,) or (K, X, Y, Z), float32; where a plan has cut away, the
             background has 1. ``None`` where they were not asked for.
+        confidence: of a label map, (K - 1,): `soft_dice_confidence` of each class but the background.
     """
 
     label: Tensor
     probabilities: Tensor | None = None
+    confidence: Tensor | None = None
 
 
 class Task(ABC):

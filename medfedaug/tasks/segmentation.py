@@ -23,6 +23,7 @@ from medfedaug.data.quality.duplicates import check_classes
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
+from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.metrics.registry import metric_names
 from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
@@ -237,14 +238,16 @@ class SegmentationTask(Task):
         place = case.placement
         logits = self._case_logits(network, case, transform, device, batch_size)
         label = _label_map(logits, place).cpu()
+        # In the box that the plan keeps: what it cuts away is background for certain.
+        confidence = soft_dice_confidence(logits, logits.argmax(dim=0)).cpu()
         if not probabilities:
-            return Prediction(label)
+            return Prediction(label, confidence=confidence)
         shares = logits.float().softmax(dim=0).cpu()
         if place is not None:
             inside = place.put_back(torch.ones_like(shares[:1]))
             shares = place.put_back(shares)
             shares[0] += 1 - inside[0]
-        return Prediction(label, shares)
+        return Prediction(label, shares, confidence)
 
     def _case_logits(
         self,

@@ -71,6 +71,9 @@ def test_the_commands_run(run, tmp_path, monkeypatch):
     _, codes, example = blocks("json")
     Path("codes.json").write_text(codes)
     assert set(read_segment_codes("codes.json", ("background", "lesion"))) == {"lesion"}
+    confidence = found["one"]["cases"]["patient"]["confidence"]
+    assert set(confidence) <= {"lesion"}
+    confidence.setdefault("lesion", 0.5)  # after one round nothing may be found
     assert kinds(json.loads(example)) == kinds(found["one"])
 
 

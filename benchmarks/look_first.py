@@ -1,0 +1,223 @@
+"""Which cases to look at first: do scores without a reference find the worst tenth of the predictions?
+
+    python benchmarks/look_first.py --data DIR RUN [RUN ...] --record FILE.jsonl
+    python benchmarks/look_first.py --record FILE.jsonl
+
+The first call predicts the test cases of finished runs, each at its own site, and writes a line for each
+case: its Dice, and scores without a reference. The second one prints, for each score, how many
+of the worst tenth of the cases are among the first tenth and the first quarter of the list that it makes, and
+the rank correlation with Dice, with 95 % intervals by bootstrap over patients. A list is made for each run,
+since a user has one model; the worst tenth of a run are at least one case.
+
+The training range of volumes and components is read from the label maps of all sites, which no run has: it is
+an upper bound of what such a range could tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import hardware
+from scipy import ndimage, stats
+from torch import Tensor, nn
+
+from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.folders import own_data
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.functional.soft_dice_confidence import label_agreement
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_drift import Familiar
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.predictor import Predictor
+
+SCORES = {
+    "soft Dice confidence": "confidence",
+    "agreement of three flips": "flips",
+    "both, averaged": "both",
+    "volume against the training range": "volume",
+    "components against the training range": "components",
+    "predicted volume, small first": "small",
+    "intensity and spacing, as warned": "unlike",
+}
+"""Scores by their names; the lowest are looked at first."""
+
+
+class Flipped(nn.Module):
+    """A network that sees its input flipped."""
+
+    def __init__(self, network: nn.Module, axes: Sequence[int]) -> None:
+        super().__init__()
+        self.network, self.axes = network, tuple(axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.network(x.flip(self.axes))
+        return (found[0] if isinstance(found, (list, tuple)) else found).flip(self.axes)
+
+
+def components(label: np.ndarray) -> int:
+    return int(ndimage.label(label, np.ones((3,) * label.ndim))[1])
+
+
+def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]]:
+    """Mean and deviation of the logarithms of volumes and components of the training cases."""
+    volumes, counts = [], []
+    for site in sites:
+        assert isinstance(site, VolumeFolder)
+        for case in site.cases["training"]:
+            mask = site.load_case(case)[1][0].numpy() > 0
+            volumes.append(np.log1p(mask.mean() * 1e6))
+            counts.append(np.log1p(components(mask)))
+    return {
+        name: (float(np.mean(found)), float(np.std(found)))
+        for name, found in (("volume", volumes), ("components", counts))
+    }
+
+
+def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
+    run = FinishedRun.open(folder)
+    options = run.record.get("data_options", {})
+    sites = own_data(data, options.get("folds", 0), options.get("fold", 1), options.get("fold_seed", 0))
+    expected, usual = training_range([s for s in sites if s.cases["training"]]), Familiar.of([run])
+    recorded = {**run.record["test"]["sites"], **run.record["test"].get("unseen", {})}
+    for site in sites:
+        if site.name not in recorded:
+            continue
+        assert isinstance(site, VolumeFolder)
+        predictor = Predictor.prepare(run, Origin.of(run, site.name, None), site, "cpu")
+        with predictor.model.scoring():
+            predictor.model.network.eval()
+            for case in site.cases["test"]:
+                row = score_case(run, site, case, predictor, expected, usual)
+                known = recorded[site.name]["cases"].get(case.name)
+                assert known is None or abs(known - row["dice"]) < 1e-4, (case.name, known, row)
+                yield {"run": str(folder), **row}
+
+
+def score_case(
+    run: FinishedRun,
+    site: VolumeFolder,
+    case: Case,
+    predictor: Predictor,
+    expected: Mapping[str, tuple[float, float]],
+    usual: Familiar,
+) -> dict[str, Any]:
+    model, task = predictor.model, predictor.model.task
+    seen = task.evaluation_case(site, case)
+    networks = [model.network, *(Flipped(model.network, axes) for axes in ((2,), (3,), (2, 3)))]
+    plain, *flips = (
+        task.predict_case(network, seen, predictor.transform, model.device, run.config.batch_size, True)
+        for network in networks
+    )
+    truth, found = seen.label[0].numpy() > 0, plain.label[0].numpy() > 0
+    image = site.prepared_image(case, run.composition.intensity, task.preparation)
+    warnings = usual.intensity_warnings(task.preparation.moments(image, usual.over))
+    warnings += usual.spacing_warnings(site.affine(case))
+    confidence = float(plain.confidence[0].nan_to_num(0))
+    labels = torch.stack([plain.label[0], *(one.label[0] for one in flips)])
+    agreement = float(label_agreement(labels, run.config.num_classes)[0].nan_to_num(0))
+    sizes = {"volume": float(np.log1p(found.mean() * 1e6)), "components": float(np.log1p(components(found)))}
+    return {
+        "site": site.name,
+        "case": case.name,
+        "patient": " ".join([site.name, *map(str, case.owner)]),
+        "dice": float(2 * (truth & found).sum() / max(1, truth.sum() + found.sum())),
+        "confidence": confidence,
+        "flips": agreement,
+        "both": (confidence + agreement) / 2,
+        **{name: -abs(value - expected[name][0]) / expected[name][1] for name, value in sizes.items()},
+        "small": sizes["volume"],
+        "unlike": -float(len(warnings)),
+    }
+
+
+def found_share(rows: Sequence[dict[str, Any]], score: str, listed: float, random: Any) -> tuple[int, int]:
+    """Number of the worst tenth of a run's cases in the first part of its list, and their number."""
+    most = max(1, round(len(rows) / 10))
+    shuffled = random.permutation(len(rows))  # equal scores are in no order, and copies of a case in one
+    dice = np.array([rows[index]["dice"] for index in shuffled])
+    values = np.array([rows[index][score] for index in shuffled])
+    worst = set(np.argsort(dice, kind="stable")[:most].tolist())
+    first = np.argsort(values, kind="stable")[: max(1, round(listed * len(rows)))]
+    return len(worst & set(first.tolist())), most
+
+
+def summary(rows: Sequence[dict[str, Any]], draws: int) -> None:
+    runs = sorted({row["run"] for row in rows})
+    print(f"{len(rows)} cases of {len({row['patient'] for row in rows})} patients in {len(runs)} runs")
+    print(
+        "| score | worst tenth in the first tenth | in the first quarter | rank correlation | within a site |"
+    )
+    print("|---|---|---|---|---|")
+    by_run = [[row for row in rows if row["run"] == run] for run in runs]
+    for name, score in SCORES.items():
+        measures = [
+            *(partial(_share, score, listed) for listed in (0.1, 0.25)),
+            *(partial(_correlation, score, within) for within in (False, True)),
+        ]
+        cells = [_interval(by_run, draws, measure) for measure in measures]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def _share(score: str, listed: float, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
+    pairs = [found_share(rows, score, listed, random) for rows in by_run]
+    return sum(hit for hit, _ in pairs) / sum(all_ for _, all_ in pairs)
+
+
+def _correlation(score: str, within: bool, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
+    """The mean rank correlation with Dice over runs, or over the sites of runs with four cases or more."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in (row for rows in by_run for row in rows):
+        groups.setdefault((row["run"], row["site"] if within else ""), []).append(row)
+    found = [
+        stats.spearmanr([row[score] for row in rows], [row["dice"] for row in rows]).statistic
+        for rows in groups.values()
+        if min(len({row[key] for row in rows}) for key in (score, "dice")) > (3 if score != "unlike" else 1)
+    ]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def _interval(by_run: Sequence[Sequence[dict[str, Any]]], draws: int, measure: Any) -> str:
+    """The value, and its 95 % interval over draws of patients, the same ones in all runs."""
+    random = np.random.default_rng(0)
+    value = float(np.mean([measure(by_run, random) for _ in range(20)]))
+    patients = sorted({row["patient"] for rows in by_run for row in rows})
+    values = []
+    for _ in range(draws):
+        drawn = random.choice(len(patients), len(patients))
+        counts = dict(zip(*np.unique(drawn, return_counts=True), strict=True))
+        often = {patients[index]: int(count) for index, count in counts.items()}
+        some = [[row for row in rows for _ in range(often.get(row["patient"], 0))] for rows in by_run]
+        values.append(measure([rows for rows in some if len(rows) > 2], random))
+    low, high = np.nanquantile(values, [0.025, 0.975])
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
+    parser.add_argument("--data", type=Path, help="the sites' folder")
+    parser.add_argument("--record", type=Path, required=True, help="JSON lines, a case each")
+    parser.add_argument("--draws", type=int, default=1000, help="of the bootstrap (default 1000)")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.runs:
+        with given.record.open("a") as file:
+            for folder in given.runs:
+                for row in score_run(folder, given.data):
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+    print(hardware())
+    summary([json.loads(line) for line in given.record.read_text().splitlines()], given.draws)
+
+
+if __name__ == "__main__":
+    main()
