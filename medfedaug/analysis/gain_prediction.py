@@ -11,7 +11,7 @@ import numpy as np
 
 from medfedaug.analysis.calibration_table import FEDAVG, Calibration, TrainedFederation
 from medfedaug.analysis.fingerprint_distance import appearance, distances
-from medfedaug.analysis.phantom_gains import gains_at
+from medfedaug.analysis.phantom_gains import gains_at, measured_gains
 
 __all__ = [
     "LEAST_FEDERATIONS",
@@ -85,15 +85,16 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Line:
-    """A linear function of standardised features."""
+    """A linear function of standardised features, within the range of the gains that were measured."""
 
     middle: np.ndarray
     scale: np.ndarray
     slopes: np.ndarray
     intercept: float
+    range: tuple[float, float]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        return self.intercept + ((x - self.middle) / self.scale) @ self.slopes
+        return np.clip(self.intercept + ((x - self.middle) / self.scale) @ self.slopes, *self.range)
 
 
 def _fitted(rows: _Rows, penalty: float) -> _Line:
@@ -108,7 +109,16 @@ def _fitted(rows: _Rows, penalty: float) -> _Line:
         total = len(set(rows.federations.tolist()))
         gram = total * (z.T * w) @ z + penalty * np.eye(z.shape[1])
         slopes = np.linalg.solve(gram, total * (z.T * w) @ (rows.y - intercept))
-    return _Line(middle, scale, slopes, intercept)
+    return _Line(middle, scale, slopes, intercept, (float(rows.y.min()), float(rows.y.max())))
+
+
+def _chosen(rows: _Rows, errors: dict[float, np.ndarray]) -> float:
+    """The strongest penalty whose error is within a standard error of the least one, over the federations."""
+    _, inverse = np.unique(rows.federations, return_inverse=True)
+    means = {penalty: np.bincount(inverse, rows.weights * found**2) for penalty, found in errors.items()}
+    best = min(means.values(), key=lambda found: float(found.mean()))
+    limit = float(best.mean() + best.std(ddof=1) / math.sqrt(len(best)))
+    return max(penalty for penalty, found in means.items() if float(found.mean()) <= limit)
 
 
 def _left_out(rows: _Rows, use: Callable[[_Rows, np.ndarray], np.ndarray]) -> np.ndarray:
@@ -137,8 +147,9 @@ def _nearest(rows: _Rows, x: np.ndarray) -> np.ndarray:
 class GainModel:
     r"""A gain as a linear function of a few features, with conformal intervals.
 
-    The slopes are penalised (ridge regression); the penalty is that with the least mean square error when
-    whole families are left out, and may be so large that the prediction is the mean gain of all federations.
+    The slopes are penalised (ridge regression); the penalty is the strongest of some whose mean square error,
+    when whole families are left out, is within a standard error of the least. With the strongest of all the
+    prediction is the mean gain of all federations. No prediction is outside the range of the measured gains.
 
     Intervals. With :math:`r_i` the error at row i when its family is left out, :math:`d_i` the distance of
     its features from the nearest row of another family, and :math:`\bar d` the median of these, the scores
@@ -171,9 +182,7 @@ class GainModel:
             penalty: _left_out(rows, lambda others, x, p=penalty: _fitted(others, p)(x)) - rows.y  # type: ignore[misc]
             for penalty in _PENALTIES
         }
-        w = rows.weights
-        # The stronger penalty wins a tie, and the simplest model where families are few.
-        self.penalty = min(reversed(_PENALTIES), key=lambda penalty: float(w @ errors[penalty] ** 2))
+        self.penalty = _chosen(rows, errors)
         self.line = _fitted(rows, self.penalty)
         near = _left_out(rows, _nearest)
         self._usual = max(float(np.median(near)), 1e-6)
@@ -257,7 +266,8 @@ class Judgement:
         width80: mean width of the 80% interval.
         error: mean absolute error.
         error_of_zero: the same of always saying 0.
-        error_of_shift: the same of the table that `inspect` had; ``None`` where that has nothing to say.
+        error_of_shift: the same of the gain by distance that `inspect` has, 0 where that has nothing to say;
+            ``None`` where it never has.
     """
 
     methods: str
@@ -306,7 +316,7 @@ def judge_predictions(
                 continue
             names.add(one.name)
             families.add(family)
-            known = _gains_by_shift(one, methods) if over == FEDAVG and level != "worst" else None
+            known = _gain_by_shift(one, methods) if over == FEDAVG and level != "worst" else None
             for name, gain in _gains(one, methods, over, level).items():
                 found = model.predict(at_level(one.features, level)[name])
                 for ends, hits in ((found.interval80, hits80), (found.interval95, hits95)):
@@ -340,7 +350,9 @@ def judge_predictions(
     )
 
 
-def _gains_by_shift(one: TrainedFederation, methods: str) -> float | None:
-    """The gain that the table by distance has for a federation as far apart."""
+def _gain_by_shift(one: TrainedFederation, methods: str) -> float | None:
+    """The gain that the table by distance has for a federation as far apart; ``None`` for other methods."""
+    if not any(gain.methods == methods for gain in measured_gains()):
+        return None
     apart = fmean(appearance(kinds) for kinds in distances(one.sites).values())
-    return next((gain.mean for gain in gains_at(apart) if gain.methods == methods), None)
+    return next((gain.mean for gain in gains_at(apart) if gain.methods == methods), 0.0)

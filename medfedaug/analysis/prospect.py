@@ -86,6 +86,11 @@ class Prospect:
         judged = self.judged.get((methods, level))
         return judged is not None and judged.holds
 
+    def has_skill(self, methods: str, level: str = "mean") -> bool:
+        """Return whether predictions of a gain erred less than always saying 0."""
+        judged = self.judged.get((methods, level))
+        return judged is not None and judged.has_skill
+
     def patients_needed(self, methods: str) -> int | None:
         """Return the number of test patients that would show the gain of a method over FedAvg.
 
@@ -176,6 +181,7 @@ class Prospect:
                 "over_single": over[name].to_dict() if name in over else None,
                 "patients_needed": self.patients_needed(methods),
                 "shown_to_hold": self.holds(methods, level),
+                "shown_to_have_skill": self.has_skill(methods, level),
             }
         return found
 

@@ -267,6 +267,7 @@ def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
 def test_none_is_left_out():
     apart = {
         "calibration.py",
+        "judge_prospect.py",
         "alignment.py",
         "demo_effect.py",
         "measure.py",
