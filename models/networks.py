@@ -32,6 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
 from medfedaug.models.monai_networks import MonaiNetwork, network_class
+from medfedaug.models.supervision import SUPERVISED, supervision_arguments
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments
 from medfedaug.utils.validation import not_known
@@ -43,6 +44,7 @@ __all__ = [
     "network_builder",
     "network_definition",
     "network_names",
+    "supervises",
     "task_of",
 ]
 
@@ -97,6 +99,17 @@ def task_of(name: str) -> str:
     return getattr(_NETWORKS[name], "task", "segmentation") if name in _NETWORKS else ""
 
 
+def supervises(name: str) -> bool:
+    """Return whether a network has heads at several levels of its decoder (`medfedaug.models.supervision`).
+
+    Example:
+        >>> supervises("dynunet"), supervises("basicunet")
+        (True, False)
+    """
+    builder = _NETWORKS.get(name) or (find_builder(name)[0] if "." in name else None)
+    return isinstance(builder, MonaiNetwork) and builder.cls in SUPERVISED
+
+
 def network_names() -> tuple[str, ...]:
     """Names that `build_network` knows; those that other packages add come last.
 
@@ -115,6 +128,7 @@ def build_network(
     out_channels: int = 2,
     norm: Any = None,
     image_size: Any = None,
+    supervised: bool = False,
     **args: Any,
 ) -> nn.Module:
     """Build a network, with its own norm or with another one in its place.
@@ -146,6 +160,8 @@ def build_network(
             `("group", {"num_groups": 4})`, is the network's own argument.
         image_size: size of all images, where they have one: MONAI's networks that are made for one size
             ("unetr") take it, unless `img_size` is given.
+        supervised: give it heads at several levels of its decoder
+            (`medfedaug.models.supervision.supervision_arguments`), unless ``args`` say otherwise.
         **args: further arguments of the network, which replace the defaults chosen here; none that names a
             file, `pretrained` first of all, since a network is built from what a job says, and a job names
             no file and downloads none.
@@ -170,7 +186,7 @@ def build_network(
         >>> type(norm).__name__, norm.num_groups, norm.num_channels
         ('GroupNorm', 8, 32)
     """
-    builder, norm, args = _settled(name, norm, image_size, args)
+    builder, norm, args = _settled(name, norm, image_size, args, supervised)
     net = builder(spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args)
     if not isinstance(net, nn.Module):
         raise ValueError(f"'{name}' gives {type(net).__name__}, and a torch.nn.Module is needed")
@@ -181,7 +197,9 @@ def build_network(
     return net
 
 
-def network_definition(name: str, *, norm: Any = None, image_size: Any = None, **args: Any) -> dict[str, Any]:
+def network_definition(
+    name: str, *, norm: Any = None, image_size: Any = None, supervised: bool = False, **args: Any
+) -> dict[str, Any]:
     """MONAI's class of a network, as ``_target_``, and what it is called with, as a MONAI Bundle names them.
 
     A norm in the place of batch norm is asked for by the network's own argument, in MONAI's terms. That is
@@ -192,6 +210,7 @@ def network_definition(name: str, *, norm: Any = None, image_size: Any = None, *
         name: as for `build_network`.
         norm: as for `build_network`.
         image_size: as for `build_network`.
+        supervised: as for `build_network`.
         **args: dimensions, channels and classes, and further arguments of the network.
 
     Raises:
@@ -203,7 +222,7 @@ def network_definition(name: str, *, norm: Any = None, image_size: Any = None, *
         >>> definition["_target_"], definition["norm"]
         ('monai.networks.nets.BasicUNet', ('group', {'num_groups': 1}))
     """
-    builder, norm, args = _settled(name, norm, image_size, args)
+    builder, norm, args = _settled(name, norm, image_size, args, supervised)
     if not isinstance(builder, MonaiNetwork) or not inspect.isclass(builder.cls):
         raise ValueError(f"'{name}' is not a class of MONAI")
     if norm in _IN_MONAI:
@@ -214,7 +233,7 @@ def network_definition(name: str, *, norm: Any = None, image_size: Any = None, *
 
 
 def _settled(
-    name: str, norm: Any, image_size: Any, args: dict[str, Any]
+    name: str, norm: Any, image_size: Any, args: dict[str, Any], supervised: bool
 ) -> tuple[Builder, str | None, dict[str, Any]]:
     """What builds the network, the norm that is put in the place of batch norm, and the other arguments."""
     builder, built_in = find_builder(name)
@@ -229,6 +248,11 @@ def _settled(
             raise ValueError(f"norm and {own_norm} say the same thing: leave one of them out")
         args = {**args, own_norm: "batch"}
     check_arguments(args if built_in else {key: args[key] for key in args if key == "pretrained"})
+    if supervised:
+        found = supervision_arguments(
+            getattr(builder, "cls", None), {**getattr(builder, "defaults", {}), **args}
+        )
+        args = {**found, **args}
     if isinstance(builder, MonaiNetwork):
         args["image_size"] = image_size
     return builder, norm, args

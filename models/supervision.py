@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from monai.losses import DeepSupervisionLoss
-from monai.networks.nets import BasicUNetPlusPlus, DynUNet
+from monai.networks.nets import BasicUNetPlusPlus, DynUNet, MedNeXt, SegResNetDS
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["DeepSupervision", "head_weights", "network_heads"]
+__all__ = ["SUPERVISED", "DeepSupervision", "head_weights", "network_heads", "supervision_arguments"]
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
+
+SUPERVISED = (BasicUNetPlusPlus, DynUNet, MedNeXt, SegResNetDS)
+"""MONAI's networks that have heads at several levels of their decoder."""
+_BLOCKS_DOWN = (1, 2, 2, 4)  # MONAI's default of SegResNetDS
+
+
+def supervision_arguments(network: Any, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that give a network of `SUPERVISED` its heads.
+
+    Where the number of heads is an argument, all levels of the decoder have one but the coarsest, which has
+    no weight in nnU-Net; at least two have one. A decoder of one level has one head, and needs no argument.
+
+    Args:
+        network: its class.
+        args: its other arguments.
+
+    Raises:
+        ValueError: for a network with one output.
+
+    Example:
+        >>> supervision_arguments(DynUNet, {"strides": (1, 2, 2, 2, 2)})
+        {'deep_supervision': True, 'deep_supr_num': 2}
+    """
+    if network not in SUPERVISED:
+        known = ", ".join(kind.__name__.lower() for kind in SUPERVISED)
+        raise ValueError(f"it has one output, and deep_supervision needs several: {known} have them")
+    if network in (BasicUNetPlusPlus, MedNeXt):
+        return {"deep_supervision": True}
+    given = args["strides"] if network is DynUNet else args.get("blocks_down", _BLOCKS_DOWN)
+    levels = len(given) - 1
+    if levels < 2:
+        return {}
+    heads = max(2, levels - 1)
+    if network is SegResNetDS:
+        return {"dsdepth": heads}
+    return {"deep_supervision": True, "deep_supr_num": heads - 1}
 
 
 def network_heads(net: nn.Module, output: Any) -> list[Tensor]:

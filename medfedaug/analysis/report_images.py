@@ -6,7 +6,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases,
 from medfedaug.analysis.features import feature_picture, site_features
 from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_intensities
 from medfedaug.config.plan import Plan
+from medfedaug.config.run import BY_PLAN
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.datasets.registry import (
     BENCHMARKS,
@@ -117,7 +118,10 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
     shown = next((run for run in runs if run.input.normalised_by), runs[0])
     runs = [shown, *(run for run in runs if run is not shown)]
     intensity = "raw" if shown.input.scaling == "none" else "scale"
-    prepared = Preparation(Plan.from_dict(shown.config.get("plan", {})), shown.config.get("image_size"))
+    plan = Plan.from_dict(shown.config.get("plan", {}))
+    if shown.input.normalised_by != BY_PLAN:
+        plan = replace(plan, normalisation=None, ct_intensities=None)
+    prepared = Preparation(plan, shown.config.get("image_size"))
     unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
     statistics = _statistics(runs, folders, intensity, prepared)
     samples = {}

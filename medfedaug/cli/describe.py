@@ -214,7 +214,7 @@ def _sizes(name: str) -> dict[str, str]:
     return facts
 
 
-def _empty(name: str, **sizes: int) -> nn.Module:
+def _empty(name: str, **sizes: Any) -> nn.Module:
     """A network without weights: AlexNet's in 3D take a gigabyte, and seconds to draw."""
     try:
         with torch.device("meta"):

@@ -33,6 +33,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "float | None": ((int, float, type(None)), "a number or null"),
     "dict[str, Any]": ((dict,), "a JSON object"),
+    "tuple[str, ...] | None": ((tuple, type(None)), "a list of texts or null"),
     "tuple[int, ...] | None": ((tuple, type(None)), "a list of whole numbers or null"),
     "tuple[float, ...] | None": ((tuple, type(None)), "a list of numbers or null"),
 }

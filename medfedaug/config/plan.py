@@ -11,9 +11,18 @@ from typing import Any
 from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import check_version, parse_json, write_versioned
-from medfedaug.utils.validation import check_keys
+from medfedaug.utils.validation import check_choice, check_keys
 
-__all__ = ["PLANNED", "PLAN_FIELDS", "PLAN_MEMORY", "Plan", "load_plan", "planning_settings", "save_plan"]
+__all__ = [
+    "NORMALISATIONS",
+    "PLANNED",
+    "PLAN_FIELDS",
+    "PLAN_MEMORY",
+    "Plan",
+    "load_plan",
+    "planning_settings",
+    "save_plan",
+]
 
 PLANNED = ("plan", "batch_size", "network_args")
 """Settings of a run that planning decides over."""
@@ -22,6 +31,10 @@ PLANNED = ("plan", "batch_size", "network_args")
 PLAN_MEMORY = 8.0
 """GiB that a training step may take where a plan is made and nothing else is said."""
 
+NORMALISATIONS = ("none", "z_score", "ct")
+"""Normalisations of a channel by its modality."""
+
+_CT_NUMBERS = ("low", "high", "mean", "deviation")
 _KIND, _VERSION = "plan", 1
 _AXES = ({"R", "L"}, {"A", "P"}, {"S", "I"})
 _LARGEST_PATCH = 4096
@@ -80,8 +93,29 @@ class Plan:
         0.5, "Overlap of neighbouring windows in evaluation, as a share of their size.", at_least=0
     )
 
+    normalisation: tuple[str, ...] | None = setting(
+        None,
+        "Normalisation of each channel, in the place of --intensity: z_score, by the mean and deviation of "
+        "the image itself; ct, clipped to two intensities and normalised by a mean and a deviation that are "
+        "the same for all images (ct_intensities); or none, as stored. One word counts for all channels. By "
+        "default, and with none for all channels, --intensity says what is done.",
+    )
+    ct_intensities: tuple[float, ...] | None = setting(
+        None,
+        "Four numbers for each channel with normalisation ct: the lowest and the highest intensity, to which "
+        "it is clipped, then mean and deviation. A plan that is made takes those of the federation's "
+        "foreground.",
+    )
+    deep_supervision: bool = setting(
+        False,
+        "Give the network heads at several levels of its decoder, of which each weighs half of the finer one "
+        "in the loss. Networks that have them are basicunetplusplus, dynunet, mednext and segresnetds.",
+    )
+
     def __post_init__(self) -> None:
-        for name, kind in (("spacing", float), ("patch_size", int)):
+        if isinstance(self.normalisation, list):
+            object.__setattr__(self, "normalisation", tuple(self.normalisation))
+        for name, kind in (("spacing", float), ("patch_size", int), ("ct_intensities", float)):
             value = getattr(self, name)
             if isinstance(value, list | tuple):
                 object.__setattr__(self, name, tuple(_number(name, kind, v) for v in value))
@@ -107,10 +141,31 @@ class Plan:
                 f"patch_size must be {self.spatial_dims} numbers of voxels, from 1 to {_LARGEST_PATCH}, with "
                 f"spatial_dims {self.spatial_dims}; got {list(self.patch_size)}"
             )
+        self._check_normalisation()
         if not self.foreground <= 1:
             raise ConfigError(f"foreground is a share of the patches, got {self.foreground}")
         if not self.overlap < 1:
             raise ConfigError(f"overlap is a share of the window below 1, got {self.overlap}")
+
+    def _check_normalisation(self) -> None:
+        words = self.normalisation or ()
+        for word in words:
+            check_choice("normalisation", word, NORMALISATIONS)
+        numbers, wanted = self.ct_intensities or (), 4 * words.count("ct")
+        if len(numbers) != wanted:
+            told = f"{len(numbers)} numbers, and normalisation {','.join(words) or 'null'} needs {wanted}"
+            raise ConfigError(f"ct_intensities has {told}: {', '.join(_CT_NUMBERS)} of each channel with ct")
+        for low, high, _, deviation in zip(*(numbers[k::4] for k in range(4)), strict=True):
+            if not (low < high and deviation > 0):
+                raise ConfigError(
+                    f"ct_intensities must be {', '.join(_CT_NUMBERS)}, with low below high and a positive "
+                    f"deviation, got {list(numbers)}"
+                )
+
+    @property
+    def normalises(self) -> bool:
+        """Return whether a channel is normalised by its modality; images are read as stored then."""
+        return any(word != "none" for word in self.normalisation or ())
 
     @property
     def moves_voxels(self) -> bool:

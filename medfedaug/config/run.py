@@ -20,6 +20,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils.validation import check_choice, check_keys
 
 __all__ = [
+    "BY_PLAN",
     "MAX_SHARE",
     "SCALING",
     "TASK_DEFAULTS",
@@ -41,6 +42,9 @@ USUAL_AUGMENTATION = {"segmentation": "full", "classification": "none"}
 """``RunConfig.augmentation`` of a run on the sites' own data, where none is given, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
 """Meaning of ``"scale"`` by task: every volume by its own range, or all images by one number."""
+
+BY_PLAN = "the plan"
+"""``input.normalised_by`` in ``results.json`` of a run whose plan normalises the images."""
 
 MAX_SHARE = 0.45
 """The default of ``max_share``: with three or more sites no one of them is near a half of the average."""
@@ -331,6 +335,12 @@ class RunConfig:
             )
         if self.task != "segmentation" and plan != Plan():
             raise ConfigError("a plan is for volumes: photographs to classify have --image-size alone")
+        words = len(plan.normalisation or ())
+        if words not in (0, 1, self.in_channels):
+            raise ConfigError(
+                f"normalisation has {words} words, and images have {self.in_channels} channels: give one "
+                "word for each, or one for all"
+            )
         if self.image_size is not None and (plan.spatial_dims == 3 or plan.spacing is not None):
             raise ConfigError("image_size resizes slices; with volumes, or with a spacing, leave it out")
 
@@ -355,9 +365,21 @@ class RunConfig:
         Args:
             normalised: whether a method normalises the input.
         """
+        if self.prepared_plan(normalised=normalised).normalises:
+            return "raw"
         if self.intensity == "by_method":
             return "raw" if normalised else "scale"
         return self.intensity
+
+    def prepared_plan(self, *, normalised: bool) -> Plan:
+        """The plan by which images are prepared: a method's normalisation takes the place of the plan's.
+
+        Args:
+            normalised: whether a method normalises the input.
+        """
+        if normalised and self.plan.normalises:
+            return dataclasses.replace(self.plan, normalisation=None, ct_intensities=None)
+        return self.plan
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as plain JSON types."""

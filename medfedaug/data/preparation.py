@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.plan import Plan
+from medfedaug.data.normalisation import ModalityNormalisation
 from medfedaug.data.resizing import resize_in_plane
 from medfedaug.functional import foreground_voxels, histogram_landmarks
 from medfedaug.statistics import image_moments
@@ -54,6 +55,10 @@ class Placement:
     high: tuple[int, ...]
     size: tuple[int, ...]
 
+    def cut(self, volume: Tensor) -> Tensor:
+        """The stored volume, (C, X, Y, Z), with its axes turned, in the box that is kept."""
+        return self.turned(volume)[self._box]
+
     def turned(self, volume: Tensor) -> Tensor:
         """The stored volume, (C, X, Y, Z), with its axes turned."""
         turned = volume.permute(0, *(axis + 1 for axis in self.axes))
@@ -61,7 +66,11 @@ class Placement:
 
     def forward(self, volume: Tensor, *, label: bool = False) -> Tensor:
         """A volume from the file's grid, (C, X, Y, Z), on the plan's; a label map keeps its dtype."""
-        return _resampled(self.turned(volume)[self._box], self.size, label)
+        return self.resampled(self.cut(volume), label=label)
+
+    def resampled(self, cut: Tensor, *, label: bool = False) -> Tensor:
+        """What `cut` gives, with the voxels of the plan's grid."""
+        return _resampled(cut, self.size, label)
 
     def resized_back(self, volume: Tensor) -> Tensor:
         """A volume from the plan's grid with the voxels of the file's, in the box that is kept."""
@@ -96,9 +105,9 @@ class Placement:
 class Preparation:
     """Preparation of images after the scaling of their intensities: plan and image size.
 
-    Turned to the plan's orientation, cut to the foreground, resampled to the plan's spacing, resized in plane
-    to ``image_size``. Resampling keeps the edges of the volume where they are: n voxels of e mm become
-    round(n·e/s), at least one, of about s mm.
+    Turned to the plan's orientation, cut to the foreground, normalised by modality, resampled to the plan's
+    spacing, resized in plane to ``image_size``. Resampling keeps the edges of the volume where they are: n
+    voxels of e mm become round(n·e/s), at least one, of about s mm.
 
     Args:
         plan: the run's.
@@ -152,9 +161,17 @@ class Preparation:
                 )
         return Placement(axes, flips, stored, low, high, size)
 
+    def on_grid(self, image: Tensor, placement: Placement | None) -> Tensor:
+        """The image on the plan's grid, normalised where the plan says so, before it is resized in plane."""
+        if self.plan.normalises:
+            normalise = ModalityNormalisation(self.plan, len(image))
+            image = normalise(placement.cut(image) if placement else image)
+            return placement.resampled(image) if placement else image
+        return placement.forward(image) if placement else image
+
     def image(self, image: Tensor, placement: Placement | None) -> Tensor:
         """The image as the network's task sees it, (C, *spatial)."""
-        return resize_in_plane(placement.forward(image) if placement else image, self.image_size)
+        return resize_in_plane(self.on_grid(image, placement), self.image_size)
 
     def label(self, label: Tensor, placement: Placement | None) -> Tensor:
         """The label map on the same grid, (1, *spatial)."""
@@ -198,6 +215,8 @@ class Preparation:
     def __repr__(self) -> str:
         """What decides over the result, for names of what is kept."""
         plan, more = self.plan, f", {LANDMARKS}" if self.landmarks else ""
+        if plan.normalises:
+            more = f", {plan.normalisation}, {plan.ct_intensities}{more}"
         return f"({plan.orientation}, {plan.spacing}, {plan.crop}, {self.image_size}{more})"
 
 

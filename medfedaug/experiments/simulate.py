@@ -14,7 +14,7 @@ import torch
 
 from medfedaug.config.bundle_reference import allow
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import Execution, RunConfig, asked_settings, task_defaults
+from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.storage import Storage
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import is_own_data
@@ -136,6 +136,13 @@ class _Simulation:
     def tell(self, **event: Any) -> None:
         if self.run.on_event is not None:
             self.run.on_event(event)
+
+    @property
+    def input_scale(self) -> str:
+        """What images are brought to, for `UnevenScales.sentence`."""
+        words = set(self.run.config.plan.normalisation or ())
+        by_plan = self.composition.input["normalised_by"] == BY_PLAN
+        return "z_score" if by_plan and words == {"z_score"} else self.composition.intensity
 
     @property
     def state(self) -> Path:
@@ -362,7 +369,7 @@ def _begin(simulation: _Simulation) -> _Simulation:
     published = is_federation(run.data_dir) and read_federation(run.data_dir)[0] != OWN_DATA
     found = {} if published or run.config.bundle else uneven_sites(run.sites)
     for site, scales in found.items():
-        simulation.tell(event="uneven", site=site, reason=scales.sentence(simulation.composition.intensity))
+        simulation.tell(event="uneven", site=site, reason=scales.sentence(simulation.input_scale))
     return replace(
         simulation,
         run=replace(run, resume=resume),
@@ -407,6 +414,7 @@ def _finish(simulation: _Simulation, work: Path, results: dict[str, Any]) -> dic
             if site.name in results["sites"]
         }
         intensity = {"none": "raw", "bundle": "bundle"}.get(results["input"]["scaling"], "scale")
+        intensity = "normalised" if done.plan.normalises else intensity
         save_statistics(work / STATISTICS, statistics, intensity)
     results[HASHES] = file_hashes(work)
     write_json(work / RESULTS, results)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from medfedaug.config.run import MAX_SHARE, RunConfig, derive_seed
+from medfedaug.config.run import BY_PLAN, MAX_SHARE, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, warn
 from medfedaug.federation.messages import shared_keys
 from medfedaug.federation.run_definition import define, scaling
@@ -85,11 +85,16 @@ class Composition:
         """Whether a method normalises with statistics of the site's images."""
         self.statistics_over = over[0] if over else "image"
         self.intensity = config.input_intensity(normalised=self.normalises_input)
+        by = [method.name for method in normalising]
+        if config.plan.normalises:
+            if by:
+                warn(f"{by[0]} normalises the images; the plan's normalisation is not used")
+            by.append(BY_PLAN)
         self.input = {
             "scaling": scaling(config, self.intensity),
-            "normalised_by": normalising[0].name if normalising else None,
+            "normalised_by": by[0] if by else None,
         }
-        """The network's input: how images are scaled, and the method that normalises them."""
+        """The network's input: how images are scaled, and the method, or the plan, that normalises them."""
         names = first_names(network)
         kept = frozenset[str]().union(*(method.local_entries(network) for method in self.methods))
         self.kept_keys = frozenset(names[key] for key in kept)

@@ -151,5 +151,6 @@ def network_arguments(config: RunConfig) -> dict[str, Any]:
         "in_channels": config.in_channels,
         "out_channels": config.num_classes,
         "image_size": config.plan.patch_size or config.image_size,
+        "supervised": config.plan.deep_supervision,
         **args,
     }

@@ -263,7 +263,11 @@ def _megabytes(config: RunConfig, most: float) -> float:
                 config.network,
                 in_channels=config.in_channels,
                 out_channels=config.num_classes,
-                **{"image_size": config.plan.patch_size or config.image_size, **args},
+                **{
+                    "image_size": config.plan.patch_size or config.image_size,
+                    "supervised": config.plan.deep_supervision,
+                    **args,
+                },
             )
 
     try:

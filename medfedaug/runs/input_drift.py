@@ -56,7 +56,8 @@ class Familiar:
         ]
         edges = [levels for one in runs for levels in one.record.get(SPACING, {}).values()]
         means, stds = [pair.mean for pair in pairs], [pair.std for pair in pairs]
-        if not pairs and run.composition.intensity == "raw":  # which is what fingerprints tell of
+        as_stored = run.composition.intensity == "raw" and not run.config.plan.normalises
+        if not pairs and as_stored:  # which is what fingerprints tell of
             found = [torch.tensor(entry["intensity"], dtype=torch.float64) for entry in prints]
             means, stds, over = [f[:, 0] for f in found], [f[:, 1] for f in found], "image"
         none = torch.zeros(0, channels, dtype=torch.float64)

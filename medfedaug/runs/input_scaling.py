@@ -32,7 +32,7 @@ class Input:
         scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its own range;
             ``"fixed"``: all divided by 255, those of 16 bits by 65535; ``"bundle"``: as a Bundle's own
             transforms give them.
-        normalised_by: the method that normalises the scaled images; ``None`` if there is none.
+        normalised_by: the method, or "the plan", that normalises the scaled images; ``None`` if nothing does.
         uneven: the sites whose volumes have very different scales, and what was found there.
     """
 

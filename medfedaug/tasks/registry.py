@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from medfedaug.config.run import RunConfig
 from medfedaug.metrics.registry import metric_names
 from medfedaug.tasks.base import Task
@@ -21,10 +23,11 @@ def make_task(config: RunConfig, *, normalised: bool) -> Task:
 
     Args:
         config: the run.
-        normalised: whether a method normalises the input, which matters with ``"by_method"`` alone
-            (`medfedaug.config.run.RunConfig.input_intensity`).
+        normalised: whether a method normalises the input (`medfedaug.config.run.RunConfig.input_intensity`,
+            `medfedaug.config.run.RunConfig.prepared_plan`).
     """
     intensity = config.input_intensity(normalised=normalised)
+    config = dataclasses.replace(config, plan=config.prepared_plan(normalised=normalised))
     task = _TASKS[config.task].from_config(config, intensity)
     task.augments = config.augmentation
     task.metrics = metric_names(config.task, config.metrics)

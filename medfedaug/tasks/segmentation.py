@@ -187,7 +187,7 @@ class SegmentationTask(Task):
         else:
             image, label = site.load_image(case, self.intensity), torch.empty(0)
             placement = self._placement(site, case, image)
-        image = placement.forward(image) if placement else image
+        image = self.preparation.on_grid(image, placement)
         return EvaluationCase(case.name, image, label, site.affine(case), placement, case.owner)
 
     def collate(self, samples: list[Sample]) -> Sample:

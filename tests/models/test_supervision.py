@@ -2,18 +2,23 @@
 
 import pytest
 import torch
+from asked_plans import asked, prints_of
 from monai.losses import DiceCELoss
 from monai.networks.nets import DynUNet, MedNeXt
+from running import TINY_NETWORK
 from small_networks import SEGMENTING, build_small
 from torch import nn
 
+from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import run_in_process
+from medfedaug.federation.planning.planner import make_plan
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
-from medfedaug.models import find_head
+from medfedaug.models import build_network, find_head
+from medfedaug.models.networks import supervises
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision, head_weights, network_heads
 
@@ -75,6 +80,42 @@ def test_the_loss_is_the_weighted_sum_over_the_heads(name, spatial_dims):
 def test_weights_are_halved_per_level_and_add_up_to_one():
     assert head_weights(1) == [1.0]
     assert head_weights(3) == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_plan_gives_a_network_its_heads(name):
+    """As many as asked for by hand: nnU-Net's, whose coarsest level has no weight."""
+    shared = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
+    net = build_network(name, supervised=True, **shared, **SEGMENTING[name]).train()
+    heads = network_heads(net, net(torch.rand(2, 1, 32, 32)))
+    assert len(heads) == {"dynunet": 3, "basicunetplusplus": 4, "segresnetds": 2, "mednext": 3}[name]
+    assert supervises(name)
+    config = RunConfig(network=name, network_args=SEGMENTING[name], plan=Plan(deep_supervision=True))
+    assert set(Composition(config).network.state_dict()) == set(net.state_dict())
+
+
+def test_arguments_of_the_network_come_before_the_plan():
+    plan, args = Plan(deep_supervision=True), {**SEGMENTING["dynunet"], "deep_supervision": False}
+    net = Composition(RunConfig(network="dynunet", network_args=args, plan=plan)).network
+    assert len(network_heads(net, net.train()(torch.rand(2, 1, 32, 32)))) == 1
+    with pytest.raises(ConfigError, match=r"network basicunet: it has one output.*dynunet.* have them"):
+        Composition(RunConfig(plan=plan))
+    assert not supervises("basicunet")
+
+
+def test_a_plan_that_is_made_supervises_networks_that_have_heads():
+    def made(**changes):
+        found = make_plan(prints_of(A=((32, 32, 32), (1.0, 1.0, 1.0), 12)), asked(memory=0.5, **changes))
+        return found.changes["plan"].deep_supervision, dict(found.reasons)
+
+    small = {"network": "dynunet", "network_args": {"filters": [4, 4, 8, 8, 8]}}
+    yes, reasons = made(**small)
+    assert yes
+    assert reasons["deep_supervision yes"] == "dynunet has several heads"
+    no, reasons = made(**small, given=["deep_supervision"], plan=Plan())
+    assert not no
+    assert reasons["deep_supervision no"] == "given"
+    assert not made(network_args=TINY_NETWORK)[0]
 
 
 def test_one_head_is_left_alone_and_anything_else_is_refused():

@@ -15,6 +15,7 @@ def prints_of(**sites):
             "spacing": torch.tensor([spacing] * 3, dtype=torch.float32),
             "foreground": torch.tensor([0.01]),
             "intensity": torch.tensor([[100.0, 20.0]]),
+            "ct": torch.tensor([[-100.0, 300.0, 80.0, 40.0]]),
             "cases": torch.tensor([float(cases)]),
         }
         for name, (size, spacing, cases) in sites.items()

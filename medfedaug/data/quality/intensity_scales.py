@@ -51,11 +51,14 @@ class UnevenScales:
         """The finding and the remedy in one line.
 
         Args:
-            intensity: ``"scale"`` where each volume is scaled already, ``"raw"`` where none is.
+            intensity: ``"scale"`` where each volume is scaled already, ``"z_score"`` where a plan normalises
+                each by itself, ``"raw"`` where neither is.
         """
         found = f"{self.site}: its volumes lie on wildly different scales of intensity ({self})"
         if intensity == "scale":
             return f"{found}; --intensity scale, as here, brings each to [0, 1]."
+        if intensity == "z_score":
+            return f"{found}; the plan's normalisation brings each to mean 0 and deviation 1."
         return f"{found}. Statistics of them all fit none of them: use --intensity scale."
 
 

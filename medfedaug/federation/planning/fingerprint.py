@@ -28,6 +28,7 @@ __all__ = [
     "edges_in_ras",
     "fingerprint",
     "fingerprint_shapes",
+    "is_ct",
     "site_spacing",
 ]
 
@@ -42,7 +43,21 @@ QUANTILES = (0.1, 0.5, 0.9)
 _LEVELS, _AXES = ("low", "median", "high"), ("x", "y", "z")
 _DIGITS = 2  # of the edges that leave in every job: enough to notice another protocol, and not one image
 _LOOKED_AT = 50  # cases of a site, evenly from its list
+_CT = "ct"
+_CT_QUANTILES = (0.005, 0.995)
+_VOXELS = 10_000  # of the foreground of a case, evenly spread over it, for these
+_LARGEST_INTENSITY = 1e6
 _LARGEST_SIZE, _SMALLEST_EDGE, _LARGEST_EDGE = 1e5, 1e-3, 1e3
+
+
+def is_ct(channel: str) -> bool:
+    """Return whether a channel's name says that it is a computed tomogram, whose units compare.
+
+    Example:
+        >>> is_ct("CT"), is_ct("CTA"), is_ct("T1")
+        (True, False, False)
+    """
+    return channel.casefold() == _CT
 
 
 def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _LOOKED_AT) -> Payload:
@@ -58,6 +73,8 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _L
         ``spacing`` (3, 3): the same of the edges of a voxel in mm, 0 where some file does not say;
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background;
         ``intensity`` (C, 2): mean and deviation of each channel as stored, averaged over the cases;
+        ``ct`` (C, 4): of the foreground's voxels of all cases together, in each channel that is named CT, the
+        0.5 % and 99.5 % quantiles, mean and deviation; 0 for other channels, and where nothing is foreground;
         ``cases`` (1,): how many cases the site trains with.
 
     Raises:
@@ -66,7 +83,8 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _L
     if not isinstance(site, VolumeFolder):
         raise DataError("has no volumes, for which a plan could be made", site=site.name, path=site.path)
     rows = [_case(site, case, len(classes)) for case in spread(site.cases["training"], limit)]
-    sizes, edges, shares, intensities = (torch.stack(column) for column in zip(*rows, strict=True))
+    *columns, inside = zip(*rows, strict=True)
+    sizes, edges, shares, intensities = map(torch.stack, columns)
     if bool((edges == 0).any()):
         edges = torch.zeros_like(edges)
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
@@ -75,6 +93,7 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _L
         "spacing": edges.quantile(levels, dim=0, interpolation="nearest").float(),
         "foreground": shares.mean(dim=0).float(),
         "intensity": intensities.mean(dim=0).float(),
+        "ct": _of_foreground(site, torch.cat(inside, dim=1)).float(),
         "cases": torch.tensor([float(len(site.cases["training"]))]),
     }
 
@@ -87,6 +106,7 @@ def fingerprint_shapes(num_classes: int, channels: int) -> Shapes:
         "spacing": quantiles,
         "foreground": (num_classes - 1,),
         "intensity": (channels, 2),
+        "ct": (channels, len(_CT_QUANTILES) + 2),
         "cases": (1,),
     }
 
@@ -105,6 +125,11 @@ def check_fingerprint(site: str, payload: Payload) -> None:
     for key, (low, high) in ranges.items():
         if bool(((payload[key] < low) | (payload[key] > high)).any()):
             raise UpdateRefused(site, f"{PLAN}/{key}", expected=f"{low:g} to {high:g}", got="another number")
+    ct = payload["ct"]  # metal may bring mean and deviation beyond the quantiles
+    sound = (ct[:, 0] <= ct[:, 1]) & (ct[:, 3] >= 0)
+    if not bool(sound.all() and (ct.abs() <= _LARGEST_INTENSITY).all()):
+        wanted = f"ordered quantiles and a deviation, at most {_LARGEST_INTENSITY:g}"
+        raise UpdateRefused(site, f"{PLAN}/ct", expected=wanted, got="other numbers")
     edges = payload["spacing"]
     known = (edges >= _SMALLEST_EDGE) & (edges <= _LARGEST_EDGE)
     if not bool(known.all() or (edges == 0).all()):
@@ -208,7 +233,18 @@ def edges_in_ras(affine: Any) -> np.ndarray:
     return turned
 
 
-def _case(site: VolumeFolder, case: Case, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _of_foreground(site: VolumeFolder, inside: Tensor) -> Tensor:
+    """Quantiles, mean and deviation of the foreground's voxels, (C, n), in the channels that are named CT."""
+    found = torch.zeros(len(inside), len(_CT_QUANTILES) + 2, dtype=torch.float64)
+    for index, name in enumerate(site.federation_channels or site.channel_names):
+        if is_ct(name) and inside.shape[1]:
+            values = inside[index]
+            levels = torch.tensor(_CT_QUANTILES, dtype=torch.float64)
+            found[index] = torch.stack([*values.quantile(levels), values.mean(), values.std(correction=0)])
+    return found
+
+
+def _case(site: VolumeFolder, case: Case, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     image, label = site.load_case(case)
     affine = site.affine(case)
     edges = torch.zeros(3, dtype=torch.float64)
@@ -220,4 +256,7 @@ def _case(site: VolumeFolder, case: Case, classes: int) -> tuple[Tensor, Tensor,
     counts = torch.bincount(label.flatten().long(), minlength=classes)[1:classes].double()
     values: Any = image.flatten(1).double()
     moments = torch.stack([values.mean(dim=1), values.std(dim=1, correction=0)], dim=1)
-    return torch.tensor(image.shape[1:], dtype=torch.float64), edges, counts / label.numel(), moments
+    inside = values[:, (label.flatten() > 0).nonzero().flatten()]
+    some = inside[:, :: max(1, -(-inside.shape[1] // _VOXELS))]
+    size = torch.tensor(image.shape[1:], dtype=torch.float64)
+    return size, edges, counts / label.numel(), moments, some

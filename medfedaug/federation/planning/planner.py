@@ -13,7 +13,8 @@ What differs:
   backward pass are counted for the patch itself.
 - Networks stay as they are asked for. A patch is a multiple of what the network needs along each axis; of
   `unet` and `dynunet`, whose depth is an argument, strides follow from the patch.
-- There is no cascade, and intensities are those of ``--intensity``.
+- There is no cascade. Intensities are clipped to the weighted medians of the sites' own quantiles, where
+  nnU-Net has quantiles of all cases' voxels; where channels have no names, they are those of ``--intensity``.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ import torch
 from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line
+from medfedaug.federation.planning.fingerprint import is_ct
 from medfedaug.functional.weighted_mean import capped_weights
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
+from medfedaug.models.networks import supervises
 from medfedaug.models.sizes import size_multiple
 
 __all__ = ["Planned", "make_plan", "training_bytes"]
@@ -46,6 +49,7 @@ _USUAL_MULTIPLE = 16
 _SMALLEST_FEATURE_MAP = 4
 _MOST_POOLINGS = 5
 _FIRST_WIDTH, _MOST_CHANNELS = 32, 320
+_BY_CHANNEL = ("normalisation", "ct_intensities")
 
 _built: dict[str, torch.nn.Module] = {}  # the last one: most patches that are tried are for one network
 
@@ -114,7 +118,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     def settle(name: str, value: Any, why: str) -> Any:
         if name in given:
             value, why = getattr(config.plan, name), "given"
-        shown = "none" if value is None else _by(value) if isinstance(value, tuple) else str(value)
+        shown = _shown(value, joined=", " if name in _BY_CHANNEL else " x ")
         reasons.append((f"{name} {shown}", why))
         return value
 
@@ -138,6 +142,16 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     if located:
         spacing, why = _spacing(prints, cases, edges)
     spacing = settle("spacing", spacing, why)
+    words, numbers, why = _normalisation(prints, cases, config, located=located)
+    normalisation = settle("normalisation", words, why)
+    if normalisation != words:
+        numbers = config.plan.ct_intensities
+    elif numbers:
+        numbers = settle("ct_intensities", numbers, "the sites' weighted medians of their foreground's own")
+    supervised = supervises(config.network)
+    has = "several heads" if supervised else "one output"
+    supervised = settle("deep_supervision", supervised, f"{config.network} has {has}")
+    config = replace(config, plan=replace(config.plan, deep_supervision=supervised))
     volume = size if spacing is None or not located else size * edges / torch.tensor(spacing)
 
     goal = [max(1, round(float(n))) for n in volume[:dims]]
@@ -184,6 +198,8 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         spatial_dims=dims,
         orientation=orientation,
         spacing=spacing,
+        normalisation=normalisation,
+        ct_intensities=numbers,
         patch_size=patch,
         patches_per_volume=per_volume,
     )
@@ -192,6 +208,33 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         changes["network_args"] = args
         reasons.append((f"network_args {args}", "the depth follows from the patch"))
     return Planned(changes, reasons)
+
+
+def _normalisation(
+    prints: Sequence[Payload], cases: list[float], config: RunConfig, *, located: bool
+) -> tuple[tuple[str, ...] | None, tuple[float, ...] | None, str]:
+    """The normalisation of each channel by its name, the numbers that ``ct`` needs, and why."""
+    names = config.channel_names
+    if config.intensity != RunConfig().intensity:
+        return None, None, f"--intensity {config.intensity} is asked for"
+    if not names:
+        return None, None, "channels have no names: channel_names in dataset.json would say the modality"
+    if not located:
+        return None, None, "some images do not say how large their voxels are, as photographs"
+    words, numbers, lacking = [], [], []
+    for index, name in enumerate(names):
+        rows = [(found["ct"][index], number) for found, number in zip(prints, cases, strict=True)]
+        known = [(row, number) for row, number in rows if row[0] < row[1] and row[3] > 0]
+        if is_ct(name) and known:
+            words.append("ct")
+            found = _median(*map(list, zip(*known, strict=True)))
+            numbers += [round(float(value), 4) for value in found]
+        else:
+            words.append("z_score")
+            lacking += [name] if is_ct(name) else []
+    why = "; ".join(f"{name}: {word}" for name, word in zip(names, words, strict=True))
+    why += f"; no site's foreground has more than one intensity in {', '.join(lacking)}" if lacking else ""
+    return tuple(words), tuple(numbers) or None, why
 
 
 def _orientation(dims: int, size: torch.Tensor, edges: torch.Tensor) -> tuple[str, str]:
@@ -267,7 +310,8 @@ def _bytes(config: RunConfig, args: dict[str, Any], dims: int, patch: tuple[int,
 
 
 def _network(config: RunConfig, args: dict[str, Any], dims: int, patch: Sequence[int]) -> torch.nn.Module:
-    key = json.dumps([config.network, config.in_channels, config.num_classes, dims, args], sort_keys=True)
+    network = [config.network, config.plan.deep_supervision, config.in_channels, config.num_classes]
+    key = json.dumps([network, dims, args], sort_keys=True)
     if key in _built:
         return _built[key]
     _built.clear()
@@ -287,7 +331,7 @@ def _build(config: RunConfig, args: dict[str, Any], dims: int, **more: Any) -> t
                 config.network,
                 in_channels=config.in_channels,
                 out_channels=config.num_classes,
-                **{**args, **more, "spatial_dims": dims},
+                **{"supervised": config.plan.deep_supervision, **args, **more, "spatial_dims": dims},
             )
     except Exception as error:  # each network checks its arguments in its own way
         raise ConfigError(f"network {config.network}: {first_line(error)}") from error
@@ -360,3 +404,11 @@ def _median(values: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
 
 def _by(values: Any) -> str:
     return " x ".join(f"{float(value):.4g}" for value in values)
+
+
+def _shown(value: Any, joined: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, tuple):
+        return "none" if value is None else str(value)
+    return joined.join(entry if isinstance(entry, str) else f"{float(entry):.4g}" for entry in value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from medfedaug.data.io.label_maps import label_bits
+from medfedaug.data.normalisation import ModalityNormalisation
 from medfedaug.tasks.segmentation import SegmentationTask
 
 __all__ = ["Pair", "inference_config"]
@@ -13,6 +15,7 @@ __all__ = ["Pair", "inference_config"]
 Pair = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel."""
 
+_LARGEST = 3e38  # JSON has no infinity
 _IMAGE, _PREDICTION = "image", "pred"
 _DARKEST = "x.flatten(1).amin(dim=1)[:, None, None, None]"
 
@@ -65,7 +68,7 @@ def inference_config(
     config["preprocessing"] = _compose(
         [
             *_loaded(task, channels, photographs),
-            *_placed(task),
+            *_placed(task, channels),
             *_resized(task),
             *_normalised(pair),
             *_padded(task),
@@ -160,8 +163,8 @@ def _loaded(task: SegmentationTask, channels: int, photographs: bool) -> list[di
     return [*load, _transform("Lambdad", func="$lambda x: x[..., None]")]
 
 
-def _placed(task: SegmentationTask) -> list[dict[str, Any]]:
-    """As `medfedaug.data.preparation.Placement.forward` does."""
+def _placed(task: SegmentationTask, channels: int) -> list[dict[str, Any]]:
+    """As `medfedaug.data.preparation.Preparation.on_grid` does."""
     plan, found = task.plan, []
     if plan.orientation is not None:
         found.append(_transform("Orientationd", axcodes=plan.orientation))
@@ -169,6 +172,8 @@ def _placed(task: SegmentationTask) -> list[dict[str, Any]]:
         # Of an image without any foreground all is kept.
         inside = f"$lambda x: (x > {_DARKEST}) | ~(x > {_DARKEST}).any()"
         found.append(_transform("CropForegroundd", source_key=_IMAGE, select_fn=inside))
+    if plan.normalises:
+        found += _by_modality(ModalityNormalisation(plan, channels))
     if plan.spacing is not None:
         found.append(
             _both_ways(
@@ -177,6 +182,20 @@ def _placed(task: SegmentationTask) -> list[dict[str, Any]]:
             )
         )
     return found
+
+
+def _by_modality(normalisation: ModalityNormalisation) -> list[dict[str, Any]]:
+    """As `ModalityNormalisation` does, but for channels that a site does not have."""
+    found = []
+    if normalisation.clips:
+        low, high = (
+            [value if math.isfinite(value) else math.copysign(_LARGEST, value) for value in values]
+            for values in (normalisation.low, normalisation.high)
+        )
+        clamp = f"torch.clamp(x, *(torch.tensor(v)[:, None, None, None] for v in ({low}, {high})))"
+        found.append(_both_ways(clamp, "x"))
+    pair = {"subtrahend": normalisation.mean, "divisor": normalisation.deviation}
+    return [*found, _transform("NormalizeIntensityd", channel_wise=True, **pair)]
 
 
 def _normalised(pair: Pair | None) -> list[dict[str, Any]]:

@@ -75,6 +75,19 @@ RUNS = {
         "fedrdn,fedfd",
         {"plan": Plan(spatial_dims=3, orientation="RAS", patch_size=(16, 16, 16), overlap=0.25)},
     ),
+    "tomograms": (
+        "fedavg",
+        {
+            "plan": Plan(
+                spatial_dims=3,
+                spacing=(8, 9, 14),
+                crop="foreground",
+                normalisation=("ct",),
+                ct_intensities=(40.0, 150.0, 90.0, 35.0),
+            )
+        },
+    ),
+    "by_themselves": ("fedavg", {"plan": Plan(orientation="RAS", normalisation=("z_score",))}),
 }
 
 
@@ -306,6 +319,14 @@ def untrained(runs, tmp_path):
         ({"network": "segresnet", "network_args": {"init_filters": 8}}, "GroupNorm"),
         ({"network": "monai.networks.nets.HighResNet", "network_args": {}}, "HighResBlock"),
         ({"precision": "bfloat16"}, "BatchNorm2d"),
+        (
+            {
+                "network": "dynunet",
+                "network_args": {"filters": [4, 4, 8, 8, 8]},
+                "plan": {"deep_supervision": True},
+            },
+            "UnetOutBlock",
+        ),
     ],
 )
 def test_networks_are_monais_own_to_the_last_bit(untrained, changes, layer):
