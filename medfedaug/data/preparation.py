@@ -69,7 +69,7 @@ class Placement:
         return self.resampled(self.cut(volume), label=label)
 
     def resampled(self, cut: Tensor, *, label: bool = False) -> Tensor:
-        """What `cut` gives, with the voxels of the plan's grid."""
+        """The volume that `cut` gives, with the voxels of the plan's grid."""
         return _resampled(cut, self.size, label)
 
     def resized_back(self, volume: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def test_the_commands_run(run, kits, monkeypatch):
 def test_every_field_is_in_the_table_with_its_default():
     for entry in dataclasses.fields(Plan):
         default = getattr(Plan(), entry.name)
-        shown = "null" if default is None else str(default)
+        shown = default if isinstance(default, str) else json.dumps(default)
         assert f"| `{entry.name}` | {shown} |" in PAGE
     (example,) = blocks("json")
     assert set(Plan.from_dict(json.loads(example)).to_dict()) == set(json.loads(example))
