@@ -116,7 +116,9 @@ def import_(
     own = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
         named = cache or (Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None)
-        removed = withdraw_patients(read_studies(withdraw), out, own, [named] if named else [])
+        removed = withdraw_patients(
+            read_studies(withdraw), out, own, Pseudonyms.of_site(own).of, [named] if named else []
+        )
         for patient, count in removed.items():
             say(f"withdrawn: {patient}: {count} case{'s' if count != 1 else ''}")
         say(f"{len(removed)} patients withdrawn from {out}")
@@ -138,18 +140,16 @@ def import_(
     )
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(own)
-    with (
-        resumable(),
-        archive.open(folder) as source,
-        ImportProgress() as progress,
-    ):
-        plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
+    with resumable(), archive.open(folder) as source:
+        with ImportProgress() as progress:
+            plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
         _print(plans)
         if json is not None:
             write_json(json, [_row(plan) for plan in plans])
         if dry_run:
             return
-        failed = import_studies(source, plans, out, own, settings, progress.show, new_uid=pseudonyms.uid)
+        with ImportProgress() as progress:
+            failed = import_studies(source, plans, out, own, settings, progress.show, new_uid=pseudonyms.uid)
     for case, problem in sorted(failed.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
     say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")

@@ -42,16 +42,18 @@ class Proxy:
         faults: those in force; the first that fits counts.
         asked: paths of all requests.
         authorised: the header ``Authorization`` of each.
+        most_at_a_time: the most requests that were under way at once.
     """
 
     def __init__(self, target: str, context: ssl.SSLContext | None = None) -> None:
         self.faults: list[Fault] = []
         self.asked: list[str] = []
         self.authorised: list[str | None] = []
+        self.most_at_a_time = self._under_way = 0
+        self._lock = threading.Lock()
         self.over = threading.Event()
         self._target = urlsplit(target)
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), self._handler())
         scheme = "http"
         if context is not None:
             self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
@@ -65,6 +67,16 @@ class Proxy:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                with proxy._lock:
+                    proxy._under_way += 1
+                    proxy.most_at_a_time = max(proxy.most_at_a_time, proxy._under_way)
+                try:
+                    self.respond()
+                finally:
+                    with proxy._lock:
+                        proxy._under_way -= 1
+
+            def respond(self) -> None:
                 proxy.asked.append(self.path)
                 proxy.authorised.append(self.headers["Authorization"])
                 fault = next((one for one in proxy.faults if re.search(one.path, self.path)), None)
@@ -99,6 +111,13 @@ class Proxy:
                 pass
 
         return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a client that does not wait any longer is what the tests are about."""
 
 
 @contextmanager

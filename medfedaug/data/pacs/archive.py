@@ -142,6 +142,11 @@ class FoundStudy:
             accession=values.get("AccessionNumber", ""),
         )
 
+    @property
+    def person(self) -> str:
+        """Whose study it is, for a pseudonym; a study without PatientID stands for a patient."""
+        return f"{self.issuer}\\{self.patient}" if self.patient else self.uid
+
     def matches(self, wanted: Wanted) -> bool:
         """Return whether the study has the value that was asked for: archives may match loosely."""
         own = {"StudyInstanceUID": self.uid, "AccessionNumber": self.accession, "PatientID": self.patient}

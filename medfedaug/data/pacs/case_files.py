@@ -40,7 +40,12 @@ class CaseFiles:
 
     def staging(self, case: str) -> Path:
         """Folder to which the objects of a study are fetched."""
-        return self.state / "fetching" / case
+        return self.fetching / case
+
+    @property
+    def fetching(self) -> Path:
+        """Folder of all objects that are being fetched, or were when an import failed."""
+        return self.state / "fetching"
 
     def dicom(self, case: str) -> Path:
         """Folder of the study's objects without identity."""

@@ -170,8 +170,7 @@ def _planned(
     pseudonym: Callable[[str, str], str],
     settings: ImportSettings,
 ) -> Planned:
-    person = f"{study.issuer}\\{study.patient}" if study.patient else study.uid
-    plan = Planned(pseudonym(study.uid, "case"), pseudonym(person, "patient"), study)
+    plan = Planned(pseudonym(study.uid, "case"), pseudonym(study.person, "patient"), study)
     by_channel: dict[str, list[FoundSeries]] = {name: [] for name in settings.channels or [""]}
     for one in series:
         channel, decision = _decision(one, settings)

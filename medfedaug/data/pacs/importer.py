@@ -103,6 +103,7 @@ class _Import:
         for plan in plans:
             if plan.patient in studies.withdrawn:
                 plan.problem = "the patient was withdrawn"
+                files.remove(plan.case)
         sound = [plan for plan in plans if not plan.problem]
         todo = [
             plan for plan in sound if plan.case not in studies.studies or not files.whole(plan.case, settings)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from medfedaug.data.cache import remove_prepared
-from medfedaug.data.pacs.archive import Wanted
+from medfedaug.data.pacs.archive import FoundStudy, Wanted
 from medfedaug.data.pacs.case_files import CaseFiles
+from medfedaug.data.pacs.folder import FolderArchive
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.errors import ConfigError
 
 __all__ = ["finish_withdrawals", "withdraw"]
 
 
-def withdraw(wanted: Sequence[Wanted], out: Path, state: Path, caches: Sequence[Path] = ()) -> dict[str, int]:
+def withdraw(
+    wanted: Sequence[Wanted],
+    out: Path,
+    state: Path,
+    pseudonym: Callable[[str, str], str],
+    caches: Sequence[Path] = (),
+) -> dict[str, int]:
     """Remove the patients whose studies are named, and record it.
 
-    Images, label maps, objects, prepared images and entries of lists are removed.
+    Images, label maps, objects, prepared images and entries of lists are removed, and what a failed import
+    has fetched.
 
     The record, which has pseudonyms and times alone, comes first: where the process is killed, the next
     import or withdrawal finishes it. A later import leaves the patients out.
@@ -26,6 +34,7 @@ def withdraw(wanted: Sequence[Wanted], out: Path, state: Path, caches: Sequence[
         wanted: values of the patients' studies.
         out: the site's data folder.
         state: folder of the site's own list.
+        pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
         caches: folders in which jobs and runs keep prepared images.
 
     Returns:
@@ -39,12 +48,24 @@ def withdraw(wanted: Sequence[Wanted], out: Path, state: Path, caches: Sequence[
         studies = StudyList(state)
         if not studies.path.is_file():
             raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
-        studies.withdraw(sorted(studies.patients_of(wanted)), [path.resolve() for path in caches])
-        return finish_withdrawals(studies, files)
+        patients, fetched = studies.patients_of(wanted), _fetched(files.fetching, wanted)
+        patients |= {pseudonym(study.person, "patient") for study in fetched}
+        studies.withdraw(sorted(patients), [path.resolve() for path in caches])
+        for study in fetched:
+            files.remove(pseudonym(study.uid, "case"))
+        return dict.fromkeys(sorted(patients), 0) | finish_withdrawals(studies, files)
+
+
+def _fetched(folder: Path, wanted: Sequence[Wanted]) -> list[FoundStudy]:
+    """Studies of which objects lie in a folder."""
+    if not folder.is_dir():
+        return []
+    archive = FolderArchive(folder)
+    return [study for one in wanted for study in archive.find_studies(one)]
 
 
 def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
-    """Remove the cases of withdrawn patients that are still there.
+    """Remove the cases of withdrawn patients that are still in the list, and record that they are gone.
 
     Returns:
         Number of removed cases by the patient's pseudonym.

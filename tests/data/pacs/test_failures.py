@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 import requests
 from archive_proxy import HALF, SILENT, Fault, proxy_before
 from dicom_files import write_slices
+from filelock import FileLock
 from pydicom.uid import generate_uid
 
 from medfedaug.data.base import SPLITS
@@ -169,6 +171,61 @@ def test_a_slow_archive_is_waited_for(run, proxy, studies, tmp_path):
     code, _, err = run(*arguments(proxy, studies[:2], tmp_path, "--parallel", 2))
     assert code == 0, err
     assert_whole(tmp_path, studies[:2])
+
+
+def test_objects_of_a_failed_study_go_with_its_patient(run, proxy, studies, tmp_path):
+    listed = requests.get(f"{proxy.url}/studies/{studies[1]}/instances", timeout=60).json()
+    *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
+    proxy.faults = [Fault(f"/studies/{studies[1]}/series/[\\d.]+$", 500), Fault(f"/instances/{broken}$", 500)]
+    assert run(*arguments(proxy, studies[:2], tmp_path))[0] == 1
+    state = tmp_path / "out/site_A.state"
+    assert len([*state.rglob("*.dcm")]) == 2
+    (tmp_path / "gone.csv").write_text(f"PatientID\n{SECRET}-1\n")
+    code, said, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "out/site_A")
+    assert code == 0, err
+    assert "0 cases" in said
+    assert [*state.rglob("*.dcm")] == []
+    proxy.faults = []
+    code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
+    assert code == 1
+    assert "withdrawn" in err
+    assert imported(tmp_path).keys() == {studies[0]}
+
+
+def test_a_dimse_archive_that_is_silent_is_given_up(run, tmp_path):
+    (tmp_path / "studies.csv").write_text("PatientID\n1\n2\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"PACS@127.0.0.1:{silent.getsockname()[1]}"
+        given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--timeout", 0.3)
+        code, _, err = run("import", "--dimse", address, *given)
+    assert code != 0
+    assert "cannot be reached" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path):
+    study, files = generate_uid(), {}
+    for name in ("t1", "t2"):
+        files[name] = write_slices(
+            tmp_path / "in" / name,
+            volume(0),
+            study=study,
+            change=lambda header, k, name=name: setattr(header, "SeriesDescription", name),
+        )
+    orthanc.put(tmp_path / "in")
+    proxy.faults = [Fault(r"/series/[\d.]+$", 0.5)]
+    rules = ("--channel", "T1=t1", "--channel", "T2=t2", "--parallel", 2)
+    code, _, err = run(*arguments(proxy, [study], tmp_path, *rules))
+    assert code == 0, err
+    assert proxy.most_at_a_time == 2
+
+
+def test_two_imports_do_not_write_to_one_folder(run, proxy, studies, tmp_path):
+    with FileLock(tmp_path / "out/site_A.state/import.lock"):
+        code, _, err = run(*arguments(proxy, studies[:1], tmp_path))
+    assert code != 0
+    assert "another import writes to it" in " ".join(err.split())
+    assert run(*arguments(proxy, studies[:1], tmp_path))[0] == 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,185 @@
+"""From DICOM to a trained model: the same bits as from NIfTI, flat memory, and no identity on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from dicom_files import write_slices
+from hospitals import Deployment, Hospital
+from label_objects import write_segmentation
+from planted import plant, values
+from running import SHARED
+
+from medfedaug.data.base import SPLITS
+
+pytestmark = pytest.mark.slow
+
+LGG = SHARED / "data/lgg_multisite"
+NETWORK = ("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}')
+TRAINING = (
+    *("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--rounds", 2, "--local-epochs", 1),
+    *(*NETWORK, "--device", "cpu", "--threads", 1, "--no-pictures"),
+)
+
+
+def write_study(folder, voxels, affine, mask, name):
+    """A volume of NIfTI as slices in its own directions, with its label map as a SEG."""
+    edges = np.linalg.norm(affine[:3, :3], axis=0)
+    turned = np.diag([-1, -1, 1]) @ affine[:3, :3] / edges
+    called = lambda header, k: setattr(header, "PatientID", name)  # noqa: E731
+    files = write_slices(folder / "image", voxels, turned=turned, edges=edges, change=called)
+    write_segmentation(folder / "seg.dcm", files, mask, shuffled=True)
+
+
+@pytest.mark.skipif(not LGG.is_dir(), reason="needs ../shared/data/lgg_multisite")
+def test_lgg_from_dicom_trains_to_the_bits_of_lgg_from_nifti(run, tmp_path):
+    for site in ("CS", "DU"):
+        listed = json.loads((LGG / site / "dataset.json").read_text())
+        rows = [row for part in SPLITS for row in listed[part]][:6]
+        for number, row in enumerate(rows):
+            image, label = (nibabel.load(LGG / site / row[kind]) for kind in ("image", "label"))
+            voxels, mask = (np.asarray(one.dataobj) for one in (image, label))
+            write_study(
+                tmp_path / f"dicom/{site}/{number}",
+                voxels.astype(np.int16),
+                image.affine,
+                mask,
+                f"{site}-{number}",
+            )
+        names = "\n".join(f"{site}-{number}" for number in range(len(rows)))
+        (tmp_path / f"{site}.csv").write_text(f"PatientID\n{names}\n")
+        out = tmp_path / "imported" / site
+        asked = ("--studies", tmp_path / f"{site}.csv", "--labels", "seg", "--out", out)
+        code, _, err = run(
+            "import", "--folder", tmp_path / "dicom" / site, *asked, "--state", tmp_path / f"{site}.own"
+        )
+        assert code == 0, err
+        # The same list over the original files, under the names of the imported ones.
+        studies = json.loads((tmp_path / f"{site}.own/studies.json").read_text())["studies"]
+        for case, entry in studies.items():
+            row = rows[int(entry["PatientID"].partition("-")[2])]
+            for kind in ("image", "label"):
+                link = tmp_path / f"original/{site}/{kind}s/{case}.nii.gz"
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to((LGG / site / row[kind]).resolve())
+        (tmp_path / f"original/{site}/dataset.json").write_text((out / "dataset.json").read_text())
+    models = {}
+    for kind in ("imported", "original"):
+        code, _, err = run(
+            "simulate", "--data", tmp_path / kind, "--out", tmp_path / f"run_{kind}", *TRAINING
+        )
+        assert code == 0, err
+        models[kind] = torch.load(tmp_path / f"run_{kind}/global_model.pt", weights_only=True)
+    assert models["imported"].keys() == models["original"].keys()
+    for name, value in models["original"].items():
+        assert torch.equal(models["imported"][name], value), name
+    scores = [json.loads((tmp_path / f"run_{kind}/results.json").read_text())["test"] for kind in models]
+    assert scores[0] == scores[1]
+
+
+def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path):
+    rng = np.random.default_rng(0)
+    for site in ("site_A", "site_B"):
+        names = []
+        for number in range(5):
+            names.append(f"PLANT02-{site}-{number}")
+
+            def change(header, k, name=names[-1]):
+                plant(header)
+                header.PatientID = name
+
+            voxels = rng.integers(0, 900, (32, 32, 6)).astype(np.int16)
+            mask = np.zeros(voxels.shape, np.uint8)
+            mask[8:20, 8:20, 1:5] = 1
+            folder = tmp_path / "in" / site / str(number)
+            write_segmentation(folder / "seg.dcm", write_slices(folder, voxels, change=change), mask)
+        (tmp_path / f"{site}.csv").write_text("PatientID\n" + "\n".join(names) + "\n")
+        asked = ("--studies", tmp_path / f"{site}.csv", "--labels", "seg", "--out", tmp_path / "data" / site)
+        code, _, err = run(
+            "import", "--folder", tmp_path / "in" / site, *asked, "--state", tmp_path / "own" / site
+        )
+        assert code == 0, err
+    code, said, err = run("simulate", "--data", tmp_path / "data", "--out", tmp_path / "made/run", *TRAINING)
+    assert code == 0, err
+    exported = ("export", "--methods", "fedrdn,fedfa", "--out", tmp_path / "made/job", *NETWORK)
+    job = run(*exported)
+    assert job[0] == 0, job
+    policy = {"privacy": {"min_images": 3, "scores": "cases"}, "jobs": {"min_cases": 1, "allow_limit": True}}
+    sites = [
+        Hospital(tmp_path / "made/kits" / name, tmp_path / "data" / name, **policy)
+        for name in ("site_A", "site_B")
+    ]
+    Deployment(sites).run(tiny_config("fedrdn,fedfa", rounds=2))
+    ledger = run("ledger", sites[0].kit, "--every")
+    assert "fedfa" in ledger[1]
+    page = run("report", tmp_path / "made/run", "--out", tmp_path / "made/report.html")
+    texts = [(name, text.encode()) for name, text in (("said", said), ("err", err))]
+    texts += [("commands", str(one).encode()) for one in (job, ledger, page)]
+    for path in [*(tmp_path / "made").rglob("*"), *(tmp_path / "data").rglob("*")]:
+        texts.append((str(path), str(path.relative_to(tmp_path)).encode()))
+        if path.is_file():
+            content = path.read_bytes()
+            texts.append((str(path), gzip.decompress(content) if path.suffix == ".gz" else content))
+    assert (tmp_path / "made/run/report.html").is_file()
+    assert [*(tmp_path / "made/kits").rglob("ledger.sqlite")]
+    found = {(value, name) for name, text in texts for value in values() if value.encode() in text}
+    assert sorted(found) == []
+
+
+_MEASURED = """
+from pathlib import Path
+from medfedaug.cli import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+# Of this program alone: the one that started it counts in what getrusage says.
+(line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
+print(line.split()[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
+def test_fifty_studies_in_one_call_take_the_memory_of_ten(orthanc, tmp_path):
+    shape, per_study = (192, 192, 20), 192 * 192 * 20 * 4 / 2**20  # MiB of float32
+    rng = np.random.default_rng(0)
+    for number in range(50):
+        voxels = rng.integers(0, 900, shape).astype(np.int16)
+        called = lambda header, k, n=number: setattr(header, "PatientID", f"FIFTY-{n}")  # noqa: E731
+        write_slices(tmp_path / f"in/{number}", voxels, change=called)
+    orthanc.put(tmp_path / "in")
+    peaks = {}
+    for count in (10, 50):
+        names = "\n".join(f"FIFTY-{n}" for n in range(count))
+        (tmp_path / f"{count}.csv").write_text(f"PatientID\n{names}\n")
+        out = tmp_path / f"out{count}/site"
+        given = (
+            "import",
+            "--dicomweb",
+            orthanc.dicomweb,
+            "--studies",
+            tmp_path / f"{count}.csv",
+            "--out",
+            out,
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURED, *map(str, given)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert len([*(out / "images").iterdir()]) == count
+        assert not [*(tmp_path / f"out{count}/site.state/fetching").iterdir()]
+        peaks[count] = int(done.stdout.split()[-1]) / 2**10
+    # Forty more studies would be 40 volumes, if they were kept; the headers of their slices are a few MiB.
+    assert peaks[50] - peaks[10] < 10 * per_study, peaks
