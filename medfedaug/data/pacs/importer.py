@@ -121,7 +121,8 @@ class _Import:
                         failed[plan.case] = problem
             except BaseException:
                 self._given_up.set()
-                converting.shutdown(cancel_futures=True, wait=False)
+                for pool in (converting, self._fetching):
+                    pool.shutdown(cancel_futures=True, wait=False)
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies.studies, settings)

@@ -57,7 +57,12 @@ class StudyList:
         Raises:
             ConfigError: where its studies were imported with others.
         """
-        choices = {key: value for key, value in asdict(settings).items() if key not in _FREE}
+        # Pairs in place of mappings: the order of segments is that of the classes.
+        choices = {
+            key: [[*pair] for pair in value.items()] if isinstance(value, dict) else value
+            for key, value in asdict(settings).items()
+            if key not in _FREE
+        }
         if self._content["settings"] not in (None, choices):
             raise ConfigError(
                 f"{self.path.parent}: its studies were imported with other settings; "

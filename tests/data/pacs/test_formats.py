@@ -179,6 +179,8 @@ def test_overlap_is_refused_or_decided_by_the_order_of_segments(run, tmp_path):
         options += ("--labels", "seg", "--overlap", "priority")
         code, said, found = imported(run, source, ["P"], tmp_path / first, *options)
         assert code == 0, said
+        swapped = (*options[2:4], *options[:2], *options[4:])
+        assert "other settings" in imported(run, source, ["P"], tmp_path / first, *swapped)[1]
         expected = np.where(core, 1, 2 * whole) if first == "core" else whole
         np.testing.assert_array_equal(voxels_of(found["P"][1]), expected)
 
