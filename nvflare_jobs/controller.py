@@ -24,10 +24,11 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial_weights import INITIAL_FILE, InitialWeights
+from medfedaug.federation.job_folder import JOB_FOLDER
 from medfedaug.federation.protocol import run
 from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.federation.server.history import Event
-from medfedaug.federation.server.output import JOB_FOLDER, write_models, write_run
+from medfedaug.federation.server.output import write_models, write_run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog

@@ -12,11 +12,11 @@ from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
 from medfedaug.config.run import Execution, RunConfig
+from medfedaug.federation.job_folder import EVALUATION
 from medfedaug.federation.messages import SCORING_TASKS
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.server.history import Event
-from medfedaug.federation.server.output import EVALUATION
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import Door
 from medfedaug.nvflare_jobs.carrier import NVFlareCarrier

@@ -299,4 +299,6 @@ class SiteProcess:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # the command waits for this process, which has nothing left to do

@@ -19,7 +19,7 @@ from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.server.output import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
+from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
 from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.events import WARNING
 from medfedaug.nvflare_jobs.provisioning.project import check_site_name

@@ -10,7 +10,7 @@ from typing import Any
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, first_line, warn
-from medfedaug.federation.server.output import EVALUATION, RESULTS
+from medfedaug.federation.job_folder import EVALUATION, RESULTS
 from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_recorded, find_metric
 from medfedaug.runs.results_schema import check_evaluation
 from medfedaug.utils.files import parse_json

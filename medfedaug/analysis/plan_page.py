@@ -5,12 +5,13 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medfedaug.analysis import page
-from medfedaug.federation.planning.fingerprint import QUANTILES
-from medfedaug.federation.planning.planner import Planned
-from medfedaug.methods.base import Payload
+
+if TYPE_CHECKING:
+    from medfedaug.federation.planning.planner import Planned
+    from medfedaug.methods.base import Payload
 
 __all__ = ["add_plan", "write_plan_page"]
 
@@ -37,6 +38,9 @@ def add_plan(
         reasons: pairs of what was decided and why.
         fingerprints: by site, as lists (`medfedaug.federation.planning.fingerprint.fingerprint`).
     """
+    # Imported here: most runs have no plan of their own, and a plan needs PyTorch.
+    from medfedaug.federation.planning.fingerprint import QUANTILES
+
     page.add(body, "h2", "The plan: what was decided, and why")
     page.table(body, ("decided", "why"), reasons, words=True)
     page.add(body, "h2", "The sites' volumes, of which it was made")

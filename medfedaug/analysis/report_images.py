@@ -32,7 +32,7 @@ from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError
-from medfedaug.federation.server.output import GLOBAL_MODEL, STATISTICS
+from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS
 from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.run import Run
 from medfedaug.statistics import ChannelStatistics, load_statistics

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.loading import importing
 from medfedaug.cli.options import Limit
 from medfedaug.errors import ConfigError
 
@@ -91,13 +92,14 @@ def inspect(
     ] = Stored.scale,
 ) -> None:
     """Look at the data before training: geometry, classes, odd cases, and how far the sites are apart."""
-    from medfedaug.analysis.inspection_page import (
-        federation_shift,
-        foreign_note,
-        foreign_sites,
-        write_inspection,
-    )
-    from medfedaug.data.quality.inspection import inspect_sites
+    with importing():
+        from medfedaug.analysis.inspection_page import (
+            federation_shift,
+            foreign_note,
+            foreign_sites,
+            write_inspection,
+        )
+        from medfedaug.data.quality.inspection import inspect_sites
 
     with err_console.status("reading"):
         found = inspect_sites(data, limit, intensity.value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
+from medfedaug.cli.loading import importing
 from medfedaug.cli.options import CrossSite, Device, Limit, Local, State
 from medfedaug.errors import ConfigError
 
@@ -57,9 +58,11 @@ def evaluate(
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
     from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.runs.evaluate import evaluate_model
-    from medfedaug.runs.folder import is_json_with
-    from medfedaug.utils.files import write_json
+
+    with importing():
+        from medfedaug.runs.evaluate import evaluate_model
+        from medfedaug.runs.folder import is_json_with
+        from medfedaug.utils.files import write_json
 
     if local or cross_site or engine is not None:
         if split is not Split.test or limit is not None or pseudonyms is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
+from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
     Arguments,
     Bundle,
@@ -119,7 +120,7 @@ def simulate(
     """Train a federation on this machine, and test it at every site."""
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
-    with err_console.status("starting"):
+    with err_console.status("starting"), importing():
         from medfedaug.data.sites import find_sites
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.experiments.simulate import configure

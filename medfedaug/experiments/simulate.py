@@ -33,17 +33,11 @@ from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.engine import Engine, FederationRun
 from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.job_folder import FINAL_MODEL, RESULTS, STATE, STATISTICS
 from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.run_definition import bundle_run_settings, define
 from medfedaug.federation.server.checkpoint import server_checkpoint
-from medfedaug.federation.server.output import (
-    FINAL_MODEL,
-    HASHES,
-    RESULTS,
-    STATE,
-    STATISTICS,
-    file_hashes,
-)
+from medfedaug.federation.server.output import HASHES, file_hashes
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (
     check_results,

@@ -24,7 +24,7 @@ from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.simulate import check_device, simulate
 from medfedaug.experiments.workers import outcome, worker_pool
-from medfedaug.federation.server.output import RESULTS
+from medfedaug.federation.job_folder import RESULTS
 
 __all__ = ["check_folder", "difference", "run_all"]
 

@@ -29,7 +29,7 @@ from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.published import PrintedScore, Published, published_rows
 from medfedaug.experiments.sweep import difference
-from medfedaug.federation.server.output import RESULTS
+from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.registry import LOCAL
 from medfedaug.runs.run import MODEL

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from monai.transforms.utils_morphological_ops import dilate, erode
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -41,6 +40,9 @@ def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tenso
         >>> at.flatten().tolist(), around.flatten().tolist(), bool(there)
         ([1.0], [0.0], True)
     """
+    # Imported here: reading images needs this package, and MONAI takes seconds.
+    from monai.transforms.utils_morphological_ops import dilate, erode
+
     z, masks = working_precision(z), working_precision(masks)
     if z.shape[2:] != masks.shape[2:]:
         z = interpolate(z, size=masks.shape[2:], mode="bilinear", align_corners=False)

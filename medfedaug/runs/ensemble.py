@@ -12,7 +12,7 @@ import torch
 
 from medfedaug.config.run import asked_settings
 from medfedaug.errors import ConfigError
-from medfedaug.federation.server.output import GLOBAL_MODEL, RESULTS
+from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.load_results import find_runs

@@ -20,16 +20,8 @@ from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.server.output import (
-    FINAL_MODEL,
-    GLOBAL_MODEL,
-    HASHES,
-    RESULTS,
-    STATE,
-    STATISTICS,
-    check_unchanged,
-    exchange_file,
-)
+from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, RESULTS, STATE, STATISTICS
+from medfedaug.federation.server.output import HASHES, check_unchanged, exchange_file
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer

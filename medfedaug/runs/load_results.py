@@ -10,7 +10,7 @@ from typing import Any
 
 from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
-from medfedaug.federation.server.output import RESULTS
+from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.registry import add_recorded, mean_score
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_record

@@ -23,7 +23,7 @@ from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
-from medfedaug.federation.server.output import STATISTICS
+from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.runs.case_quality import case_quality
 from medfedaug.runs.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.finished_run import FinishedRun

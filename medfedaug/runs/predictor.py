@@ -10,7 +10,7 @@ from monai.transforms import Compose
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.errors import ConfigError
-from medfedaug.federation.server.output import STATISTICS
+from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin

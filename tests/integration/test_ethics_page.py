@@ -10,8 +10,8 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.cli.console import out_console, print_scores
 from medfedaug.errors import RunFailed
+from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE
-from medfedaug.federation.server.output import EVENTS, JOB_FOLDER
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
 from medfedaug.privacy.policy import SUMMARY
 

@@ -20,7 +20,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.run_list import parse_methods_list
 from medfedaug.federation import FederationServer, Request, run_in_process
-from medfedaug.federation.server.output import EVENTS, JOB_FOLDER
+from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor

@@ -12,6 +12,7 @@ import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.datasets.registry import open_federation
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.quality.duplicates import find_copies
 from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
@@ -27,6 +28,7 @@ QUANTILES = (np.arange(400) + 0.5) / 400
 
 _VOXELS = 200_000  # of an image, evenly from all, for its quantiles
 _EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
+_ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them
 _DARK = 0.5  # share of the foreground on voxels without signal from which it is odd
 
 
@@ -159,7 +161,8 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     of_statistics = "training" if site.trains else "test"
     for split, case in cases:
         try:
-            image, share = _look(site, case, found, intensity)
+            with keep_decoded(_ONE_CASE):
+                image, share = _look(site, case, found, intensity)
         except DataError as error:
             found.odd.append(Odd("file", case.name, str(error)))
             continue

@@ -10,22 +10,14 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER, RESULTS
+from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, RESULTS, STATISTICS
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import sha256, write_atomic, write_json
 
 __all__ = [
-    "EVALUATION",
-    "EVENTS",
-    "FINAL_MODEL",
-    "GLOBAL_MODEL",
     "HASHES",
-    "JOB_FOLDER",
-    "RESULTS",
-    "STATE",
-    "STATISTICS",
     "check_unchanged",
     "exchange_file",
     "file_hashes",
@@ -35,9 +27,6 @@ __all__ = [
     "write_state",
 ]
 
-GLOBAL_MODEL, FINAL_MODEL = "global_model.pt", "final_model.pt"
-STATISTICS, STATE = "statistics.json", "state"
-EVALUATION = "evaluation.json"
 HASHES = "sha256"
 """The entry of ``results.json`` with the hash of each file that a prediction uses, by name."""
 
