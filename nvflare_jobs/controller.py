@@ -33,6 +33,7 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.presence import Presence
+from medfedaug.nvflare_jobs.prospect import write_fingerprints, write_pages
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import REPORT, locked
 from medfedaug.utils import plugins
@@ -200,6 +201,9 @@ class FederationController(ProtocolController):
                 elif checkpoint.exists():  # an earlier run of this name, which the user may still need
                     os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
                 run(server, carrier(checkpoint))
+                if self._run_config.prospect:
+                    self._tell_prospect(folder, server, fl_ctx)
+                    return
                 write_run(folder, server)
             except Exception:
                 if server.round > 1:
@@ -221,6 +225,16 @@ class FederationController(ProtocolController):
             f"another job of the name {self.run_name} is under way at this server, and both would write one "
             "checkpoint: wait until it is over, or export this one under another name",
         )
+
+    def _tell_prospect(self, folder: Path, server: FederationServer, fl_ctx: FLContext) -> None:
+        """Write the sites' fingerprints, and the page that is made of them."""
+        found = server.prospecting
+        sites = [one for _, one in sorted(found.sites.items())]
+        write_fingerprints(folder, sites, found.missing)
+        try:
+            write_pages(folder, sites, found.missing)
+        except Exception as error:  # the fingerprints are there already
+            self.log_warning(fl_ctx, f"no page: {error!r}")
 
     def _draw(self, folder: Path, fl_ctx: FLContext) -> None:
         """Write page and model card. The results are there already: no fault of a drawing ends the job."""

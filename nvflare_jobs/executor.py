@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,12 +31,15 @@ from medfedaug.nvflare_jobs.identity import kit_identity
 from medfedaug.nvflare_jobs.loop import ScriptLoop
 from medfedaug.nvflare_jobs.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.origin import job_origin
+from medfedaug.nvflare_jobs.prospect import write_site_page
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.printable import log_printable
 
 __all__ = ["AnsweringExecutor", "SiteExecutor", "site_trainer"]
+
+_log = logging.getLogger(__name__)
 
 
 class Answers(Protocol):
@@ -158,6 +162,8 @@ class SiteExecutor(AnsweringExecutor):
         """The site with its trainer."""
         trainer = site_trainer(name, self._run_config, settings, self.threads)
         trainer.loop = self._loop
+        assert settings.state is not None  # a kit always has one
+        self._pages = settings.state / name / "prospect"
         return Site(name, trainer, door, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -172,7 +178,15 @@ class SiteExecutor(AnsweringExecutor):
         """Answer a request."""
         if self._loop is not None:
             self._loop.enter(fl_ctx, abort_signal)
-        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+        answered = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        if isinstance(self._site, Site) and self._site.prospect:
+            try:
+                page = write_site_page(self._site, self._pages)
+                _log.info("site %s: its page: %s", self._site.name, page)
+            except Exception as error:  # the answer has left: no fault of a drawing ends the job
+                _log.warning("site %s: no page: %r", self._site.name, error)
+            self._site.prospect = []
+        return answered
 
 
 def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: int) -> SiteTrainer:

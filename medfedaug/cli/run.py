@@ -197,6 +197,14 @@ def export(
             "or a model, and compare it with the models that they trained alone (--local).",
         ),
     ] = None,
+    prospect: Annotated[
+        bool,
+        typer.Option(
+            "--prospect",
+            help="In place of a run: a job in which sites exchange fingerprints of their images and train "
+            "nothing; each gets a page about the gain to expect (medfedaug prospect).",
+        ),
+    ] = False,
     local: Local = None,
     cross_site: CrossSite = False,
     set_: Arguments = None,
@@ -219,7 +227,7 @@ def export(
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write the run, or an evaluation, as an NVFlare job without code (but for --loop), data or paths."""
+    """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
     from medfedaug.config.training_scripts import loop_reference
     from medfedaug.experiments.simulate import usual_settings
     from medfedaug.federation.composition import Composition
@@ -232,10 +240,18 @@ def export(
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
         return
+    if prospect and methods is None:
+        methods = "fedavg"
+    elif prospect:
+        raise ConfigError("--prospect trains nothing: leave out --methods")
     if methods is None or local or cross_site:
-        raise ConfigError("a job is a run (--methods) or an evaluation (--evaluate, --local, --cross-site)")
+        raise ConfigError(
+            "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "
+            "(--prospect)"
+        )
     options = {**_of_loop(loop), **given[RunConfig], "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))
+    options["prospect"] = prospect
     if bundle:
         options["bundle"] = locate(bundle)
         given_here = {name for name in options if _is_given(context, name)}
@@ -264,7 +280,8 @@ def export(
     if initial is not None:
         for line in initial.summary():
             say(line)
-    say(f"augmentation: {config.augmentation}")
+    if not prospect:
+        say(f"augmentation: {config.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 

@@ -114,6 +114,12 @@ class RunConfig:
         "in GiB, and under given the names of what stays as it is.",
         flags=None,
     )
+    prospect: bool = setting(
+        False,
+        "True in a job that exchanges fingerprints of the images and trains nothing "
+        "(`medfedaug export --prospect`).",
+        flags=None,
+    )
     image_size: int | None = setting(
         None,
         "Pixels in both directions to which photographs, or the slices of volumes, are resized for the "

@@ -21,6 +21,7 @@ __all__ = [
     "MASK_TASKS",
     "OPEN",
     "PREPARE",
+    "PROSPECT",
     "SCORE",
     "SCORE_EPSILON",
     "SCORING_TASKS",
@@ -41,10 +42,13 @@ __all__ = [
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
+PROSPECT = "prospect"
+"""The task of a job that exchanges fingerprints of images and trains nothing."""
+
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
 """Before and after each round of training, under secure aggregation (`medfedaug.federation.secure`)."""
 
-TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
+TASKS = (FINGERPRINT, PROSPECT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
 """The tasks of a federation."""
 
 MASKED = "sum"

@@ -66,6 +66,9 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     Raises:
         MedFedAugError: when too few sites can train, or too few updates of a round can be used.
     """
+    if server.config.prospect:
+        _prospect(server, carrier)
+        return
     if server.config.planning:
         everybody = carrier.connected()
         _ask(server, carrier, server.planning.request(), everybody, len(everybody), server.planning.accept)
@@ -105,6 +108,15 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
         needed = max(1, len(set(sites) - evaluation.silent))
         _ask(evaluation, carrier, request, sites, needed, evaluation.accept_scores)
     evaluation.finish()
+
+
+def _prospect(server: FederationServer, carrier: Carrier) -> None:
+    """Gather the sites' fingerprints, and tell each of them those of all; nothing is trained."""
+    asked, everybody = server.prospecting, carrier.connected()
+    _ask(server, carrier, asked.request(), everybody, len(everybody), asked.accept)
+    asked.finish()
+    there = sorted(asked.sites)
+    _ask(server, carrier, asked.telling(), there, len(there), asked.accept_told)
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:

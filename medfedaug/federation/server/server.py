@@ -16,8 +16,18 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.initial_weights import INITIAL, InitialWeights
-from medfedaug.federation.messages import FINGERPRINT, PREPARE, TEST, TRAIN, VALIDATE, Reply, Request
+from medfedaug.federation.messages import (
+    FINGERPRINT,
+    PREPARE,
+    PROSPECT,
+    TEST,
+    TRAIN,
+    VALIDATE,
+    Reply,
+    Request,
+)
 from medfedaug.federation.planning.plan_request import Planning
+from medfedaug.federation.planning.prospect import Prospecting
 from medfedaug.federation.refusal import refusal
 from medfedaug.federation.secure.aggregation import SecureAggregation
 from medfedaug.federation.server.aggregation import Aggregation
@@ -86,6 +96,7 @@ class FederationServer:
         self.participation = Participation(config, self.execution)
         self.run, self._on_event = uuid.uuid4().hex, on_event
         self.planning = Planning(config, self.run)
+        self.prospecting = Prospecting(config, self.run)
         self.sites: dict[str, int] = {}
         self.unseen: list[str] = []
         self.left_out: dict[str, str] = {}
@@ -177,6 +188,8 @@ class FederationServer:
         with self._lock:
             if task == FINGERPRINT:
                 self.planning.refused[site] = reason
+            elif task == PROSPECT:
+                self.prospecting.missing.setdefault(site, reason)
             elif task == PREPARE:
                 self._leave_out(site, reason)
             elif task == TEST:

@@ -17,7 +17,16 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
 from medfedaug.federation.initial_weights import INITIAL
-from medfedaug.federation.messages import FINGERPRINT, PREPARE, TRAIN, VALIDATE, Reply, Request, num_bytes
+from medfedaug.federation.messages import (
+    FINGERPRINT,
+    PREPARE,
+    PROSPECT,
+    TRAIN,
+    VALIDATE,
+    Reply,
+    Request,
+    num_bytes,
+)
 from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
@@ -310,7 +319,7 @@ class GuardedDoor(Door):
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check what is sent, put pseudonyms in the place of names, and enter it in the ledger."""
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
-        if reply.task not in (FINGERPRINT, PREPARE):  # whose cases are numbers of cases
+        if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # whose cases are numbers of cases
             reply.metrics = self.pseudonyms.scores(reply.metrics)
         self._accounts[trainer].enter(reply)
         return reply

@@ -94,6 +94,8 @@ def summary(entry: JobEntry) -> list[str]:
         lines += [
             "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
         ]
+    if config.prospect:
+        return [*lines, *_prospect(config), *_changed(config)]
     lines += ["  once: the numbers of cases, and how images are scaled"]
     lines += [
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
@@ -115,10 +117,33 @@ def summary(entry: JobEntry) -> list[str]:
         "  models that this site trained for itself, if this kit's settings allow it (--lend-models)",
         "  An approval is for both kinds of job.",
     ]
+    return [*lines, *_changed(config)]
+
+
+def _changed(config: RunConfig) -> list[str]:
     defaults = RunConfig().to_dict()
     changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
-    lines += ["", "Settings that are not the default"]
+    lines = ["", "Settings that are not the default"]
     return [*lines, *(f"  {name}: {json.dumps(value)}" for name, value in changed.items())]
+
+
+def _prospect(config: RunConfig) -> list[str]:
+    """What leaves in a job that exchanges fingerprints."""
+    from medfedaug.data.quality.image_fingerprint import QUANTITIES, entry_shapes
+
+    shapes = entry_shapes(config.task, len(config.classes), config.in_channels)
+    texts = {name: quantity.text for name, quantity in QUANTITIES.items()}
+    return [
+        "  once: the fingerprint, a mean over training cases of each of these numbers, with noise where this "
+        "kit's privacy policy adds it",
+        *(
+            f"    {name} ({shape[0]}): {texts.get(name.removesuffix('_square'), 'share of each class')}"
+            for name, shape in shapes.items()
+        ),
+        "  once: the numbers of training cases, of those that were looked at, and of patients who train and "
+        "are tested; 0 where this kit's privacy policy keeps them back",
+        "  All sites of the job are told the fingerprints of all.",
+    ]
 
 
 def _runs(config: RunConfig) -> list[str]:
@@ -132,6 +157,7 @@ def _runs(config: RunConfig) -> list[str]:
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
         f"methods: {', '.join(methods)}",
+        *(["NOTHING IS TRAINED: sites exchange fingerprints of their images"] if config.prospect else []),
         f"training: {config.rounds} rounds of {steps}, {config.batch_size} samples a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
     ]

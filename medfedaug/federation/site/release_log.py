@@ -22,6 +22,7 @@ from medfedaug.federation.messages import (
     LEND,
     MASK_TASKS,
     PREPARE,
+    PROSPECT,
     SCORE_EPSILON,
     TRAIN,
     Reply,
@@ -45,7 +46,7 @@ _TIMES = 3
 """How often a round is answered at most: a server that was started again repeats some. Answers to other
 weights would tell more of the cases each time."""
 
-_TRAINING = (FINGERPRINT, PREPARE, TRAIN, LEND)
+_TRAINING = (FINGERPRINT, PROSPECT, PREPARE, TRAIN, LEND)
 """The tasks whose answers are about training cases."""
 
 _DAYS = 30

@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.messages import (
     FINGERPRINT,
     MASK_TASKS,
     MASKED,
     PREPARE,
+    PROSPECT,
     TASKS,
     TEST,
     TRAIN,
@@ -26,6 +28,7 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
+from medfedaug.federation.planning.prospect import received, site_prospect
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
 from medfedaug.federation.server.site_sampling import site_weight
 from medfedaug.federation.site.gate import ROUND, Door
@@ -56,6 +59,8 @@ class Site:
     """
 
     tasks: ClassVar[tuple[str, ...]] = TASKS
+    prospect: list[ImageFingerprint]
+    """Fingerprints of all sites, in a job that exchanges these, once the server has told them."""
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Site:
         self.door = door or Door()
         self._masks = self.door.masks(name)
         self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
+        self.prospect = []
         self._ready = False
         self._scored = False  # whether a request that no other site has signed has changed the network
 
@@ -162,6 +168,9 @@ class Site:
             raise MedFedAugError(
                 f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {', '.join(self.tasks)}"
             )
+        if (request.task == PROSPECT) != self.trainer.config.prospect:
+            what = "exchanges fingerprints alone" if self.trainer.config.prospect else "exchanges none"
+            raise MedFedAugError(f"site {self.name}: this job {what}, and the server asked to {request.task}")
         if request.planned and request.planned != self._planned:
             # A site takes part in the job as it was submitted.
             if not self._planning or self._planned:
@@ -182,6 +191,11 @@ class Site:
         if request.task == FINGERPRINT:
             reply.payload = site_fingerprint(trainer)
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
+        elif request.task == PROSPECT:
+            if request.once:
+                self.prospect = received(trainer.config, request)
+            else:
+                reply = site_prospect(trainer.folder, trainer.guard)
         elif request.task == PREPARE:
             reply = trainer.prepare()
             least = 0 if trainer.policy.scores != SUMMARY else trainer.policy.min_images

@@ -1,0 +1,68 @@
+"""Pages of a job that exchanges fingerprints: one at the server, and one at each site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from medfedaug.data.quality.image_fingerprint import ImageFingerprint
+from medfedaug.federation.site.site import Site
+from medfedaug.utils.files import write_json
+
+__all__ = ["FINGERPRINTS", "PAGE", "RECORD", "write_fingerprints", "write_pages", "write_site_page"]
+
+FINGERPRINTS, RECORD, PAGE = "fingerprints.json", "prospect.json", "prospect.html"
+
+
+def write_fingerprints(
+    folder: Path, sites: Sequence[ImageFingerprint], missing: Mapping[str, str] | None = None
+) -> None:
+    """Write the fingerprints, and the reasons of sites that sent none."""
+    told = {"sites": {one.site: one.to_dict() for one in sites}, "missing": dict(missing or {})}
+    write_json(folder / FINGERPRINTS, told)
+
+
+def write_pages(
+    folder: Path,
+    sites: Sequence[ImageFingerprint],
+    missing: Mapping[str, str] | None = None,
+    *,
+    site: str | None = None,
+    releases: Sequence[str] = (),
+) -> None:
+    """Write page and JSON of a prospect to a folder.
+
+    Args:
+        folder: the folder.
+        sites: the fingerprints.
+        missing: sites that sent none, with the reason.
+        site: whose page it is; by default the server's.
+        releases: lines about what left the site.
+    """
+    # Imported here: matplotlib takes a second, and is needed only now.
+    from medfedaug.analysis.calibration_table import Calibration
+    from medfedaug.analysis.prospect import make_prospect
+    from medfedaug.analysis.prospect_page import write_prospect
+
+    found = make_prospect(sites, Calibration.load(), missing)
+    write_json(folder / RECORD, found.to_dict())
+    lines = list(releases) or ["Each site sent these means once, through its privacy policy and its ledger:"]
+    write_prospect(found, folder / PAGE, site=site, releases=lines)
+
+
+def write_site_page(site: Site, folder: Path) -> Path:
+    """Write a site's own page, from the fingerprints that the server told it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_fingerprints(folder, site.prospect)
+    own = next((one for one in site.prospect if one.site == site.name), None)
+    released = site.trainer.guard.metrics().get("privacy/epsilon")
+    noise = (
+        "without noise" if own is None or not own.noise else f"with noise of deviation {own.noise:.3g} each"
+    )
+    spent = "" if released is None else f"; ε of this site's ledger is now {released:.3g}"
+    numbers = 0 if own is None else sum(value.numel() for value in own.entries.values())
+    line = (
+        f"This site sent {numbers} means over its training cases, {noise}{spent}. All sites were told them."
+    )
+    write_pages(folder, site.prospect, site=site.name, releases=[line])
+    return folder / PAGE

@@ -1,0 +1,206 @@
+"""A job that exchanges fingerprints: what leaves each site, what it is told, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from calibrations import write_table
+from hospitals import Deployment, Hospital
+from running import TINY_NETWORK
+
+from medfedaug.config.run import RunConfig
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_of
+from medfedaug.data.sites import open_site
+from medfedaug.errors import RunFailed
+from medfedaug.federation.messages import PREPARE, PROSPECT, TRAIN, Reply, Request
+from medfedaug.federation.planning.prospect import Prospecting
+from medfedaug.federation.site.job_summary import summary
+from medfedaug.privacy import PrivacyLedger
+from medfedaug.privacy.job_log import JobBook
+
+FREE = {"approve": False, "min_cases": 1}
+NOISE = {"min_images": 3, "noise_multiplier": 1.0, "max_epsilon": 30}
+NAMES = set(entry_shapes("segmentation", 2, 1))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prospect") / "data"
+    make_phantom(folder, sites=3, patients=6, shape=(20, 20, 3))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_table(tmp_path, monkeypatch):
+    """A table that is judged in no time."""
+    path = write_table(tmp_path / "table.csv", families=2, each=2, seed=0, noise=0.01)
+    monkeypatch.setattr("medfedaug.analysis.calibration_table._TABLE", str(path))
+
+
+@pytest.fixture
+def config():
+    return RunConfig.from_dict(
+        {"prospect": True, "classes": ("background", "lesion"), "network_args": TINY_NETWORK}
+    )
+
+
+@pytest.fixture
+def hospitals(data, tmp_path):
+    def make(**privacy):
+        return [
+            Hospital(tmp_path / "kits" / name, data / name, privacy=rules, jobs=FREE)
+            for name, rules in privacy.items()
+        ]
+
+    return make
+
+
+def test_each_site_sends_its_fingerprint_once_and_is_told_those_of_all(data, config, hospitals, tmp_path):
+    sites = hospitals(site_A={"min_images": 3}, site_B={"min_images": 3, "scores": "cases"})
+    deployment = Deployment(sites)
+    server = deployment.run(config)
+    assert {*server.prospecting.sites} == {"site_A", "site_B"}
+    sent = {name: reply for name, reply in deployment.replies if reply.payload}
+    for name, reply in sent.items():
+        expected = fingerprint_of(open_site(data / name))
+        assert {*reply.payload} == {f"prospect/{entry}" for entry in NAMES}
+        for entry, value in expected.entries.items():
+            np.testing.assert_allclose(reply.payload[f"prospect/{entry}"], value, rtol=1e-6)
+        # Nothing else leaves: no weights, no name of a case or of a file, no text.
+        assert not reply.weights
+        assert not reply.masks
+        assert {*reply.metrics} == {"cases", "looked_at", "patients", "test_patients", "noise"}
+        assert all(isinstance(value, (int, float)) for value in reply.metrics.values())
+    assert len(deployment.replies) == 4
+    assert not any(reply.payload or reply.metrics or reply.weights for _, reply in deployment.replies[2:])
+    # One test patient is fewer than A's min_images, and B keeps no count back.
+    assert sent["site_A"].metrics["test_patients"] == 0
+    assert sent["site_B"].metrics["test_patients"] == 1
+    for site in sites:
+        entries = [one.release for one in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()]
+        found = [(one.method, one.kind, one.split, one.count) for one in entries]
+        about = ("training", 4)
+        # The second answer, to what the server tells, holds nothing, and is entered too.
+        assert found == [("prospect", "statistics", *about), *[("task", "numbers", *about)] * 2]
+        pages = site.kit.rglob("prospect.html")
+        assert f"Should {site.name} join?" in next(iter(pages)).read_text()
+
+
+def test_noise_is_that_of_the_policy_and_the_ledger_has_its_epsilon(data, config, hospitals):
+    pytest.importorskip("opacus")
+    sites = hospitals(site_A=NOISE, site_B={"min_images": 3})
+    deployment = Deployment(sites)
+    server = deployment.run(config)
+    noisy, plain = (server.prospecting.sites[name] for name in ("site_A", "site_B"))
+    own = fingerprint_of(open_site(data / "site_A"))
+    blocks = sum(value.numel() for value in own.entries.values())
+    assert noisy.noise == pytest.approx(np.sqrt(blocks) / own.cases)
+    assert plain.noise == 0
+    apart = [float((noisy.entries[name] - own.entries[name]).abs().max()) for name in own.entries]
+    assert max(apart) > 0.01
+    (page,) = sites[0].kit.rglob("prospect.html")
+    assert "with noise of deviation" in page.read_text()
+    assert "ε of this site" in page.read_text()
+
+
+def test_the_deviation_of_the_noise_is_as_stated(data):
+    """The guard's own noise, drawn many times, has the deviation that the page gives."""
+    pytest.importorskip("opacus")
+    import random
+
+    from medfedaug.federation.planning.prospect import ProspectExchange, noise_of
+    from medfedaug.federation.site.privacy_guard import PrivacyGuard
+    from medfedaug.privacy import PrivacyPolicy
+
+    site = open_site(data / "site_A")
+    policy = PrivacyPolicy(min_images=3, noise_multiplier=0.05, max_epsilon=1e9)
+    cases, generator = len(site.cases["training"]), random.Random(0)
+    exchange, drawn = ProspectExchange(site), []
+    rows = list(exchange._rows())
+    exchange._rows = lambda: rows
+    for _ in range(60):
+        guard = PrivacyGuard("A", policy, cases, generator=generator)
+        guard.ledger.spend = lambda *values: 1.0
+        guard.observe(PROSPECT, exchange)
+        drawn.append(guard.collect(PROSPECT, exchange))
+    own = fingerprint_of(site).entries
+    inside = [name for name in ("mean", "roughness", "edge", "noise") if 0.15 < float(own[name]) < 0.85]
+    assert inside
+    found = [np.std([float(one[name]) for one in drawn]) for name in inside]
+    np.testing.assert_allclose(np.mean(found), noise_of(policy, drawn[0], cases), rtol=0.25)
+
+
+def test_a_refusing_site_is_named_and_two_are_needed(config, hospitals):
+    server = Deployment(
+        hospitals(site_A={"min_images": 3}, site_B={"min_images": 3}, site_C={"min_images": 50})
+    ).run(config)
+    assert {*server.prospecting.sites} == {"site_A", "site_B"}
+    assert "from 50 on" in server.prospecting.missing["site_C"]
+    alone = Deployment(hospitals(site_A={"min_images": 3}, site_C={"min_images": 50}))
+    with pytest.raises(RunFailed, match=r"two sites or more, got 1: .*from 50 on"):
+        alone.run(config)
+
+
+def test_the_server_gets_no_training_of_a_prospect_and_no_fingerprint_of_a_training(config, hospitals):
+    (site,) = hospitals(site_A={"min_images": 3})
+    site.start(config, "job-1")
+    for task in (PREPARE, TRAIN):
+        assert "this job exchanges fingerprints alone" in site.answer(Request(task, round=1)).error
+    site.start(replace(config, prospect=False), "job-2")
+    assert "this job exchanges none" in site.answer(Request(PROSPECT)).error
+
+
+def test_what_no_site_sends_is_refused_by_name(config):
+    asked = Prospecting(config, "run")
+    shapes = entry_shapes("segmentation", 2, 1)
+    good = {f"prospect/{name}": torch.full(shape, 0.5) for name, shape in shapes.items()}
+    counts = {"cases": 5, "looked_at": 5, "patients": 5, "test_patients": 2, "noise": 0.0}
+
+    def reply(payload=good, **changes):
+        return Reply(PROSPECT, payload=payload, metrics={**counts, **changes})
+
+    assert asked.accept("A", reply())
+    for wrong in (
+        reply({**good, "prospect/mean": torch.tensor([float("nan")])}),
+        reply({**good, "prospect/mean": torch.tensor([1.5])}),
+        reply({**good, "prospect/mean": torch.zeros(10**6)}),
+        reply({**good, "prospect/secret": torch.zeros(1)}),
+        reply({**good, "fedavg/mean": torch.zeros(1)}),
+        reply({"prospect/mean": torch.zeros(1)}),
+        reply({}),
+        reply(cases=-1),
+        reply(cases=2**60),
+        reply(cases="<script>"),
+        reply(noise=float("nan")),
+        reply(noise=-1),
+        reply(noise="much"),
+        Reply(PROSPECT, error="no"),
+    ):
+        assert not asked.accept("B", wrong)
+        assert "\n" not in asked.missing["B"]
+    assert {*asked.sites} == {"A"}
+
+
+def test_what_the_server_tells_is_checked_at_the_site(config, hospitals):
+    (site,) = hospitals(site_A={"min_images": 3})
+    site.start(config, "job-1")
+    assert not site.answer(Request(PROSPECT, run="0" * 32)).error
+    told = site.answer(Request(PROSPECT, run="0" * 32, once={"prospect/mean/site_B": torch.tensor([9.0])}))
+    assert "site_B" in told.error or "prospect" in told.error
+    assert not list(site.kit.rglob("prospect.html"))
+
+
+def test_the_page_of_the_approval_lists_every_entry_and_no_training(config, tmp_path):
+    entry = JobBook(tmp_path / "book").note(config, "job-1", None)
+    text = "\n".join(summary(entry))
+    assert "NOTHING IS TRAINED" in text
+    for name in NAMES:
+        assert f"    {name} (" in text
+    assert "All sites of the job are told" in text
+    assert "weights" not in text
+    assert json.dumps(True) in text
