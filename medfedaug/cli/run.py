@@ -201,8 +201,7 @@ def export(
         bool,
         typer.Option(
             "--prospect",
-            help="In place of a run: a job in which sites exchange fingerprints of their images and train "
-            "nothing; each gets a page about the gain to expect (medfedaug prospect).",
+            help=RunConfig.__dataclass_fields__["prospect"].metadata["text"],
         ),
     ] = False,
     local: Local = None,

@@ -116,8 +116,8 @@ class RunConfig:
     )
     prospect: bool = setting(
         False,
-        "True in a job that exchanges fingerprints of the images and trains nothing "
-        "(`medfedaug export --prospect`).",
+        "In place of a run: sites exchange fingerprints of their images and train nothing; each gets a page "
+        "about the gain to expect (medfedaug prospect).",
         flags=None,
     )
     image_size: int | None = setting(

@@ -19,6 +19,7 @@ from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit"}
+FOR_JOBS = {"prospect"}
 
 
 def words(text: str) -> str:
@@ -26,7 +27,7 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "without"), [("simulate", FOLLOW_FROM_DATA), ("export", FOR_SIMULATIONS)]
+    ("command", "without"), [("simulate", FOLLOW_FROM_DATA | FOR_JOBS), ("export", FOR_SIMULATIONS)]
 )
 def test_every_setting_is_an_option(command, without):
     options = {option.name for option in typer.main.get_command(cli.app).commands[command].params}
