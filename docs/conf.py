@@ -7,11 +7,13 @@ from pathlib import Path
 from medfedaug import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples/tutorials"))  # `shell`, which the tutorials share
+sys.path.insert(0, str(ROOT / "examples/tutorials"))  # `shell`, which the tutorials share, and `archive`
 
 # What the tutorials start finds the commands of this environment, and leaves cores to others.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from archive import find_orthanc  # noqa: E402
 
 project = "medfedaug"
 copyright = "the medfedaug authors"
@@ -43,8 +45,9 @@ myst_enable_extensions = ["colon_fence"]
 sphinx_gallery_conf = {
     "examples_dirs": ["../examples/tutorials", "../examples/gallery"],
     "gallery_dirs": ["tutorials", "gallery"],
-    "filename_pattern": r"/\w+\.py$",
-    "ignore_pattern": r"^shell\.py$",
+    # A tutorial with a PACS is shown without its output where Orthanc is not installed.
+    "filename_pattern": r"/\w+\.py$" if find_orthanc() else r"/(?!07_pacs)\w+\.py$",
+    "ignore_pattern": r"^(archive|shell)\.py$",
     "within_subsection_order": "FileNameSortKey",
     "parallel": os.cpu_count() or 1,  # with more, tutorials wait for each other
     "abort_on_example_error": True,  # a tutorial that fails is an error of the build

@@ -10,6 +10,7 @@ import typer
 
 from medfedaug.cli.console import err_console, say
 from medfedaug.cli.options import State
+from medfedaug.errors import ConfigError
 
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run, or a model of it.")]
 SiteNames = Annotated[
@@ -38,19 +39,41 @@ def bundle(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also write the network as ONNX, checked with ONNX Runtime.")
     ] = False,
+    application: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="DIR",
+            help="Also write the sources of a MONAI application (MAP) around the bundle, for MONAI Deploy.",
+        ),
+    ] = None,
+    codes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Codes of the classes for --map, as for `predict`."),
+    ] = None,
     site_names: SiteNames = False,
     license_: Annotated[
         Path | None,
         typer.Option("--license", help="A text with the terms under which the weights may be used."),
     ] = None,
 ) -> None:
-    """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
+    """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps.
+
+    Example: medfedaug bundle runs/fedrdn --out bundle --site site_A --map application
+    """
     from medfedaug.analysis.model_card import write_model_card
+    from medfedaug.data.io.segment_codes import read_segment_codes
     from medfedaug.runs.bundle import write_bundle
+    from medfedaug.runs.bundle.deploy import check_new_folder, write_application
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
     opened = FinishedRun.open(run, state=state)
+    if codes is not None and application is None:
+        raise ConfigError("--codes goes with --map DIR: a bundle alone writes no DICOM")
+    if application is not None:
+        check_new_folder(application)
+    coded = {} if codes is None else read_segment_codes(codes, opened.config.classes)
     origin = Origin.of(opened, site, statistics)
 
     def write_card(folder: Path) -> None:
@@ -64,6 +87,10 @@ def bundle(
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")
     say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
+    if application is not None:
+        write_application(application, out, opened.config.classes, opened.sha256, coded)
+        say(f"{application}: the sources of a MONAI application; its README.md says how to package it")
+        say(f"not run: {application}/app/app.py, since MONAI Deploy's SDK needs CUDA's runtime", "yellow")
 
 
 def card(

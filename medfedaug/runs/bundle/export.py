@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
+from medfedaug.runs.bundle.deploy import check_new_folder
 from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.bundle.onnx import write_onnx
@@ -59,8 +59,7 @@ def write_bundle(
         ConfigError: one line that says what MONAI cannot hold, or what is missing.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not an empty folder; choose another one")
+    check_new_folder(out)
     terms = licence(licence_file)
     run.check_whole()
     plain = plain_inference(run, origin)

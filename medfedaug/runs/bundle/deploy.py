@@ -1,0 +1,129 @@
+"""MONAI application package (MAP): the sources of an application around a Bundle, for MONAI Deploy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+from medfedaug._version import __version__
+from medfedaug.data.io.dicom_identity import ModelIdentity
+from medfedaug.data.io.dicom_segmentation import Segments
+from medfedaug.data.io.segment_codes import SegmentCodes
+from medfedaug.errors import ConfigError
+from medfedaug.utils.files import write_json
+from medfedaug.utils.versions import software_versions
+
+__all__ = ["check_new_folder", "write_application"]
+
+_SDK = "4.0.0"
+_PACKAGES = ("monai-deploy-app-sdk", "monai", "torch", "numpy", "pydicom", "highdicom", "nibabel")
+_CONFIG = """%YAML 1.2
+# Resources that the application asks for; monai-deploy package reads them.
+application:
+  title: medfedaug segmentation
+  version: {version}
+  inputFormats: ["file"]
+  outputFormats: ["file"]
+resources:
+  cpu: 1
+  gpu: 1
+  memory: 4Gi
+  gpuMemory: 4Gi
+"""
+_README = """# MONAI application
+
+`app` takes a folder with a DICOM series and writes a DICOM SEG. `model` holds the MONAI Bundle, whose own
+pre-processing, inference and way back it runs (`app/bundle_inference.py`).
+
+    pip install -r app/requirements.txt
+    python app -i SERIES -o OUT -m model
+    monai-deploy package app -m model -c app/app.yaml -t {name}:{version} --platform x86_64
+
+`app/bundle_inference.py` is tested on a CPU: its label maps are those of `medfedaug predict`. `app/app.py`,
+the packaging and the container were NOT run, since monai-deploy-app-sdk {sdk} needs CUDA's runtime. Compare
+a SEG of the application with one of `medfedaug predict` before use.
+
+`app/series.json` says which series is taken: by default the first primary MR, CT or PT of a study. A series
+has one file a slice; multi-frame files are not taken.
+"""
+_SERIES = {
+    "selections": [
+        {
+            "name": name,
+            "conditions": {"Modality": name, "ImageType": ["PRIMARY"]},
+        }
+        for name in ("MR", "CT", "PT")
+    ]
+}
+
+
+def write_application(
+    out: Path, bundle: Path, classes: Sequence[str], sha256: str, codes: Mapping[str, SegmentCodes]
+) -> None:
+    """Write the sources of an application; the folder is there as a whole or not at all.
+
+    Args:
+        out: a folder that is not there yet, or is empty.
+        bundle: folder of the Bundle, which is copied.
+        classes: names of the classes, background first.
+        sha256: of the model.
+        codes: of the classes.
+
+    Raises:
+        ConfigError: for a folder that holds something.
+    """
+    check_new_folder(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
+    work = unfinished / out.name
+    try:
+        app = work / "app"
+        app.mkdir(parents=True)
+        shutil.copytree(bundle, work / "model/bundle")
+        own = resources.files("medfedaug.runs.bundle")
+        (app / "app.py").write_text((own / "map_app.txt").read_text(encoding="utf-8"), encoding="utf-8")
+        (app / "__main__.py").write_text(
+            "from app import BundleApplication\n\nBundleApplication().run()\n", encoding="utf-8"
+        )
+        inference = (own / "map_inference.py").read_text(encoding="utf-8")
+        (app / "bundle_inference.py").write_text(inference, encoding="utf-8")
+        (app / "app.yaml").write_text(_CONFIG.format(version=__version__), encoding="utf-8")
+        (app / "requirements.txt").write_text(_requirements(), encoding="utf-8")
+        write_json(app / "series.json", _SERIES)
+        write_json(app / "segments.json", _segments(classes, sha256, codes))
+        readme = _README.format(name=out.name.lower(), version=__version__, sdk=_SDK)
+        (work / "README.md").write_text(readme, encoding="utf-8")
+        os.replace(work, out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_new_folder(out: Path) -> None:
+    """Check that a folder is not there yet, or is empty.
+
+    Raises:
+        ConfigError: where it holds something.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not an empty folder; choose another one")
+
+
+def _requirements() -> str:
+    known = {**software_versions(), "monai-deploy-app-sdk": _SDK}
+    return "".join(
+        f"{name}=={known[name].split('+')[0]}\n" if name in known else f"{name}\n" for name in _PACKAGES
+    )
+
+
+def _segments(classes: Sequence[str], sha256: str, codes: Mapping[str, SegmentCodes]) -> dict[str, object]:
+    described = Segments(tuple(classes), ModelIdentity(sha256), codes)
+    segments = [
+        {"label": name[:64], **asdict(described.codes_of(number))}
+        for number, name in enumerate(classes[1:], start=1)
+    ]
+    return {"version": __version__, "model": sha256, "segments": segments}
