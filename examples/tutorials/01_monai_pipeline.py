@@ -8,6 +8,26 @@ the FFA layers, around the network.
 """
 
 # %%
+# Before you begin
+# ----------------
+# ``pip install ./medfedaug`` into the environment of your pipeline: no server is needed, and no folder
+# changes. Three lines of a training script change:
+#
+# .. code-block:: diff
+#
+#    +from medfedaug import models, transforms
+#
+#    -            mt.NormalizeIntensityd("image"),
+#    +            transforms.FedRDNd("image", "statistics.json", site=site),
+#
+#    -    network = BasicUNet(2, 1, 2, features)
+#    +    network = models.insert_ffa(BasicUNet(2, 1, 2, features))
+#
+# ``medfedaug statistics --data DATA --out statistics.json`` makes the file, where ``DATA`` has one folder for
+# each site. ``site`` is ``None`` in training, and at test the site that the images come from. This page does
+# it step by step, and ends with a plain MONAI checkpoint.
+
+# %%
 # Data
 # ----
 # Two phantom sites stand for yours: heads with a lesion, taken by two scanners.

@@ -3,8 +3,14 @@ Your own federation
 ===================
 
 You do research, have images of several sites, and want to know which method is worth it. From folders of
-files to a table of methods, in NVFlare's simulator.
+files to a table of methods, one of them your own.
 """
+
+# %%
+# Before you begin
+# ----------------
+# ``pip install ./medfedaug``; without a GPU, PyTorch's build for the CPU comes first (:doc:`/deploy`). All of
+# this page runs on one machine. With images of your own leave out the next step, and begin with `init`.
 
 # %%
 # Folders of images
@@ -12,6 +18,7 @@ files to a table of methods, in NVFlare's simulator.
 # A federation is a folder with one folder per site. Here are two sites as nnU-Net keeps them: ``imagesTr``
 # and ``labelsTr``.
 
+import os
 import shutil
 
 from shell import run, workspace
@@ -43,6 +50,15 @@ run("medfedaug init data --labels background,lesion --yes")
 run("medfedaug inspect --data data --out inspection.html")
 
 # %%
+# The first answer
+# ----------------
+# `compare` trains each site alone, all sites together by plain averaging, and with the remedies that
+# `inspect` suggests, and says what to do next. One training of fifteen rounds is enough for this page;
+# without the last two options it is three trainings of ten.
+
+run("medfedaug compare --data data --out compare --seeds 1 --rounds 15")
+
+# %%
 # One run
 # -------
 # Each site is a process of its own, as in a hospital. This run is small: two rounds of a network with few
@@ -63,11 +79,16 @@ run("ls runs/first")
 # A comparison is one command, which continues where it was stopped. It runs the sites in one process, with
 # the same results. Two seeds show how it is done; a verdict needs five.
 
-run(
-    "medfedaug benchmark --data data --methods fedavg fedrdn --seeds 2 --no-pictures --out runs/own "
-    "--set rounds=2 local_epochs=10 batch_size=4 learning_rate=0.005 "
-    """'network_args={"features": [8, 16, 16, 16, 16, 8], "norm": "instance"}'"""
-)
+
+def compare(methods):
+    run(
+        f"medfedaug benchmark --data data --methods {methods} --seeds 2 --no-pictures --out runs/own "
+        "--set rounds=2 local_epochs=10 batch_size=4 learning_rate=0.005 "
+        """'network_args={"features": [8, 16, 16, 16, 16, 8], "norm": "instance"}'"""
+    )
+
+
+compare("fedavg fedrdn")
 
 # %%
 # ``runs/own/report.html`` has the tables, the tests and the curves; ``table.md`` the table alone.
@@ -77,5 +98,67 @@ run(
 run("ls runs/own; cat runs/own/table.md")
 
 # %%
-# Next: folds, plans for volumes of different size, and experiments as files are in :doc:`/experiments` and
+# A method of your own
+# --------------------
+# A method is a class. One that changes training images has a transform of MONAI's at the site, and nothing to
+# exchange. As an installed package it has a name on the command line.
+
+package = here / "contrast-method"
+package.mkdir()
+(package / "contrast_method.py").write_text('''"""Another contrast for each training image."""
+
+from monai.transforms import RandAdjustContrastd
+
+from medfedaug.methods import Method, SitePart
+
+
+class ContrastSite(SitePart):
+    def __init__(self, strength):
+        self.limits = (1 / strength, strength)
+
+    def transforms(self, *, training):
+        if not training:  # evaluation sees images as they are
+            return []
+        return [RandAdjustContrastd("image", prob=0.5, gamma=self.limits, retain_stats=True)]
+
+
+class Contrast(Method):
+    """Each training image gets a contrast of its own, drawn between 1/strength and strength."""
+
+    name = "contrast"
+
+    def __init__(self, strength: float = 2.0):
+        self.strength = strength
+
+    def at_site(self, context):
+        return ContrastSite(self.strength)
+''')
+(package / "pyproject.toml").write_text("""[project]
+name = "contrast-method"
+version = "1.0"
+
+[project.entry-points."medfedaug.methods"]
+contrast = "contrast_method:Contrast"
+
+[tool.setuptools]
+py-modules = ["contrast_method"]
+""")
+
+# %%
+# ``pip install ./contrast-method`` is all that you need; this page puts the package into a folder of its own,
+# so as not to change the environment that it is built in.
+
+run("python -m pip install --quiet --no-deps --no-build-isolation --target installed ./contrast-method")
+os.environ["PYTHONPATH"] = str(here / "installed")
+run("medfedaug methods contrast")
+
+# %%
+# The comparison takes it in, alone and with FedRDN: finished runs stay, and the others are made.
+
+compare("fedavg fedrdn contrast contrast,fedrdn")
+run("cat runs/own/table.md")
+
+# %%
+# Next: a method that exchanges something, or makes the global model, is in :doc:`/tutorials/05_own_method`;
+# folds, plans for volumes of different size, and experiments as files are in :doc:`/experiments` and
 # :doc:`/plans`; what the page shows is in :doc:`/analysis`.

@@ -2,16 +2,25 @@
 A hospital's site
 =================
 
-From certificates to a finished job in two hospitals, with a server between them. Everything runs on one
-machine here; in life each kit goes to its owner, and the commands are the same. :doc:`/deploy` has all
-options and what to do when something is wrong.
+From certificates to a job that a hospital reads and approves, and its results: two hospitals, with a server
+between them. Everything runs on one machine here; in life each kit goes to its owner, and the commands are
+the same. :doc:`/deploy` has all options and what to do when something is wrong.
 """
+
+# %%
+# Before you begin
+# ----------------
+# A hospital's engineer installs medfedaug (``pip install ./medfedaug``, :doc:`/deploy`), gets a kit from the
+# project administrator, and has a folder with images: volumes and label maps that ``medfedaug init`` lists,
+# or what ``medfedaug import`` takes from the archive (:doc:`/howto/import`). The site needs outgoing
+# connections to one port of the server, and no incoming ones.
 
 # %%
 # Certificates: the project administrator, once
 # ---------------------------------------------
 
 import json
+import re
 import socket
 import subprocess
 import time
@@ -34,16 +43,17 @@ run(f"ls {kits}")
 # Each hospital sets its own limits
 # ---------------------------------
 # The folder of the images, the least number of cases that statistics may be of, and that no job may carry
-# code. All of it lies in the kit, and no job can change it.
+# code. The first hospital also wants to approve each job. All of it lies in the kit, and no job can change
+# it.
 
 for site in make_phantom(here / "data", sites=2, patients=18, shape=(32, 32, 6)):
     site.rename(site.with_name(site.name.replace("site_", "hospital-").lower()))
 
 run(f"medfedaug site-config --kit {kits}/localhost --only-medfedaug")
-for hospital in ("hospital-a", "hospital-b"):
+for hospital, more in (("hospital-a", " --approve"), ("hospital-b", "")):
     run(
         f"medfedaug site-config --kit {kits}/{hospital} --data data/{hospital} --device cpu "
-        "--min-images 10 --forbid-code --only-medfedaug"
+        f"--min-images 10 --forbid-code --only-medfedaug{more}"
     )
 
 # %%
@@ -96,18 +106,41 @@ for _ in range(120):
 print("hospital-a and hospital-b have joined" if "hospital-b" in joined else joined)
 
 # %%
-# Submit, watch, collect: the lead
-# --------------------------------
+# The lead submits a job
+# ----------------------
 # A job is three files of settings: no code, and no path of anybody's data.
 
 run(
     "medfedaug export --methods fedrdn --rounds 2 --min-sites 2 --threads 1 --out job "
+    """--purpose "Lesions in brain MRI, two hospitals" """
     """--network-args '{"features": [4, 8, 8, 8, 8, 4]}'"""
 )
 job = nvflare(f"job submit -j job --startup-kit {lead}")["job_id"]
+
+# %%
+# The hospital reads and approves it
+# ----------------------------------
+# The job waits at the first hospital. `jobs` prints one page about it: who submitted it, what runs, what
+# leaves, how often. Nothing of the images has been read for it.
+
+jobs = f"medfedaug jobs {kits}/hospital-a"
+for _ in range(120):
+    listed = subprocess.run(jobs, shell=True, cwd=here, capture_output=True, text=True).stdout
+    if "waiting" in listed:
+        break
+    time.sleep(1)
+(waiting,) = re.findall(r"\b[0-9a-f]{12}\b", run(jobs).split("waiting")[0])
+
+# %%
+# Whoever decides at the hospital approves this configuration, or refuses it (``--refuse``). Another one, of
+# the same lead or not, waits again.
+
+run(f"medfedaug approve {kits}/hospital-a {waiting} --by 'the data officer'")
 nvflare(f"job wait {job} --timeout 300 --startup-kit {lead}")
 
 # %%
+# What it did, and what left
+# --------------------------
 # While it runs, and afterwards, the engineer of a hospital sees what it did, and what left:
 
 run(f"medfedaug watch {kits}/hospital-a --once")
