@@ -115,14 +115,17 @@ def import_(
 
     own = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
-        named = cache or (Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None)
-        removed = withdraw_patients(
-            read_studies(withdraw), out, own, Pseudonyms.of_site(own).of, [named] if named else []
-        )
+        named = str(cache or os.environ.get(CACHE_VARIABLE, ""))
+        caches = [Path(named)] if named else []
+
+        def pseudonym(name: str, kind: str) -> str:  # the key is made where there is a list, not before
+            return Pseudonyms.of_site(own).of(name, kind)
+
+        removed = withdraw_patients(read_studies(withdraw), out, own, pseudonym, caches)
         for patient, count in removed.items():
             say(f"withdrawn: {patient}: {count} case{'s' if count != 1 else ''}")
         say(f"{len(removed)} patients withdrawn from {out}")
-        if named is None:
+        if not caches:
             say("no cache was searched; where jobs keep prepared images, name their folder with --cache")
         return
     if studies is None or withdraw is not None:

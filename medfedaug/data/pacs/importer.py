@@ -172,11 +172,13 @@ class _Import:
             named = set().union(*(referenced_series(one) for one in objects))
             grid = next((one for one in volumes if one.uid in named), grid)
             label = LabelGrid(grid, settings.segments, settings.classes, overlap=settings.overlap)
+            if grid.uid not in named:
+                raise ReaderError("none of its label maps refers to its image")
             for one in objects:
                 if grid.uid in referenced_series(one):
                     _add(label, one, settings.threshold)
             if not label.used:
-                raise ReaderError("no segment of the names that --segments gives refers to its image")
+                raise ReaderError("none of its segments has a name that --segments gives")
         assert grid.affine is not None
         for path, voxels in zip(
             files.images(plan.case, settings.channels), load_on_grid(volumes, grid), strict=True

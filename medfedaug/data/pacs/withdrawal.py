@@ -44,10 +44,10 @@ def withdraw(
         ConfigError: where there is no list, or an import writes to the folder.
     """
     files = CaseFiles(out, state)
+    if not StudyList(state).path.is_file():
+        raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
     with files.locked():
         studies = StudyList(state)
-        if not studies.path.is_file():
-            raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
         patients, fetched = studies.patients_of(wanted), _fetched(files.fetching, wanted)
         patients |= {pseudonym(study.person, "patient") for study in fetched}
         studies.withdraw(sorted(patients), [path.resolve() for path in caches])

@@ -18,9 +18,14 @@ import requests
 from archive_proxy import HALF, SILENT, Fault, proxy_before
 from dicom_files import write_slices
 from filelock import FileLock
+from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
 from medfedaug.data.base import SPLITS
+from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted, open_archive
+from medfedaug.data.pacs.choice import ImportSettings, plan_import
+from medfedaug.data.pacs.importer import import_studies
+from medfedaug.privacy.pseudonyms import Pseudonyms
 
 COUNT = 5
 SECRET = "SECRET-FAIL"
@@ -50,7 +55,7 @@ def proxy(orthanc):
 
 def arguments(proxy, uids, tmp_path, *more):
     (tmp_path / "studies.csv").write_text("StudyInstanceUID\n" + "\n".join(uids) + "\n")
-    given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 1)
+    given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 10)
     return ("import", "--dicomweb", proxy.url, *given, "--parallel", 1, *more)
 
 
@@ -90,7 +95,7 @@ def test_a_refused_study_costs_itself_in_one_line(run, proxy, studies, tmp_path,
     # `/instances` refuses to list the objects of a series, `/series` to search for series.
     headers = {"Retry-After": "86400"} if status == 429 else {}
     proxy.faults = [Fault(f"/studies/{studies[1]}/.*{what}|/studies/{studies[1]}{what}", status, headers)]
-    code, out, err = run(*arguments(proxy, studies[:3], tmp_path))
+    code, out, err = run(*arguments(proxy, studies[:3], tmp_path, "--timeout", 2))
     assert code == 1
     (line,) = failures(err)
     failures(out)
@@ -132,7 +137,7 @@ def test_a_connection_that_breaks_off_once_is_no_failure(run, proxy, studies, tm
 def test_a_silent_archive_is_given_up_after_three_studies(run, proxy, studies, tmp_path):
     assert run(*arguments(proxy, studies[:1], tmp_path))[0] == 0
     proxy.faults, proxy.asked[:] = [Fault(r"/series/", SILENT)], []
-    code, out, err = run(*arguments(proxy, studies, tmp_path, "--timeout", 0.2))
+    code, out, err = run(*arguments(proxy, studies, tmp_path, "--timeout", 0.7))
     assert code != 0
     assert failures(out + err) == []
     assert "does not answer; run the same command again to go on" in " ".join(err.split())
@@ -244,8 +249,9 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, obj
     images = tmp_path / "out/site_A/images"
 
     def came():
-        done = len([*images.glob("*.nii.gz")]) if images.is_dir() else 0
-        return done * 3 + len([*fetching.rglob("*.dcm")]) if fetching.is_dir() else done * 3
+        # By `os.walk`, which passes over folders that go in the meantime.
+        names = [name for folder in (images, fetching) for _, _, files in os.walk(folder) for name in files]
+        return sum(3 * name.endswith(".nii.gz") + name.endswith(".dcm") for name in names)
 
     end = time.monotonic() + 120
     while came() < objects and time.monotonic() < end:
@@ -260,3 +266,25 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, obj
     code, _, err = run(*given)
     assert code == 0, err
     assert_whole(tmp_path, studies)
+
+
+def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(run, tmp_path):
+    for n in range(COUNT):
+        named = lambda header, k, n=n: setattr(header, "PatientID", f"{SECRET}-{n}")  # noqa: E731
+        write_slices(tmp_path / f"in/{n}", volume(n), change=named)
+    out, state = tmp_path / "out/site_A", tmp_path / "out/site_A.state"
+    wanted = [Wanted("PatientID", f"{SECRET}-{n}") for n in range(COUNT)]
+    settings, pseudonym = ImportSettings(parallel=1), Pseudonyms.of_site(state).of
+    asked = []
+    with running_orthanc(tmp_path / "archive") as own:
+        own.put(tmp_path / "in")
+        with open_archive(dimse=own.dimse, access=Access(timeout=5)) as archive:
+            plans = plan_import(archive, wanted, pseudonym, settings)
+            assert import_studies(archive, plans[:1], out, state, settings) == {}
+            own.process.kill()
+            own.process.wait()
+            with pytest.raises(ArchiveError, match="run the same command again to go on"):
+                import_studies(archive, plans, out, state, settings, asked.append)
+    assert len([event for event in asked if event["event"] == "failed"]) == 3
+    (found,) = imported(tmp_path).values()
+    assert any(np.array_equal(found, volume(n)) for n in range(COUNT))

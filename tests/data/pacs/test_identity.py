@@ -163,6 +163,10 @@ def test_a_withdrawal_reaches_objects_and_caches_and_is_finished_when_killed(
     (cache / "notes.txt").write_text("of the site")
     assert len([*cache.iterdir()]) == 3
     (tmp_path / "gone.csv").write_text("PatientID\nPLANT02\n")
+    code, _, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "elsewhere")
+    assert code != 0
+    assert "no list of imported studies" in " ".join(err.split())
+    assert not (tmp_path / "elsewhere.state").exists()
 
     class Killed(BaseException):
         pass
