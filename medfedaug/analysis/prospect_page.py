@@ -17,7 +17,9 @@ from medfedaug.analysis.plots import colours_by_name, tidy
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 
-__all__ = ["answer", "judged_sentence", "write_prospect"]
+__all__ = ["agreement", "answer", "judged_sentence", "write_prospect"]
+
+_TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
 _GROUPS = {
     "appearance": "the same things look different: harmonise (norm, FedRDN), or train against it (FedFA)",
@@ -43,7 +45,10 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
     remedy, reasons = prospect.remedy, prospect.reasons(site)
     since = f", since {reasons[0]}" if reasons else ""
     if remedy == FEDAVG:
-        found.append(f"Of no method a gain over FedAvg is expected: begin with FedAvg{since}.")
+        differ = f" What differs most: {reasons[0]}." if reasons else ""
+        found.append(
+            f"No method's 80% interval of the gain over FedAvg lies above 0: begin with FedAvg.{differ}"
+        )
     else:
         gain = prospect.gains["mean"][remedy][""]
         found.append(
@@ -51,6 +56,24 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
             f"{_caveat(prospect, remedy)}{since}."
         )
     found += _power(prospect, site)
+    return found
+
+
+def agreement(prospect: Prospect, measured: Mapping[str, float]) -> list[str]:
+    """Compare predicted with measured gains over FedAvg in the mean of the sites, a line for each method.
+
+    Args:
+        prospect: the prediction.
+        measured: by methods.
+    """
+    found = []
+    for methods, gain in measured.items():
+        expected = prospect.gains["mean"].get(methods, {}).get("")
+        if expected is None or expected.interval80 is None:
+            continue
+        low, high = expected.interval80
+        agrees = "agrees" if low <= gain <= high else "does not agree"
+        found.append(f"{methods}: predicted {_number(expected)}, measured {gain:+.3f}: {agrees}")
     return found
 
 
@@ -300,7 +323,9 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
     panel.set_yticks(range(len(kinds)), labels, fontsize=9)
     panel.invert_yaxis()
     panel.set_xscale("symlog", linthresh=1)
-    panel.set_xlim(left=-0.05)
+    panel.set_xticks(_TICKS, map(str, _TICKS))
+    panel.minorticks_off()
+    panel.set_xlim(-0.05, 1.15 * max(1, *(max(values.values()) for values in apart.values())))
     panel.set_xlabel("mean distance from the other sites", fontsize=9)
     drawing.legend(loc="outside lower center", ncols=3 if width < 5 else 6, frameon=False, fontsize=9)
     return drawing

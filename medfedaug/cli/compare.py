@@ -45,6 +45,7 @@ def compare(
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.experiments.experiment import make_experiment
+        from medfedaug.experiments.predicted import predicted_gains
         from medfedaug.experiments.trial import Suggestion, recommend, suggest
         from medfedaug.utils.files import write_json
 
@@ -70,7 +71,9 @@ def compare(
     if isinstance(table, Table):
         out_console.print(table)
         advice = recommend(table)
-        for sentence in advice:
+        with err_console.status("comparing with the prediction"):
+            predicted = predicted_gains(data, table, limit)
+        for sentence in (*advice, *predicted):
             say(sentence)
         if json_ is not None:
             scores = {
@@ -78,7 +81,7 @@ def compare(
                 for row in table.rows
             }
             told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
-            write_json(json_, {**told, "scores": scores, "recommendation": advice})
+            write_json(json_, {**told, "scores": scores, "recommendation": advice, "predicted": predicted})
         say(f"{out}/report.html, {out}/table.md")
     if outcome.failure:
         raise RunFailed(outcome.failure)

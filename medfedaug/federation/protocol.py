@@ -116,7 +116,7 @@ def _prospect(server: FederationServer, carrier: Carrier) -> None:
     _ask(server, carrier, asked.request(), everybody, len(everybody), asked.accept)
     asked.finish()
     there = sorted(asked.sites)
-    _ask(server, carrier, asked.telling(), there, len(there), asked.accept_told)
+    _ask(server, carrier, asked.telling(), there, len(there), asked.accept_receipt)
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:

@@ -5,7 +5,7 @@ from calibrations import fingerprint, write_table
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.prospect import make_prospect
-from medfedaug.analysis.prospect_page import answer, judged_sentence, write_prospect
+from medfedaug.analysis.prospect_page import agreement, answer, judged_sentence, write_prospect
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.significance import detectable_difference
 
@@ -82,6 +82,14 @@ def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
     (tmp_path / "other.html").write_text("<html></html>")
     with pytest.raises(ConfigError, match="is no page of medfedaug"):
         write_prospect(found, tmp_path / "other.html")
+
+
+def test_a_trial_agrees_with_what_was_predicted_or_does_not(found):
+    expected = found.gains["mean"]["norm"][""]
+    inside, outside = expected.mean, expected.interval80[1] + 0.01
+    assert agreement(found, {"norm": inside, "unknown": 0.1})[0].endswith(": agrees")
+    assert len(agreement(found, {"norm": inside, "unknown": 0.1})) == 1
+    assert agreement(found, {"norm": outside})[0].endswith(": does not agree")
 
 
 def test_polarity_comes_before_everything_else(table):

@@ -86,6 +86,9 @@ def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     for sentence in written["recommendation"]:
         assert " ".join(sentence.split()) in " ".join(out.split())
         assert sentence in page.text
+    # The trial's gains, beside those of fingerprints.
+    assert any("norm: predicted" in line and "agree" in line for line in written["predicted"])
+    assert all(" ".join(line.split()) in " ".join(out.split()) for line in written["predicted"])
     # Asked again, nothing is trained anew.
     (results,) = (tmp_path / "trial/norm").rglob("results.json")
     before = results.stat().st_mtime_ns

@@ -192,7 +192,7 @@ class Prospecting:
             once.update({f"{PROSPECT}/{name}/{site}": value for name, value in entries.items()})
         return Request(PROSPECT, run=self.run, once=once)
 
-    def accept_told(self, site: str, reply: Reply) -> bool:
+    def accept_receipt(self, site: str, reply: Reply) -> bool:
         """Accept that a site has received them."""
         return not reply.error
 
