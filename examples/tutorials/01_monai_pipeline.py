@@ -10,8 +10,8 @@ the FFA layers, around the network.
 # %%
 # Before you begin
 # ----------------
-# ``pip install ./medfedaug`` into the environment of your pipeline: no server is needed, and no folder
-# changes. Three lines of a training script change:
+# ``pip install ./medfedaug`` into the environment of your pipeline. No server is needed. Three lines of a
+# training script change:
 #
 # .. code-block:: diff
 #
