@@ -121,7 +121,7 @@ job = nvflare(f"job submit -j job --startup-kit {lead}")["job_id"]
 # The hospital reads and approves it
 # ----------------------------------
 # The job waits at the first hospital. `jobs` prints one page about it: who submitted it, what runs, what
-# leaves, how often. Nothing of the images has been read for it.
+# leaves, how often.
 
 jobs = f"medfedaug jobs {kits}/hospital-a"
 for _ in range(120):
