@@ -120,8 +120,8 @@ job = nvflare(f"job submit -j job --startup-kit {lead}")["job_id"]
 # %%
 # The hospital reads and approves it
 # ----------------------------------
-# The job waits at the first hospital. `jobs` prints one page about it: who submitted it, what runs, what
-# leaves, how often.
+# The job waits at the first hospital. `jobs` prints one page about it: its purpose, what runs, what leaves,
+# how often.
 
 jobs = f"medfedaug jobs {kits}/hospital-a"
 for _ in range(120):
