@@ -32,6 +32,10 @@ def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> Dic
         ReaderError: where it is no volume, or must not be taken; names no value of a header but sizes.
     """
     found = scan(folder)
+    used = {file for one in found.series for file in one.files}
+    if others := len([file for file in folder.iterdir() if file not in used]):
+        # No gap would tell that the first or the last slice is missing.
+        raise ReaderError(f"{others} of its objects cannot be read, or are no images")
     chosen = [*found.series] if len(found.series) == 1 else select(found.series, rule).chosen
     if len(chosen) != 1:
         raise ReaderError(f"the series holds {len(found.series)} volumes, one was expected")
@@ -50,7 +54,7 @@ def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> Dic
 
 
 def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.ndarray]:
-    """Load volumes, each (X, Y, Z), on the grid of one of them.
+    """Load volumes, each (X, Y, Z) or in colour (X, Y, Z, 3), on the grid of one of them.
 
     One on the same grid keeps its voxels; others are interpolated linearly, and have their lowest value
     outside of what they show.
@@ -72,7 +76,8 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
         raise ReaderError("its voxels cannot be decoded") from error
     if len(images) > 1 and any(image.GetNumberOfComponentsPerPixel() > 1 for image in images):
         raise ReaderError("a channel is in colour; import it by itself")
-    return [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
+    voxels = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
+    return [np.moveaxis(one, 0, -1) if one.ndim > target.GetDimension() else one for one in voxels]
 
 
 def _on(image: sitk.Image, target: sitk.Image) -> sitk.Image:
@@ -97,7 +102,7 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
 
     Args:
         path: a file ``.nii.gz``; folders above it are made.
-        voxels: (X, Y, Z).
+        voxels: (X, Y, Z), or (X, Y, Z, C).
         affine: (4, 4), RAS, millimetres.
 
     Raises:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
+from pathlib import Path
 
 import highdicom as hd
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 import SimpleITK as sitk
 from dicom_files import EDGES, ORIGIN, affine_of, write_frames, write_slices
@@ -21,6 +24,11 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
     generate_uid,
 )
+
+from medfedaug.data.io.readers import load_volume
+from medfedaug.data.pacs.archive import Wanted, open_archive
+from medfedaug.data.pacs.choice import ImportSettings, plan_import
+from medfedaug.data.pacs.importer import import_studies
 
 VOXELS = np.random.default_rng(3).integers(-900, 900, (40, 36, 6)).astype(np.int16)
 SYNTAXES = {
@@ -268,9 +276,49 @@ def test_a_secondary_capture_is_known_by_its_class(run, tmp_path):
     np.testing.assert_array_equal(voxels_of(found["P"][0][0]), VOXELS)
 
 
-def test_each_header_is_opened_once(run, tmp_path, monkeypatch):
-    import pydicom
+def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
+    colours = np.random.default_rng(4).integers(0, 255, (*VOXELS.shape, 3)).astype(np.uint8)
 
+    def change(header, k):
+        header.PatientID, header.SamplesPerPixel, header.PhotometricInterpretation = "P", 3, "RGB"
+        header.BitsAllocated, header.BitsStored, header.HighBit = 8, 8, 7
+        header.PlanarConfiguration = header.PixelRepresentation = 0
+        header.PixelData = np.ascontiguousarray(colours[:, :, k].transpose(1, 0, 2)).tobytes()
+
+    write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
+    source = ("--folder", tmp_path / "in")
+    code, said, found = imported(run, source, ["P"], tmp_path, "--allow-burned-in")
+    assert code == 0, said
+    ((image,), _) = found["P"]
+    np.testing.assert_array_equal(voxels_of(image), colours)
+    read = load_volume(Path(image.get_filename())).numpy()
+    np.testing.assert_array_equal(read, np.moveaxis(colours, -1, 0))
+
+
+@pytest.mark.parametrize("kept", [200, 0.9])
+def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept):
+    """The object is cut in its header, or in its pixels: no gap tells that a slice is missing at the end."""
+    files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
+    last = max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber)
+    with damaged_later(tmp_path, last, kept) as archive:
+        plans = plan_import(archive, [Wanted("PatientID", "P")], lambda name, kind: kind, ImportSettings())
+        failed = import_studies(archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings())
+    assert failed == {"case": failed["case"]}
+    assert "cannot be" in failed["case"]
+    assert not (tmp_path / "out/images").exists()
+
+
+@contextmanager
+def damaged_later(tmp_path, damaged, kept):
+    """The folder as an archive whose index was made before an object was damaged."""
+    with open_archive(folder=tmp_path / "in") as archive:
+        archive.find_studies(Wanted("PatientID", "P"))
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[: kept if kept > 1 else int(len(content) * kept)])
+        yield archive
+
+
+def test_each_header_is_opened_once(run, tmp_path, monkeypatch):
     files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
     opened = []
     read = pydicom.dcmread
