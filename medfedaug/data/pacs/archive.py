@@ -144,7 +144,7 @@ class FoundStudy:
 
     @property
     def person(self) -> str:
-        """Whose study it is, for a pseudonym; a study without PatientID stands for a patient."""
+        """Identity of the patient, for a pseudonym; a study without PatientID stands for one."""
         return f"{self.issuer}\\{self.patient}" if self.patient else self.uid
 
     def matches(self, wanted: Wanted) -> bool:
