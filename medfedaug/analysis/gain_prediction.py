@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -32,6 +32,8 @@ LEAST_FEDERATIONS = 20
 _PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
 """Penalties of the slopes that are tried; with the last one the prediction is the mean gain."""
 
+_Z80, _Z95 = 1.2816, 1.9600  # of the normal distribution
+
 _UNLIKE = 0.95
 """Quantile of the distances between families beyond which a federation is unlike anything measured."""
 
@@ -45,18 +47,37 @@ class Expected:
         interval80: its 80% interval.
         interval95: its 95% interval.
         is_unlike: whether the fingerprints are unlike anything in the table.
+        from_noise: deviation of the prediction by the noise that sites added to their fingerprints.
     """
 
     mean: float
     interval80: tuple[float, float] | None
     interval95: tuple[float, float] | None
     is_unlike: bool
+    from_noise: float = 0.0
+
+    def widened(self, deviation: float) -> Expected:
+        """Widen the intervals by the noise of fingerprints, whose error adds in squares to that of the gain.
+
+        Args:
+            deviation: of the prediction by that noise.
+        """
+
+        def wider(ends: tuple[float, float] | None, z: float) -> tuple[float, float] | None:
+            if ends is None:
+                return None
+            half = math.hypot((ends[1] - ends[0]) / 2, z * deviation)
+            return self.mean - half, self.mean + half
+
+        intervals = wider(self.interval80, _Z80), wider(self.interval95, _Z95)
+        return replace(self, interval80=intervals[0], interval95=intervals[1], from_noise=deviation)
 
     def to_dict(self) -> dict[str, float | bool | None]:
         """Return the numbers as ``prospect.json`` has them."""
         found: dict[str, float | bool | None] = {
             "mean": self.mean,
             "unlike_anything_measured": self.is_unlike,
+            "deviation_from_noise": self.from_noise,
         }
         for name, ends in (("80", self.interval80), ("95", self.interval95)):
             low, high = ends or (None, None)
@@ -205,6 +226,10 @@ class GainModel:
         order = np.argsort(self._scores)
         reached = np.cumsum(self.rows.weights[order]) / self.rows.weights.sum()
         return float(self._scores[order][min(int(np.searchsorted(reached, wanted - 1e-9)), len(order) - 1)])
+
+    def mean_at(self, x: Sequence[float]) -> float:
+        """Predict the gain at features, without intervals."""
+        return float(self.line(np.asarray([x], dtype=np.float64))[0])
 
     def predict(self, x: Sequence[float]) -> Expected:
         """Predict the gain at features (`medfedaug.analysis.calibration_table.features`)."""

@@ -261,6 +261,14 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
     for one in noisy:
         text = f"{one.site} added noise: each mean in [0, 1] of its range has a deviation of {one.noise:.3g}"
         add(section, "p", f"{text}, and its distances from others seem larger for it.")
+    if noisy:
+        most = max(one.from_noise for found in prospect.gains["mean"].values() for one in found.values())
+        add(
+            section,
+            "p",
+            f"By this noise alone a predicted gain in the mean of the sites varies by {most:.3f} (deviation) "
+            "at most; the intervals are as much wider.",
+        )
 
 
 def _assumed(section: ET.Element, prospect: Prospect) -> None:

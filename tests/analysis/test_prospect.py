@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from calibrations import fingerprint, write_table
 
@@ -90,6 +91,22 @@ def test_a_trial_agrees_with_what_was_predicted_or_does_not(found):
     assert agreement(found, {"norm": inside, "unknown": 0.1})[0].endswith(": agrees")
     assert len(agreement(found, {"norm": inside, "unknown": 0.1})) == 1
     assert agreement(found, {"norm": outside})[0].endswith(": does not agree")
+
+
+def test_noise_in_a_fingerprint_makes_the_answer_wider_and_the_page_says_how_much(table, tmp_path):
+    def sites(noise):
+        return [fingerprint("A", noise_added=noise), fingerprint("B"), fingerprint("C", mean=0.4)]
+
+    none, noisy = make_prospect(sites(0.0), table), make_prospect(sites(0.05), table)
+    for methods in ("norm", "fedfa"):
+        plain, wide = (one.gains["mean"][methods][""] for one in (none, noisy))
+        assert plain.from_noise == 0
+        assert plain.mean == wide.mean
+        half = np.hypot(np.diff(plain.interval80) / 2, 1.2816 * wide.from_noise)
+        np.testing.assert_allclose(wide.interval80, [plain.mean - half[0], plain.mean + half[0]])
+    assert noisy.gains["mean"]["norm"][""].from_noise > 0.005
+    write_prospect(noisy, tmp_path / "page.html")
+    assert "By this noise alone" in (tmp_path / "page.html").read_text()
 
 
 def test_polarity_comes_before_everything_else(table):

@@ -146,6 +146,19 @@ def test_a_refusing_site_is_named_and_two_are_needed(config, hospitals):
         alone.run(config)
 
 
+def test_a_site_that_does_not_answer_in_time_is_named_and_is_told_nothing(config, hospitals):
+    class WithoutC(Deployment):
+        def ask(self, request, sites, needed, accept):
+            super().ask(request, [name for name in sites if name != "site_C"], needed, accept)
+            return {"site_C": "no answer within 5 s"} if "site_C" in sites else {}
+
+    sites = hospitals(**{name: {"min_images": 3} for name in ("site_A", "site_B", "site_C")})
+    server = WithoutC(sites).run(config)
+    assert {*server.prospecting.sites} == {"site_A", "site_B"}
+    assert server.prospecting.missing == {"site_C": "no answer within 5 s"}
+    assert not list(sites[2].kit.rglob("prospect.html"))
+
+
 def test_the_server_gets_no_training_of_a_prospect_and_no_fingerprint_of_a_training(config, hospitals):
     (site,) = hospitals(site_A={"min_images": 3})
     site.start(config, "job-1")
