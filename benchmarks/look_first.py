@@ -75,7 +75,7 @@ def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]
             volumes.append(np.log1p(mask.mean() * 1e6))
             counts.append(np.log1p(components(mask)))
     return {
-        name: (float(np.mean(found)), float(np.std(found)))
+        name: (float(np.mean(found)), max(float(np.std(found)), 1e-6))
         for name, found in (("volume", volumes), ("components", counts))
     }
 
@@ -90,7 +90,8 @@ def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
         if site.name not in recorded:
             continue
         assert isinstance(site, VolumeFolder)
-        predictor = Predictor.prepare(run, Origin.of(run, site.name, None), site, "cpu")
+        own = site.name if site.name in run.record["test"]["sites"] else None  # unseen: nobody's
+        predictor = Predictor.prepare(run, Origin.of(run, own, None), site, "cpu")
         with predictor.model.scoring():
             predictor.model.network.eval()
             for case in site.cases["test"]:

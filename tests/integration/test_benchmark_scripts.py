@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmark_files import write_lgg
+from finished_runs import simulated
 
 from medfedaug.privacy import epsilon_spent
 
@@ -69,6 +70,20 @@ def test_the_script_runs(script, name):
     printed = script(name, *arguments)
     assert expected in printed
     assert "1 thread(s)" in printed.splitlines()[0]
+
+
+def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_path):
+    """The script itself compares each Dice with the run's record."""
+    run = simulated(phantom_dir, tmp_path / "run", "fedavg")
+    record = tmp_path / "cases.jsonl"
+    printed = script(
+        "look_first.py", run, "--data", phantom_dir, "--record", record, "--draws", 3
+    ).splitlines()
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert {row["site"] for row in rows} == {"site_A", "site_B", "site_C"}
+    assert all(0 <= row[score] <= 1 for row in rows for score in ("dice", "confidence", "flips"))
+    assert printed[1] == f"{len(rows)} cases of {len(rows)} patients in 1 runs"
+    assert printed[4].startswith("| soft Dice confidence | ")
 
 
 @pytest.mark.slow
@@ -268,6 +283,7 @@ def test_none_is_left_out():
     apart = {
         "calibration.py",
         "judge_prospect.py",
+        "look_first.py",
         "alignment.py",
         "demo_effect.py",
         "measure.py",
