@@ -116,7 +116,7 @@ class ForkedSites:
         self._reports: dict[int, int] = {}
 
     def fileno(self) -> int:
-        """Where requests arrive."""
+        """Return the file descriptor at which requests arrive."""
         return self._here.fileno()
 
     def start_simulator(self) -> int:

@@ -33,7 +33,7 @@ __all__ = [
 
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
 VERSIONS = ("2.9.0",)
-"""Of NVFlare: those that `medfedaug.nvflare_jobs.short_waits` is written for."""
+"""NVFlare's versions that `medfedaug.nvflare_jobs.short_waits` is written for."""
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 """The module that NVFlare starts for each site."""
 

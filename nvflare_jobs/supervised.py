@@ -36,7 +36,7 @@ class Asked(Protocol):
     """Answers requests between two looks at the processes."""
 
     def fileno(self) -> int:
-        """Where requests arrive."""
+        """Return the file descriptor at which requests arrive."""
 
     def answer(self) -> bool:
         """Answer one request; false when no more will come."""

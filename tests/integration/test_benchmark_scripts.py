@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -279,6 +280,17 @@ def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
         assert last["Python's blocks"] < first["Python's blocks"] + 100 * rounds
 
 
+@pytest.mark.slow
+def test_a_simulation_is_timed_beside_a_plain_loop(script):
+    kinds = ["medfedaug, in process", "plain loop"]
+    small = ("--sites", 2, "--rounds", 1, "--patients", 3, "--features", *([4] * 6))
+    table = script("peers.py", *small, "--kinds", *kinds)
+    for kind in kinds:
+        (row,) = (line for line in table.splitlines() if line.startswith(f"| {kind} |"))
+        elapsed, first_step = (float(cell) for cell in re.findall(r"\d+\.\d", row)[:2])
+        assert 0 < first_step < elapsed
+
+
 def test_none_is_left_out():
     apart = {
         "calibration.py",
@@ -288,6 +300,8 @@ def test_none_is_left_out():
         "demo_effect.py",
         "measure.py",
         "nvflare_round.py",
+        "peer_site.py",
+        "peers.py",
         "privacy_epsilon.py",
         "privacy_weights.py",
         "protocol.py",
