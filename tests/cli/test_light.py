@@ -55,8 +55,6 @@ def kit(phantom_dir, tmp_path_factory):
     hospitals = [Hospital(folder / n, phantom_dir / n, **settings) for n in ("site_A", "site_B")]
     methods = ({"name": "fedfa", "args": {}},)
     Deployment(hospitals).run(RunConfig(methods=methods, network_args=TINY_NETWORK, rounds=1, batch_size=4))
-    for hospital in hospitals:
-        hospital.executor.handle_event("_end_run", hospital.context)
     return folder / "site_A"
 
 

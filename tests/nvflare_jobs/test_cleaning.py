@@ -51,7 +51,7 @@ def finish(deployment: Deployment, config: RunConfig, *, end: bool = True) -> tu
     run_protocol(server, deployment)
     if end:
         for hospital in deployment.hospitals.values():
-            hospital.executor.handle_event("_end_run", hospital.context)
+            hospital.end()
     return job, server
 
 
@@ -140,7 +140,7 @@ def test_a_half_trained_round_of_a_job_that_was_aborted_goes(federation, tiny_co
     with pytest.raises(RunFailed):
         run_protocol(server, federation)
     watching.join(timeout=60)
-    hospital.executor.handle_event("_end_run", hospital.context)
+    hospital.end()
     (half,) = halves.glob("*.half.pt")
     age(hospital.kit, 20)
     assert f"would go: {half}" not in run("clean", "--kit", hospital.kit, "--older-than", 30)[1]
@@ -160,7 +160,7 @@ def test_nothing_of_a_job_that_runs_goes_however_old_it_is(federation, tiny_conf
     assert "0 of" in out
     assert "a job is running here" in out
     assert "1 running" in run("jobs", kit)[1]
-    federation.hospitals["site_A"].executor.handle_event("_end_run", federation.hospitals["site_A"].context)
+    federation.hospitals["site_A"].end()
     assert "1 ended" in run("jobs", kit)[1]
     age(kit, 400)
     _, out, _ = run("clean", "--kit", kit, "--older-than", 1, "--yes")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -62,6 +63,10 @@ class Hospital:
         self.executor.log_error = lambda fl_ctx, text, *more, **others: self.logged.append(text)
         self.executor.log_exception = self.executor.log_error
 
+    def end(self) -> None:
+        """The job ends at the site."""
+        self.executor.handle_event(EventType.END_RUN, self.context)
+
     def answer(self, request: Request) -> Reply:
         # As a server that does not keep to NVFlare's own checks would send it.
         model = request_to_model(replace(request, round=0))
@@ -90,7 +95,11 @@ class Deployment(Carrier):
         for hospital in self.hospitals.values():
             hospital.start(config, f"job-{self.jobs}")
         server = FederationServer(config, self.events.append, Execution(min_sites=min_sites))
-        run_protocol(server, self)
+        try:
+            run_protocol(server, self)
+        finally:
+            for hospital in self.hospitals.values():
+                hospital.end()
         return server
 
     def connected(self) -> list[str]:
