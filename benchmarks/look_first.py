@@ -1,4 +1,4 @@
-"""Which cases to look at first: do scores without a reference find the worst tenth of the predictions?
+"""Measure whether scores without a reference find the worst tenth of the predictions.
 
     python benchmarks/look_first.py --data DIR RUN [RUN ...] --record FILE.jsonl
     python benchmarks/look_first.py --record FILE.jsonl

@@ -144,7 +144,7 @@ class SimulatorProcess:
         return cls([sys.executable, "-m", _FORKED], environment, tempfile.TemporaryFile())
 
     def _is_ready(self, environment: Mapping[str, str]) -> bool:
-        """Whether it runs, and has read from its environment what a process would read from this one."""
+        """Return whether it runs, and has the environment that a process of this one would have."""
         changed = self.environment.items() - environment.items()
         return self.returncode is None and not changed
 

@@ -133,7 +133,7 @@ class _Simulation:
 
     @property
     def input_scale(self) -> str:
-        """What images are brought to, for `UnevenScales.sentence`."""
+        """The scale of the input, for `UnevenScales.sentence`."""
         words = set(self.run.config.plan.normalisation or ())
         by_plan = self.composition.input["normalised_by"] == BY_PLAN
         return "z_score" if by_plan and words == {"z_score"} else self.composition.intensity

@@ -20,7 +20,7 @@ _LONGEST = 60.0
 
 @dataclass
 class Fault:
-    """What happens to requests.
+    """Faults of requests.
 
     Args:
         path: regular expression that is searched for in the path.

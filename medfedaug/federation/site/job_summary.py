@@ -128,7 +128,7 @@ def _changed(config: RunConfig) -> list[str]:
 
 
 def _prospect(config: RunConfig) -> list[str]:
-    """What leaves in a job that exchanges fingerprints."""
+    """List the numbers that leave in a job that exchanges fingerprints."""
     from medfedaug.data.quality.image_fingerprint import QUANTITIES, entry_shapes
 
     shapes = entry_shapes(config.task, len(config.classes), config.in_channels)

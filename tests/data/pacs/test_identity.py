@@ -141,7 +141,7 @@ def test_objects_without_identity_refer_to_each_other_and_give_the_same_case(run
 
 
 def prepare(cache, image):
-    """What a run keeps of an image."""
+    """Keep an image in the folder of prepared images, as a run does."""
     import torch
 
     from medfedaug.config.storage import Storage
