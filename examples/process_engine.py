@@ -9,6 +9,7 @@ entry point of the group `medfedaug.engines`.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 
 from medfedaug.federation import Carrier, FederationServer, Site, SiteTrainer, run
@@ -74,9 +75,11 @@ def main():
     arguments.add_argument("--data", required=True)
     arguments.add_argument("--out", required=True)
     arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--network-args", type=json.loads, default={}, help="JSON")
     options = arguments.parse_args()
     methods = ({"name": "fedrdn"}, {"name": "fedfa"})
-    config = configure(find_sites(options.data), methods=methods, rounds=options.rounds)
+    settings = {"rounds": options.rounds, "network_args": options.network_args}
+    config = configure(find_sites(options.data), methods=methods, **settings)
     results = simulate(options.data, options.out, config, engine="processes")
     print(results["test"]["mean"])
 

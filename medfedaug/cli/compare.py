@@ -9,7 +9,7 @@ import typer
 
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Limit, Threads
-from medfedaug.errors import RunFailed
+from medfedaug.errors import ConfigError, RunFailed
 
 __all__ = ["compare"]
 
@@ -25,6 +25,14 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of each training.")] = 10,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of every training (network, image_size, batch_size, ...), as in `benchmark`.",
+        ),
+    ] = None,
     device: Device = "auto",
     jobs: Annotated[
         int, typer.Option(min=1, help="Number of runs at the same time, each in its own process.")
@@ -56,7 +64,11 @@ def compare(
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
     say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} trainings each of {rounds} rounds")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
-    asked = make_experiment(None, given, [f"rounds={rounds}"])
+    asked = make_experiment(None, given, [f"rounds={rounds}", *(set_ or [])])
+    if asked.vary:
+        raise ConfigError(
+            f"--set {next(iter(asked.vary))}: give one value; medfedaug benchmark compares several"
+        )
     outcome = run_experiment(
         asked,
         engine="inprocess",

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from results import Page
+from running import TINY_NETWORK
 
 from medfedaug.analysis.score_table import Row, Score, Table
 from medfedaug.data.datasets.phantom import make_phantom
@@ -77,6 +78,7 @@ def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_be
 
 def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     options = ("--seeds", 1, "--rounds", 1, "--device", "cpu", "--out", tmp_path / "trial")
+    options += ("--set", f"network_args={json.dumps(TINY_NETWORK)}")
     code, out, err = run("compare", "--data", apart, *options, "--json", tmp_path / "trial.json")
     assert code == 0, err
     assert "trying single, fedavg, norm" in out
@@ -94,3 +96,11 @@ def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     before = results.stat().st_mtime_ns
     assert run("compare", "--data", apart, *options)[0] == 0
     assert results.stat().st_mtime_ns == before
+
+
+def test_several_values_of_a_setting_are_the_benchmarks(run, apart, tmp_path):
+    options = ("--methods", "norm", "--set", "image_size=16,32", "--out", tmp_path / "trial")
+    code, _, err = run("compare", "--data", apart, *options)
+    assert code == 2
+    assert "--set image_size: give one value; medfedaug benchmark compares several" in err
+    assert not (tmp_path / "trial").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from monai.bundle import ConfigWorkflow
-from running import command
+from running import TINY_NETWORK, command
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.models import ffa_layers
@@ -106,21 +106,13 @@ def test_the_bundle_needs_no_ignite():
 def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path):
     """In a process of its own, as a user starts it: it registers an engine, and starts one for each site."""
     script = EXAMPLES / "process_engine.py"
-    command_line = [sys.executable, script, "--data", root, "--out", tmp_path / "own", "--rounds", "1"]
+    options = ("--data", root, "--rounds", 1, "--network-args", json.dumps(TINY_NETWORK))
+    command_line = [sys.executable, script, *options, "--out", tmp_path / "own"]
     done = subprocess.run(list(map(str, command_line)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "own/results.json").read_text())["engine"] == "processes"
-    options = (
-        "--methods",
-        "fedrdn,fedfa",
-        "--rounds",
-        1,
-        "--engine",
-        "inprocess",
-        "--out",
-        tmp_path / "ours",
-    )
-    assert command("simulate", "--data", root, *options)[0] == 0
+    ours = ("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--out", tmp_path / "ours")
+    assert command("simulate", *options, *ours)[0] == 0
     for name in ("global_model.pt", "final_model.pt", "global_exchange.pt"):
         own, ours = (
             torch.load(tmp_path / run / name, weights_only=True) if (tmp_path / run / name).exists() else {}
