@@ -17,7 +17,7 @@ from medfedaug.errors import ConfigError
 if TYPE_CHECKING:
     from medfedaug.data.pacs.archive import Access, Archive
 
-__all__ = ["PANEL", "ArchiveOptions", "takes_archive"]
+__all__ = ["PANEL", "ArchiveOptions", "named_pairs", "takes_archive"]
 
 PANEL = "The archive"
 """Title of the options in the help of a command."""
@@ -142,6 +142,15 @@ def _options(
     parallel: Annotated[
         int, typer.Option(min=1, help="Series and studies at a time.", rich_help_panel=PANEL)
     ] = 2,
+    connections: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Objects that come from DICOMweb at a time, of all series together; 1 fetches each series "
+            "in one request.",
+            rich_help_panel=PANEL,
+        ),
+    ] = 4,
 ) -> ArchiveOptions:
     access = {
         "timeout": timeout,
@@ -154,6 +163,7 @@ def _options(
         "authority": authority,
         "certificate": certificate,
         "key": key,
+        "connections": connections,
     }
     return ArchiveOptions(dicomweb, dimse, access, parallel)
 
@@ -166,3 +176,24 @@ def _token(file: Path | None) -> str | None:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not readable as a token") from error
+
+
+def named_pairs(option: str, example: str, given: list[str] | None, *, first: bool = False) -> dict[str, str]:
+    """Read values ``NAME=VALUE``.
+
+    Args:
+        option: the option that they were given to, for messages.
+        example: a value of it, for messages.
+        given: the values.
+        first: whether they are split at the first sign, since a value may have some; else at the last one.
+
+    Raises:
+        ConfigError: for what is no pair, and for a name that is given twice.
+    """
+    pairs = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
+    if not all(name.strip() and value.strip() for name, _, value in pairs):
+        raise ConfigError(f"{option} takes NAME=VALUE, such as {example}")
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(found) < len(pairs):
+        raise ConfigError(f"{option} names one thing twice")
+    return found

@@ -213,6 +213,7 @@ class Access:
         key: PEM file of its private key.
         aet: own AE title.
         receive: port of the own receiver, to which the archive sends (C-MOVE); ``None``: C-GET.
+        connections: objects that come from a DICOMweb archive at a time, of all series together.
     """
 
     timeout: float = 60.0
@@ -226,11 +227,12 @@ class Access:
     key: Path | None = None
     aet: str = "MEDFEDAUG"
     receive: int | None = None
+    connections: int = 4
 
     def __post_init__(self) -> None:
-        if self.timeout <= 0 or self.attempts < 1:
+        if self.timeout <= 0 or self.attempts < 1 or self.connections < 1:
             raise ConfigError(
-                "the time-out of an archive is above 0 s, and the number of attempts at least 1"
+                "the time-out of an archive is above 0 s, and its attempts and connections are at least 1"
             )
         for file in (self.authority, self.certificate, self.key):
             if file is not None and not file.is_file():

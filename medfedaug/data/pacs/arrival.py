@@ -58,6 +58,11 @@ class Arrival:
         with self._lock:
             return sorted(self._files.keys() - self._there)
 
+    def has(self, uid: str) -> bool:
+        """Return whether an object has come."""
+        with self._lock:
+            return uid in self._there
+
     def accept(self, uid: str, content: bytes) -> bool:
         """Write an object, and return whether it was expected.
 

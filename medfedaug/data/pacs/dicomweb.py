@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -43,6 +45,7 @@ __all__ = ["DicomWebArchive"]
 
 _PAGE = 1000
 _MOST = 200_000
+_FEW = 8  # objects of a series that come in one request
 _AS_STORED = (("application/dicom", "*"),)
 _BUSY = (
     HTTPStatus.REQUEST_TIMEOUT,
@@ -77,6 +80,7 @@ class DicomWebArchive(Archive):
         self._own = threading.local()
         self._sessions: list[requests.Session] = []
         self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(access.connections)
 
     # ------------------------------------------------------------------ searching
 
@@ -120,7 +124,11 @@ class DicomWebArchive(Archive):
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch a series by WADO as it is stored; objects that are missing then are asked for one by one."""
+        """Fetch a series by WADO as it is stored; objects that are missing then are asked for one by one.
+
+        A series of many objects comes object by object, several at a time; at most ``access.connections``
+        objects of all series are on their way, and in memory.
+        """
         where = series.study, series.uid
         with self._asking():
             rows = self._pages(
@@ -131,7 +139,9 @@ class DicomWebArchive(Archive):
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(folder, uids, on_instance)
         failure, before = Failure(), arrival.missing
-        if len(before) > 1:
+        if len(before) > _FEW and self._access.connections > 1:
+            failure = self._several_at_a_time(arrival, where)
+        elif len(before) > 1:
             failure = self._received(
                 arrival, lambda client: client.iter_series(*where, media_types=_AS_STORED)
             )
@@ -146,6 +156,32 @@ class DicomWebArchive(Archive):
             if uid in arrival.missing:
                 break
         return arrival.files(failure)
+
+    def _several_at_a_time(self, arrival: Arrival, where: tuple[str, str]) -> Failure:
+        """Fetch the missing objects in several threads; the last failure where some did not come.
+
+        Where the archive is silent, no more is asked for.
+        """
+        waiting, silent = deque(arrival.missing), threading.Event()
+
+        def work() -> Failure:
+            last = Failure()
+            while not silent.is_set():
+                try:
+                    uid = waiting.popleft()
+                except IndexError:
+                    break
+                failure = self._received(arrival, partial(_one_instance, where=(*where, uid)))
+                if not arrival.has(uid):
+                    last = failure
+                if failure.timed_out:
+                    silent.set()
+            return last
+
+        workers = [self._pool.submit(work) for _ in range(self._access.connections)]
+        wait(workers)
+        # The gravest one: an archive that is silent is not asked again.
+        return max((worker.result() for worker in workers), key=lambda one: (one.timed_out, one.reason != ""))
 
     def _received(self, arrival: Arrival, request: Callable[[DICOMwebClient], Iterable[Dataset]]) -> Failure:
         """Take in what comes of a request; the reason where it does not come to its end."""
@@ -175,6 +211,7 @@ class DicomWebArchive(Archive):
 
     def close(self) -> None:
         """Close the connections of all threads."""
+        self._pool.shutdown(cancel_futures=True)
         with self._lock:
             for session in self._sessions:
                 session.close()
