@@ -3,14 +3,15 @@
     python benchmarks/look_first.py --data DIR RUN [RUN ...] --record FILE.jsonl
     python benchmarks/look_first.py --record FILE.jsonl
 
-The first call predicts the test cases of finished runs, each at its own site, and writes a line for each
-case: its Dice, and scores without a reference. The second one prints, for each score, how many
-of the worst tenth of the cases are among the first tenth and the first quarter of the list that it makes, and
-the rank correlation with Dice, with 95 % intervals by bootstrap over patients. A list is made for each run,
-since a user has one model; the worst tenth of a run are at least one case.
+The first call predicts the validation and test cases of finished runs, each at its own site, and writes a
+line for each case: its Dice, and scores without a reference. The second one prints, for each split and score,
+how many of the worst tenth of the cases are among the first tenth and the first quarter of the list that it
+makes, and the rank correlation with Dice, with 95 % intervals by bootstrap over patients. A list is made for
+each run, since a user has one model; the worst tenth of a run are at least one case. A score is chosen on
+validation cases, by its rank correlation, and judged on test cases.
 
-The training range of volumes and components is read from the label maps of all sites, which no run has: it is
-an upper bound of what such a range could tell.
+Flips are those of `predict --flips`. The training range of volumes and components is read from the label maps
+of all sites, which no run has: it is an upper bound of what such a range could tell.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ import numpy as np
 import torch
 from measure import hardware
 from scipy import ndimage, stats
-from torch import Tensor, nn
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.folders import own_data
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.functional.soft_dice_confidence import label_agreement
+from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.pass_agreement import PassAgreement
 from medfedaug.runs.predictor import Predictor
+from medfedaug.tasks.flips import flips_of
 
 SCORES = {
     "soft Dice confidence": "confidence",
-    "agreement of three flips": "flips",
+    "agreement of the passes": "agreement",
     "both, averaged": "both",
+    "soft Dice confidence of the mean over the passes": "mean_confidence",
+    "variation of the volume over the passes, large first": "variation",
     "volume against the training range": "volume",
     "components against the training range": "components",
     "predicted volume, small first": "small",
@@ -48,17 +52,7 @@ SCORES = {
 }
 """Scores by their names; the lowest are looked at first."""
 
-
-class Flipped(nn.Module):
-    """A network that sees its input flipped."""
-
-    def __init__(self, network: nn.Module, axes: Sequence[int]) -> None:
-        super().__init__()
-        self.network, self.axes = network, tuple(axes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.network(x.flip(self.axes))
-        return (found[0] if isinstance(found, (list, tuple)) else found).flip(self.axes)
+SPLITS = ("validation", "test")
 
 
 def components(label: np.ndarray) -> int:
@@ -94,11 +88,12 @@ def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
         predictor = Predictor.prepare(run, Origin.of(run, own, None), site, "cpu")
         with predictor.model.scoring():
             predictor.model.network.eval()
-            for case in site.cases["test"]:
-                row = score_case(run, site, case, predictor, expected, usual)
-                known = recorded[site.name]["cases"].get(case.name)
-                assert known is None or abs(known - row["dice"]) < 1e-4, (case.name, known, row)
-                yield {"run": str(folder), **row}
+            for split in SPLITS:
+                for case in site.cases[split]:
+                    row = score_case(run, site, case, predictor, expected, usual)
+                    known = recorded[site.name]["cases"].get(case.name) if split == "test" else None
+                    assert known is None or abs(known - row["dice"]) < 1e-4, (case.name, known, row)
+                    yield {"run": str(folder), "split": split, **row}
 
 
 def score_case(
@@ -109,33 +104,50 @@ def score_case(
     expected: Mapping[str, tuple[float, float]],
     usual: Familiar,
 ) -> dict[str, Any]:
-    model, task = predictor.model, predictor.model.task
-    seen = task.evaluation_case(site, case)
-    networks = [model.network, *(Flipped(model.network, axes) for axes in ((2,), (3,), (2, 3)))]
-    plain, *flips = (
-        task.predict_case(network, seen, predictor.transform, model.device, run.config.batch_size, True)
-        for network in networks
-    )
+    task, classes = predictor.model.task, run.config.num_classes
+    seen, passes = task.evaluation_case(site, case), PassAgreement(classes)
+    plain = predictor.predict(seen, probabilities=True)
+    passes.add(plain)
+    total = plain.probabilities.double()
+    for axes in flips_of(task.mirrored):
+        flipped = predictor.predict(seen, probabilities=True, flipped=axes)
+        passes.add(flipped)
+        total += flipped.probabilities
     truth, found = seen.label[0].numpy() > 0, plain.label[0].numpy() > 0
+    of_mean = total.argmax(dim=0)
     image = site.prepared_image(case, run.composition.intensity, task.preparation)
     warnings = usual.intensity_warnings(task.preparation.moments(image, usual.over))
     warnings += usual.spacing_warnings(site.affine(case))
-    confidence = float(plain.confidence[0].nan_to_num(0))
-    labels = torch.stack([plain.label[0], *(one.label[0] for one in flips)])
-    agreement = float(label_agreement(labels, run.config.num_classes)[0].nan_to_num(0))
+    confidence, agreement, mean_confidence = (
+        float(values[0].nan_to_num(0))
+        for values in (plain.confidence, passes.agreement(), soft_dice_confidence(total.log(), of_mean))
+    )
     sizes = {"volume": float(np.log1p(found.mean() * 1e6)), "components": float(np.log1p(components(found)))}
     return {
         "site": site.name,
         "case": case.name,
         "patient": " ".join([site.name, *map(str, case.owner)]),
-        "dice": float(2 * (truth & found).sum() / max(1, truth.sum() + found.sum())),
+        "dice": dice(truth, found),
+        "dice_of_mean": dice(truth, of_mean.numpy() > 0),
         "confidence": confidence,
-        "flips": agreement,
+        "agreement": agreement,
         "both": (confidence + agreement) / 2,
+        "mean_confidence": mean_confidence,
+        "variation": -variation(passes),
         **{name: -abs(value - expected[name][0]) / expected[name][1] for name, value in sizes.items()},
         "small": sizes["volume"],
         "unlike": -float(len(warnings)),
     }
+
+
+def dice(truth: np.ndarray, found: np.ndarray) -> float:
+    return float(2 * (truth & found).sum() / max(1, truth.sum() + found.sum()))
+
+
+def variation(passes: PassAgreement) -> float:
+    """The largest volume of a pass over the smallest, as logarithm of 1 + voxels."""
+    low, high = passes.voxels()[:, 0].tolist()
+    return float(np.log1p(high) - np.log1p(low))
 
 
 def found_share(rows: Sequence[dict[str, Any]], score: str, listed: float, random: Any) -> tuple[int, int]:
@@ -152,11 +164,13 @@ def found_share(rows: Sequence[dict[str, Any]], score: str, listed: float, rando
 def summary(rows: Sequence[dict[str, Any]], draws: int) -> None:
     runs = sorted({row["run"] for row in rows})
     print(f"{len(rows)} cases of {len({row['patient'] for row in rows})} patients in {len(runs)} runs")
+    by_run = [[row for row in rows if row["run"] == run] for run in runs]
+    gain = _interval(by_run, draws, _gain_of_mean)
+    print(f"Dice of the mean over the passes, above that of the image as it is: {gain}")
     print(
         "| score | worst tenth in the first tenth | in the first quarter | rank correlation | within a site |"
     )
     print("|---|---|---|---|---|")
-    by_run = [[row for row in rows if row["run"] == run] for run in runs]
     for name, score in SCORES.items():
         measures = [
             *(partial(_share, score, listed) for listed in (0.1, 0.25)),
@@ -164,6 +178,25 @@ def summary(rows: Sequence[dict[str, Any]], draws: int) -> None:
         ]
         cells = [_interval(by_run, draws, measure) for measure in measures]
         print(f"| {name} | {' | '.join(cells)} |")
+    for other in ("agreement", "both"):
+        for listed in (0.1, 0.25):
+            measure = partial(_more, other, listed)
+            print(f"{other} finds more in the first {listed:.0%}: {_interval(by_run, draws, measure)}")
+        print(f"{other} ranks better: {_interval(by_run, draws, partial(_better, other))}")
+
+
+def _gain_of_mean(by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
+    return float(np.mean([row["dice_of_mean"] - row["dice"] for rows in by_run for row in rows]))
+
+
+def _more(score: str, listed: float, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
+    """The share of the worst tenth that a score finds, above that of the confidence of one pass."""
+    return _share(score, listed, by_run, random) - _share("confidence", listed, by_run, random)
+
+
+def _better(score: str, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
+    """The rank correlation of a score, above that of the confidence of one pass."""
+    return _correlation(score, False, by_run, random) - _correlation("confidence", False, by_run, random)
 
 
 def _share(score: str, listed: float, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
@@ -177,7 +210,7 @@ def _correlation(score: str, within: bool, by_run: Sequence[Sequence[dict[str, A
     for row in (row for rows in by_run for row in rows):
         groups.setdefault((row["run"], row["site"] if within else ""), []).append(row)
     found = [
-        stats.spearmanr([row[score] for row in rows], [row["dice"] for row in rows]).statistic
+        np.corrcoef(*(stats.rankdata([row[key] for row in rows]) for key in (score, "dice")))[0, 1]
         for rows in groups.values()
         if min(len({row[key] for row in rows}) for key in (score, "dice")) > (3 if score != "unlike" else 1)
     ]
@@ -217,7 +250,10 @@ def main() -> None:
                     file.write(json.dumps(row) + "\n")
                     file.flush()
     print(hardware())
-    summary([json.loads(line) for line in given.record.read_text().splitlines()], given.draws)
+    rows = [json.loads(line) for line in given.record.read_text().splitlines()]
+    for split in SPLITS:
+        print(f"\n{split}: ", end="")
+        summary([row for row in rows if row["split"] == split], given.draws)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ details { margin: .4rem 0; font-size: .875rem } summary { cursor: pointer; color
 dt { font-weight: 600 } dd { margin: 0 0 .4rem; color: var(--soft) }
 .answer { font-size: 1.15rem }
 pre { overflow-x: auto; background: var(--band); padding: .6rem; font-size: .8rem; line-height: 1.35 }
+.cases { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 0 1rem }
 img { width: 100%; height: auto; display: block } figure.small img { max-width: 38rem }
 @media (max-width: 600px) {
   th, td { padding: 5px 7px } th:first-child, td:first-child { max-width: 7.5rem }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import ArchiveOptions, takes_archive
+from medfedaug.cli.archive_options import ArchiveOptions, named_pairs, takes_archive
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.storage import CACHE_VARIABLE
@@ -132,9 +132,9 @@ def import_(
         raise ConfigError("give one of --studies FILE and --withdraw FILE")
     settings = ImportSettings(
         series=series,
-        channels=_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
+        channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
         labels=labels,
-        segments=_pairs("--segments", "'Tumour core=tumour'", segments),
+        segments=named_pairs("--segments", "'Tumour core=tumour'", segments),
         threshold=threshold,
         overlap=overlap,
         anonymise=anonymise,
@@ -158,17 +158,6 @@ def import_(
     say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")
     if failed:
         raise typer.Exit(1)
-
-
-def _pairs(option: str, example: str, given: list[str] | None, *, first: bool = False) -> dict[str, str]:
-    """Values ``NAME=VALUE``, split at the last sign, or at the first one where the value may have some."""
-    pairs = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
-    if not all(name.strip() and value.strip() for name, _, value in pairs):
-        raise ConfigError(f"{option} takes NAME=VALUE, such as {example}")
-    found = {name.strip(): value.strip() for name, _, value in pairs}
-    if len(found) < len(pairs):
-        raise ConfigError(f"{option} names one thing twice")
-    return found
 
 
 def _print(plans: Sequence[Planned]) -> None:

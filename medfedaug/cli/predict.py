@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
+from medfedaug.cli.archive_options import PANEL, ArchiveOptions, named_pairs, takes_archive
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Device, State
 from medfedaug.cli.progress import CaseProgress, resumable
@@ -102,6 +102,25 @@ def predict(
             "series. The others are left out.",
         ),
     ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=REGEX|UID",
+            help="In place of --series, a channel of the model and the series of each study that it is, "
+            "'FLAIR=.*flair.*'; once for each channel. The objects refer to the first one, to whose grid the "
+            "others are brought.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    pseudonyms: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies "
+            "have the same names there and here. By default that of --data, or else OUT.state.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probabilities of the classes, too.")
     ] = False,
@@ -126,6 +145,31 @@ def predict(
             help="Write a DICOM structured report of each DICOM series, too: the volume of each class.",
         ),
     ] = False,
+    flips: Annotated[
+        bool,
+        typer.Option(
+            "--flips",
+            help="Predict each image flipped, too (test-time augmentation): the agreement of all passes "
+            "tells which cases are uncertain. The label map stays that of the image as it is. In 2D four "
+            "passes in place of one, in 3D eight.",
+        ),
+    ] = False,
+    uncertainty_map: Annotated[
+        bool,
+        typer.Option(
+            "--uncertainty-map",
+            help="Write a NIfTI to the folder uncertainty for each image: the standard deviation of the "
+            "probabilities over the passes, 0 to 0.5. Needs --flips or several models.",
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The site's own data folder. Sizes and numbers of pieces are compared with those of its "
+            "training label maps, and nothing of it leaves the site.",
+        ),
+    ] = None,
     state: State = None,
     device: Device = "auto",
     overwrite: Annotated[
@@ -142,6 +186,8 @@ def predict(
     From an archive, and back: medfedaug predict --model runs/fedrdn --dicomweb
     https://pacs.example.org/dicom-web --studies studies.csv --store --out predicted
     """
+    from medfedaug.analysis.page import check_page
+    from medfedaug.analysis.predictions_page import PAGE, write_predictions_page
     from medfedaug.data.io.dicom_identity import ObjectKind
     from medfedaug.runs.ensemble import Ensemble
     from medfedaug.runs.predict import predict_images
@@ -150,14 +196,17 @@ def predict(
         raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
     if archive.given != (studies is not None):
         raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
+    for option, given in (("--channel", channel), ("--pseudonyms", pseudonyms)):
+        if given and not archive.given:
+            raise ConfigError(f"{option} goes with an archive: --dicomweb URL or --dimse AET@HOST:PORT")
     if store and not archive.given:
         raise ConfigError("--store needs an archive: --dicomweb URL or --dimse AET@HOST:PORT, with --studies")
+    check_page(out / PAGE)
     models = Ensemble.open(model, state=state)
     settings = models.first.config
     options: dict[str, Any] = {
         "site": site,
         "statistics": statistics,
-        "series": series,
         "device": device,
         "probabilities": probabilities,
         "previews": previews,
@@ -166,18 +215,31 @@ def predict(
             *([ObjectKind.RTSTRUCT] if rtstruct else []),
             *([ObjectKind.REPORT] if report else []),
         ],
+        "flips": flips,
+        "uncertainty_map": uncertainty_map,
+        "data": data,
         "overwrite": overwrite,
     }
     with CaseProgress() as progress:
         if studies is not None:
-            found = _predict_studies(models, archive, studies, out, store, again, options, progress)
+            options |= {
+                "series": series,
+                "channels": named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
+                "pseudonyms": pseudonyms or _key_folder(data),
+                "store": store,
+                "again": again,
+            }
+            found = _predict_studies(models, archive, studies, out, options, progress)
             cases, failed = found.cases, found.problems
         else:
             assert images is not None
-            predicted = predict_images(models, images, out, on_event=progress.show, **options)
+            predicted = predict_images(models, images, out, series=series, on_event=progress.show, **options)
             cases = predicted.cases
             failed = {name: entry["error"] for name, entry in predicted.failed.items()}
+    page = write_predictions_page(out)
     _print(cases, settings.task, settings.classes[1:], out)
+    if page is not None:
+        say(f"page: {page}")
     if studies is not None:
         _print_stored(found, out)
     for name, error in sorted(failed.items()):
@@ -191,8 +253,6 @@ def _predict_studies(
     archive: ArchiveOptions,
     studies: Path,
     out: Path,
-    store: bool,
-    again: bool,
     options: Mapping[str, Any],
     progress: CaseProgress,
 ) -> StudyPredictions:
@@ -209,12 +269,18 @@ def _predict_studies(
             source,
             wanted,
             out,
-            store=store,
-            again=again,
             parallel=archive.parallel,
             on_event=progress.show,
             **options,
         )
+
+
+def _key_folder(data: Path | None) -> Path | None:
+    """The folder of a site's key beside its data, where `import` made one."""
+    from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
+
+    folder = None if data is None else data.with_name(f"{data.name}.state")
+    return folder if folder is not None and (folder / PSEUDONYM_KEY).is_file() else None
 
 
 def _print_stored(found: StudyPredictions, out: Path) -> None:
@@ -233,9 +299,10 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
     dense = task == "segmentation"
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit = "ml" if millimetres else "pixels"
+    measures = [name for name in ("confidence", "agreement") if any(name in e for e in cases.values())]
     table = Table(
         "case",
-        *(*(f"{name} ({unit})" for name in classes), "confidence") if dense else ("class", "probability"),
+        *(*(f"{name} ({unit})" for name in classes), *measures) if dense else ("class", "probability"),
         "unlike",
     )
     order = dict.fromkeys([*look_first(cases), *sorted(cases)])
@@ -244,8 +311,7 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
         if dense:
             found = entry["volume_ml"] if millimetres else entry["voxels"]
             cells = [f"{found[name]:.2f}" if millimetres else str(found[name]) for name in classes]
-            known = entry.get("confidence", {}).values()
-            cells.append(f"{min(known):.3f}" if known else "")
+            cells += [f"{min(entry[name].values()):.3f}" if entry.get(name) else "" for name in measures]
         else:
             cells = [entry["class"], f"{entry['probabilities'][entry['class']]:.3f}"]
         table.add_row(Text(name), *map(Text, cells), "yes" if entry["warnings"] else "")

@@ -232,6 +232,8 @@ class CaseProgress:
             self._line(f"{event['case']}: {event['text']}", "yellow")
         elif kind == "unlike":
             self._line(f"{event['case']}: unlike the federation's images: {event['text']}", "yellow")
+        elif kind == "unusual":
+            self._line(f"{event['case']}: unlike the site's training cases: {event['text']}", "yellow")
         elif kind in ("predicted", "failed"):
             self.bar.advance(self.task)
 

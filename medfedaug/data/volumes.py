@@ -258,10 +258,7 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
         """
-        image = self.load_image(case, intensity)
-        # Slices of one file share its label map, and the number of classes says what black and white is.
-        kind = f"{type(self).__name__} label {case.index} {len(self.classes)}"
-        label = decoded(kind, [_label(case)], lambda: self._label_map(case))
+        image, label = self.load_image(case, intensity), self.load_label(case)
         if image.shape[1:] != label.shape[1:]:
             raise DataError(
                 f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",
@@ -269,6 +266,16 @@ class VolumeFolder(SiteFolder):
                 path=_label(case),
             )
         return image, label
+
+    def load_label(self, case: Case) -> torch.Tensor:
+        """The label map, (1, H, W, D), uint8, of more than 256 classes int32.
+
+        Raises:
+            DataError: naming site and file, where it cannot be read, and for labels outside the classes.
+        """
+        # Slices of one file share its label map, and the number of classes says what black and white is.
+        kind = f"{type(self).__name__} label {case.index} {len(self.classes)}"
+        return decoded(kind, [_label(case)], lambda: self._label_map(case))
 
     def affine(self, case: Case) -> torch.Tensor | None:
         """Return the affine from voxels to millimetres in RAS, (4, 4); ``None`` where the file has none."""

@@ -1,11 +1,11 @@
-"""Soft Dice confidence: the Dice that a segmentation expects of itself; agreement of several label maps."""
+"""Soft Dice confidence: the Dice that a segmentation expects of itself."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["label_agreement", "soft_dice_confidence"]
+__all__ = ["soft_dice_confidence"]
 
 
 def soft_dice_confidence(logits: Tensor, label: Tensor) -> Tensor:
@@ -35,28 +35,4 @@ def soft_dice_confidence(logits: Tensor, label: Tensor) -> Tensor:
         mass, size = share.sum(dtype=torch.float64), inside.sum()
         hit = share[inside].sum(dtype=torch.float64)
         found.append(2 * hit / (mass + size) if size else torch.full_like(mass, torch.nan))
-    return torch.stack(found)
-
-
-def label_agreement(labels: Tensor, classes: int) -> Tensor:
-    """Return the mean Dice of all pairs of label maps, for each class but the background.
-
-    Args:
-        labels: (M, *spatial), integer: M label maps of one image.
-        classes: number K of classes, background among them.
-
-    Returns:
-        (K - 1,), float64, from 0 to 1; NaN for a class that is in none of them.
-
-    Example:
-        >>> label_agreement(torch.tensor([[0, 1, 1], [1, 1, 0]]), 2).item()
-        0.5
-    """
-    pairs = torch.combinations(torch.arange(len(labels)))
-    found = []
-    for number in range(1, classes):
-        masks = (labels == number).flatten(1)
-        both = torch.stack([(masks[a] & masks[b]).sum() for a, b in pairs.tolist()])
-        total = masks.sum(dim=1).double()[pairs].sum(dim=1)
-        found.append((2 * both[total > 0] / total[total > 0]).mean())
     return torch.stack(found)

@@ -13,29 +13,52 @@ import numpy as np
 from scipy import ndimage
 from torch import Tensor
 
-__all__ = ["case_quality", "look_first"]
+from medfedaug.runs.pass_agreement import PassAgreement
+
+__all__ = ["case_quality", "count_components", "look_first"]
 
 
-def case_quality(label: Tensor, confidence: Tensor, classes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Describe a label map: by class the number of its pieces, and its confidence where it is found.
+def case_quality(
+    label: Tensor, confidence: Tensor, classes: Sequence[str], passes: PassAgreement | None = None
+) -> dict[str, dict[str, Any]]:
+    """Describe a label map by class: number of its pieces, confidence, agreement of several passes.
 
     Args:
         label: (1, X, Y, Z); pieces touch by a face, an edge or a corner.
         confidence: (K - 1,), of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`.
         classes: names of the classes, background first.
+        passes: all passes of the case, where there are several.
+
+    Returns:
+        ``components``; ``confidence`` of the classes that are found; with several passes ``agreement`` of the
+        classes that any pass finds.
+    """
+    found: dict[str, dict[str, Any]] = {
+        "components": count_components(label, classes),
+        "confidence": _known(classes, confidence),
+    }
+    return found if passes is None else {**found, "agreement": _known(classes, passes.agreement())}
+
+
+def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """Count the pieces of each class but the background, which touch by a face, an edge or a corner.
+
+    Args:
+        label: (1, X, Y, Z).
+        classes: their names, background first.
     """
     voxels = label[0].numpy()
     boxes = ndimage.find_objects(voxels, max_label=len(classes) - 1)
     touching = np.ones((3,) * voxels.ndim)
-    components = {
+    return {
         name: 0 if box is None else int(ndimage.label(voxels[box] == number, touching)[1])
         for number, (name, box) in enumerate(zip(classes[1:], boxes, strict=True), start=1)
     }
-    known = dict(zip(classes[1:], confidence.tolist(), strict=True))
-    return {
-        "components": components,
-        "confidence": {name: value for name, value in known.items() if not math.isnan(value)},
-    }
+
+
+def _known(classes: Sequence[str], values: Tensor) -> dict[str, float]:
+    named = zip(classes[1:], values.tolist(), strict=True)
+    return {name: value for name, value in named if not math.isnan(value)}
 
 
 def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:

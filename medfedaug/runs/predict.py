@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
-from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
+from medfedaug.data.io.dicom_identity import ObjectKind
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import format_of, is_dicom
-from medfedaug.data.io.label_maps import write_label_map, write_object, write_probabilities
-from medfedaug.data.io.segment_codes import SegmentCodes, read_segment_codes
+from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
+from medfedaug.data.io.segment_codes import SegmentCodes
 from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
@@ -30,19 +31,22 @@ from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.object_identity import object_identity, read_codes
+from medfedaug.runs.pass_agreement import PassAgreement
 from medfedaug.runs.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.predictions_file import Predictions
 from medfedaug.runs.predictor import Predictor, predictions
+from medfedaug.runs.training_range import TrainingRange, volumes_in_millilitres
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["Event", "object_files", "predict_images"]
+__all__ = ["Event", "object_files", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
 
-_PROBABILITIES, _PREVIEWS = "probabilities", "previews"
+_PROBABILITIES, _PREVIEWS, _UNCERTAINTY = "probabilities", "previews", "uncertainty"
 _ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them
 
 
@@ -59,7 +63,11 @@ def predict_images(
     previews: bool = True,
     codes: str | Path | None = None,
     objects: Sequence[ObjectKind] = (),
+    flips: bool = False,
+    uncertainty_map: bool = False,
+    data: str | Path | None = None,
     again: str = "",
+    among: Collection[str] = (),
     overwrite: bool = False,
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
@@ -85,7 +93,14 @@ def predict_images(
         codes: a file with the codes of the classes for DICOM SEG
             (`medfedaug.data.io.segment_codes.read_segment_codes`).
         objects: kinds of DICOM objects besides the SEG of a DICOM series: ``RTSTRUCT``, ``REPORT``.
+        flips: whether each model also predicts the flipped images. The label map stays that of the image as
+            it is; the agreement of all passes is a measure of its quality.
+        uncertainty_map: whether the deviation of the passes' probabilities is written
+            (`medfedaug.runs.pass_agreement.PassAgreement.deviation`), as NIfTI below ``uncertainty``.
+        data: the site's data, whose training label maps say which sizes and numbers of pieces are usual.
         again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
+        among: names of all cases of a task that is predicted in parts; those of other parts that could not be
+            predicted stay in the record.
         overwrite: delete what an earlier call wrote to ``out`` and start anew.
         on_event: called with a small dictionary for everything that a user may want to see.
         on_case: called with the name of each case whose files are written.
@@ -103,7 +118,8 @@ def predict_images(
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
     _check_device(device)
-    coded = {} if codes is None else _codes(models.first, codes)
+    coded = read_codes(models.first, codes)
+    _check_passes(models, flips=flips, uncertainty_map=uncertainty_map, data=data)
     job = _Job(
         models=models,
         given=given,
@@ -116,12 +132,21 @@ def predict_images(
         tell=on_event or (lambda event: None),
         codes=coded,
         objects=tuple(objects),
+        flips=flips,
+        uncertainty_map=uncertainty_map,
+        data=data,
         again=again,
         on_case=on_case or (lambda case: None),
     )
     job.check_apart()
     with only_process(out):
-        return job.carry_out(overwrite)
+        return job.carry_out(overwrite, among)
+
+
+def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
+    """Return whether statistics of the images given decide over the result: none of them may be damaged."""
+    composition = run.composition
+    return bool((composition.needs_statistics and origin.pair is None) or composition.kept_keys)
 
 
 def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
@@ -134,10 +159,31 @@ def _object_file(name: str, kind: ObjectKind) -> str:
     return f"{name}.{kind.word}.dcm"
 
 
-def _codes(run: FinishedRun, path: str | Path) -> dict[str, SegmentCodes]:
-    if run.config.task != "segmentation":
-        raise ConfigError("--codes: the run classifies, and codes are for DICOM SEG; leave it out")
-    return read_segment_codes(path, run.config.classes)
+def _below(case: Case) -> str:
+    """The name of a case as a path below the folder."""
+    return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
+
+
+def _map_file(name: str) -> str:
+    return f"{_UNCERTAINTY}/{name.removesuffix('.nii.gz')}.nii.gz"
+
+
+def _check_passes(models: Ensemble, *, flips: bool, uncertainty_map: bool, data: str | Path | None) -> None:
+    dense = models.first.config.task == "segmentation"
+    for option, given in (
+        ("--flips", flips),
+        ("--uncertainty-map", uncertainty_map),
+        ("--data", data is not None),
+    ):
+        if given and not dense:
+            raise ConfigError(f"{option}: the run classifies, and this is for label maps; leave it out")
+    if flips and not models.first.composition.task().mirrored:
+        raise ConfigError(
+            "--flips: classes of the run name a side, left or right, and its plan has no orientation that "
+            "says which axis must not be flipped; leave it out"
+        )
+    if uncertainty_map and not flips and len(models.runs) == 1:
+        raise ConfigError("--uncertainty-map needs several passes: give --flips, or several runs to --model")
 
 
 def _check_device(device: str) -> None:
@@ -163,6 +209,9 @@ class _Job:
     tell: Event
     codes: Mapping[str, SegmentCodes]
     objects: tuple[ObjectKind, ...]
+    flips: bool
+    uncertainty_map: bool
+    data: str | Path | None
     again: str
     on_case: Callable[[str], object]
 
@@ -184,7 +233,7 @@ class _Job:
     def dense(self) -> bool:
         return self.run.config.task == "segmentation"
 
-    def carry_out(self, overwrite: bool) -> Predictions:
+    def carry_out(self, overwrite: bool, among: Collection[str]) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
         earlier = Predictions.read(self.out)
         known, planned = Predictions.files(earlier), {name: self.files(case) for name, case in cases.items()}
@@ -202,10 +251,10 @@ class _Job:
         if overwrite:
             found.remove(known)
         else:
-            found.resume(earlier, states)
+            found.resume(earlier, states, among)
         good = self.readable(found, cases)
         todo = [name for name in good if name not in found.cases]
-        if todo and self.uses_the_images:
+        if todo and uses_given_images(run, self.origin):
             self.drop_damaged(found, good)
             todo = [name for name in todo if name in good]
         found.pending = {name: planned[name] for name in todo}
@@ -213,6 +262,7 @@ class _Job:
         if todo:
             predictors = self.prepare(good)
             familiar = Familiar.of(self.models.runs)
+            usual = self.training_range(found)
             used = _together([predictor.statistics(len(good)) for predictor in predictors])
             found.agree("statistics", used)
             if used and "file" in used:
@@ -220,6 +270,7 @@ class _Job:
                 save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
             found.told["notes"] = self.notes(familiar, used)
             found.told["compared_with_the_sites"] = familiar.sources
+            found.told |= {} if usual is None else {"training_range": usual.record()}
             try:
                 found.write()
                 with ExitStack() as contexts:
@@ -227,7 +278,7 @@ class _Job:
                         contexts.enter_context(predictor.model.scoring())
                         predictor.model.network.eval()
                     for name in todo:
-                        self.predict(found, good[name], states[name], predictors, familiar)
+                        self.predict(found, good[name], states[name], predictors, familiar, usual)
             finally:
                 found.write()  # also when somebody stops it
         else:
@@ -250,12 +301,6 @@ class _Job:
                         "them, or predict it apart"
                     )
 
-    @property
-    def uses_the_images(self) -> bool:
-        """Whether statistics of the images given decide over the result: no damaged one may be among them."""
-        composition = self.run.composition
-        return bool((composition.needs_statistics and self.origin.pair is None) or composition.kept_keys)
-
     def made(self) -> dict[str, Any]:
         """What decides over the result, but for the statistics, which are not known yet."""
         options = {
@@ -265,6 +310,9 @@ class _Job:
             **({"series": self.series} if self.series is not None else {}),
             **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
             **({"objects": [kind.word for kind in self.objects]} if self.objects else {}),
+            **({"flips": True} if self.flips else {}),
+            **({"uncertainty_map": True} if self.uncertainty_map else {}),
+            **({"data": os.path.abspath(self.data)} if self.data is not None else {}),
         }
         return {"model": self.models.identity(), "options": options}
 
@@ -291,8 +339,7 @@ class _Job:
 
     def files(self, case: Case) -> list[str]:
         """What is written of a case, relative to the folder; the label map first, where there is one."""
-        below = [part for part in PurePath(case.name).parts if part not in (os.sep, "..")]
-        name, form = os.path.join(*below), format_of(case.image)
+        name, form = _below(case), format_of(case.image)
         suffix = form.label_suffix(case.image)
         pictures = [f"{_PREVIEWS}/{name}.png"] if self.previews else []
         if not self.dense:
@@ -301,7 +348,14 @@ class _Job:
         classes = self.run.config.num_classes
         shares = form.probability_files(label, classes) if self.probabilities else []
         beside = self.object_files(case, label).values()
-        return [*form.parts(label), *beside, *(f"{_PROBABILITIES}/{part}" for part in shares), *pictures]
+        maps = [_map_file(name)] if self.uncertainty_map else []
+        return [
+            *form.parts(label),
+            *beside,
+            *(f"{_PROBABILITIES}/{part}" for part in shares),
+            *maps,
+            *pictures,
+        ]
 
     def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
         """The DICOM objects that are written besides the label map of a DICOM series."""
@@ -336,6 +390,23 @@ class _Job:
             except DataError as error:
                 self.failed(found, case, error)
                 del good[name]
+
+    def training_range(self, found: Predictions) -> TrainingRange | None:
+        """Sizes and numbers of pieces in the site's training cases, where it gave them.
+
+        All cases of a folder are compared with the same ones.
+        """
+        if self.data is None:
+            return None
+        if "training_range" in found.told:
+            return TrainingRange.of_record(found.told["training_range"])
+        return TrainingRange.of_site(self.data, self.origin.site, self.run, self.tell)
+
+    def passes(self) -> PassAgreement | None:
+        """A collector of the passes of a case; ``None`` where there is one alone."""
+        if not self.dense or not (self.flips or len(self.models.runs) > 1):
+            return None
+        return PassAgreement(self.run.config.num_classes, mapped=self.uncertainty_map)
 
     def prepare(self, good: dict[str, Case]) -> list[Predictor]:
         """The models at the place of the images; all normalise with one pair, where it is of the images.
@@ -394,15 +465,21 @@ class _Job:
         state: Sequence[Any],
         predictors: Sequence[Predictor],
         familiar: Familiar,
+        usual: TrainingRange | None,
     ) -> None:
         """Predict a case and write all of it, or say why it could not be done."""
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
                 told = self.unlike(case, predictors[0], familiar)
-                wanted = self.probabilities or not self.dense or len(predictors) > 1
-                prediction = mean_prediction(predictions(predictors, self.folder, case, probabilities=wanted))
-                entry = {**self.write(case, prediction), "warnings": told}
+                wanted = self.probabilities or self.uncertainty_map or not self.dense or len(predictors) > 1
+                passes = self.passes()
+                alone = predictions(
+                    predictors, self.folder, case, probabilities=wanted, flips=self.flips, passes=passes
+                )
+                entry = self.write(case, mean_prediction(alone), passes)
+                unusual = [] if usual is None else usual.warnings(entry)
+                entry["warnings"] = [*told, *unusual]
         except StorageError:  # it would be the same for the next one
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
@@ -416,6 +493,8 @@ class _Job:
             self.tell({"event": "remark", "case": case.name, "text": text})
         for text in told:
             self.tell({"event": "unlike", "case": case.name, "text": text})
+        for text in unusual:
+            self.tell({"event": "unusual", "case": case.name, "text": text})
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
@@ -430,7 +509,7 @@ class _Job:
             told += familiar.spacing_warnings(self.folder.affine(case))
         return told
 
-    def write(self, case: Case, prediction: Prediction) -> dict[str, Any]:
+    def write(self, case: Case, prediction: Prediction, passes: PassAgreement | None) -> dict[str, Any]:
         """Write the files of a case, and say what they show."""
         classes, files = self.run.config.classes, self.files(case)
         if not self.dense:
@@ -441,12 +520,22 @@ class _Job:
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         assert isinstance(self.folder, VolumeFolder)
         affine = self.folder.affine(case)
+        assert prediction.confidence is not None
+        quality = case_quality(prediction.label, prediction.confidence, classes, passes)
         segments = Segments(
-            classes, ModelIdentity(self.models.sha256, self.origin.site, self.again), self.codes
+            classes, object_identity(self.models, self.origin, self.codes, self.again), self.codes
         )
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
         for kind, file in self.object_files(case, files[0]).items():
-            write_object(kind, self.out / file, case.image, prediction.label, self.out / files[0], segments)
+            write_object(
+                kind,
+                self.out / file,
+                case.image,
+                prediction.label,
+                self.out / files[0],
+                segments,
+                quality,
+            )
         if self.probabilities:
             assert prediction.probabilities is not None
             target = self.out / _PROBABILITIES / files[0]
@@ -455,12 +544,26 @@ class _Job:
             image = self.folder.load_image(case, "scale")
             _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
         counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
-        entry: dict[str, Any] = {"label_map": files[0], "voxels": dict(zip(classes, counts, strict=True))}
-        assert prediction.confidence is not None
-        entry |= case_quality(prediction.label, prediction.confidence, classes)
-        if affine is not None:
-            voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000
-            entry["volume_ml"] = {name: n * voxel for name, n in list(entry["voxels"].items())[1:]}
+        voxels = dict(zip(classes, counts, strict=True))
+        entry: dict[str, Any] = {"label_map": files[0], "voxels": voxels, **quality}
+        found = {name: voxels[name] for name in classes[1:]}
+        if (volumes := volumes_in_millilitres(found, affine)) is not None:
+            entry["volume_ml"] = volumes
+        if passes is not None:
+            entry |= self.write_passes(case, passes, affine)
+        return entry
+
+    def write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
+        """Write the uncertainty map, and say how far the passes differ."""
+        classes = self.run.config.classes[1:]
+        ends = [dict(zip(classes, counts, strict=True)) for counts in passes.voxels().tolist()]
+        lowest, highest = [volumes_in_millilitres(one, affine) or one for one in ends]
+        kind = "voxels_of_passes" if affine is None else "volume_ml_of_passes"
+        sizes = {name: [lowest[name], highest[name]] for name in classes}
+        entry: dict[str, Any] = {"passes": passes.count, kind: sizes}
+        if self.uncertainty_map:
+            entry["uncertainty_map"] = _map_file(_below(case))
+            write_map(self.out / entry["uncertainty_map"], case.image, passes.deviation())
         return entry
 
     def failed(self, found: Predictions, case: Case, error: Exception) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -30,7 +30,11 @@ __all__ = ["PREDICTIONS", "Predictions"]
 
 PREDICTIONS = "predictions.json"
 _KIND, _VERSION = "predictions", 1
-_OF_ALL_CASES = ("notes", "compared_with_the_sites")  # said by a call that predicts, and true until the next
+_OF_ALL_CASES = (
+    "notes",
+    "compared_with_the_sites",
+    "training_range",
+)  # said by a call that predicts, and true until the next
 _SECONDS = 5.0  # between two writings: a file of thousands of cases takes as long as a case
 
 
@@ -74,13 +78,16 @@ class Predictions:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
 
-    def resume(self, earlier: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    def resume(
+        self, earlier: Mapping[str, Any], states: Mapping[str, Any], among: Collection[str] = ()
+    ) -> None:
         """Take in the finished cases of an earlier call.
 
         Args:
             earlier: of `read`.
             states: the sizes and times of the files of each case that is given now; one whose files are
                 others is predicted again, and what is not given any more stays as it is.
+            among: names of cases whose failures stay, too, where they are not given now.
 
         Raises:
             ConfigError: naming what was different, or damaged.
@@ -100,6 +107,9 @@ class Predictions:
             written = [self.out / file for file in entry["written"]]
             if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
                 self.cases[name] = entry
+
+        kept = [name for name in among if name not in states]
+        self.failed = {name: entry for name, entry in earlier.get("failed", {}).items() if name in kept}
 
     def agree(self, key: str, value: Any) -> None:
         """Settle what decides over the result; finished cases of an earlier call were made with the same.
@@ -202,7 +212,10 @@ def _shown(told: Mapping[str, Any]) -> Check:
         both(map_of(check), entries({}, needed=names))
         for check, names in ((count, classes), (number, classes[1:]))
     )
-    return entries({"voxels": voxels, "volume_ml": volumes}, needed=("voxels",))
+    quality = {"components": map_of(count), "confidence": map_of(number), "agreement": map_of(number)}
+    ranges = dict.fromkeys(("voxels_of_passes", "volume_ml_of_passes"), map_of(_ends))
+    shown = {"voxels": voxels, "volume_ml": volumes, **quality, **ranges, "passes": count}
+    return entries(shown, needed=("voxels",))
 
 
 _CASE = entries(
@@ -220,6 +233,24 @@ _PAIR = {"mean": list_of(number), "std": list_of(number)}
 _STATISTICS = entries(
     {"of": text, **_PAIR, "intensity": text, "file": _place, "members": list_of(entries(_PAIR))}
 )
+
+
+def _ends(value: Any, where: str) -> None:
+    """Accept a lowest and a highest value."""
+    list_of(number)(value, where)
+    if len(value) != 2:
+        fail(value, where, "two numbers")
+
+
+_RANGE = entries(
+    {
+        "cases": count,
+        "classes": map_of(
+            entries({"volume_ml": _ends, "share": _ends, "components": _ends}, needed=("share", "components"))
+        ),
+    },
+    needed=("cases", "classes"),
+)
 _CONTENT = entries(
     {
         "cases": map_of(_CASE),
@@ -227,5 +258,7 @@ _CONTENT = entries(
         "pending": map_of(list_of(_place)),
         "notes": list_of(text),
         "compared_with_the_sites": list_of(text),
+        "failed": map_of(entries({"error": text}, needed=("error",))),
+        "training_range": _RANGE,
     }
 )

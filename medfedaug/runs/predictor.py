@@ -14,8 +14,10 @@ from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.pass_agreement import PassAgreement
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Prediction
+from medfedaug.tasks.flips import FlippedNetwork, flips_of
 from medfedaug.transforms import FedRDNd
 
 __all__ = ["Predictor", "predictions"]
@@ -91,13 +93,35 @@ class Predictor:
             return {"of": self.origin.source, **told}
         return {"of": f"the {count} image{'s' * (count > 1)} given", **told, "file": STATISTICS}
 
+    def predict(
+        self, case: EvaluationCase, *, probabilities: bool, flipped: Sequence[int] = ()
+    ) -> Prediction:
+        """Predict a prepared case.
+
+        Args:
+            case: as the model's task prepares it.
+            probabilities: whether these are wanted besides the label.
+            flipped: spatial axes along which the network sees the image flipped.
+        """
+        model = self.model
+        network = FlippedNetwork(model.network, flipped) if flipped else model.network
+        return model.task.predict_case(
+            network, case, self.transform, model.device, model.config.batch_size, probabilities
+        )
+
     def rest(self) -> None:
         """Move the network off its device, which another model of an ensemble needs."""
         self.model.network.to("cpu")
 
 
 def predictions(
-    predictors: Sequence[Predictor], folder: SiteFolder, case: Case, *, probabilities: bool
+    predictors: Sequence[Predictor],
+    folder: SiteFolder,
+    case: Case,
+    *,
+    probabilities: bool,
+    flips: bool = False,
+    passes: PassAgreement | None = None,
 ) -> Iterator[Prediction]:
     """Predict a case with one model after the other.
 
@@ -106,9 +130,12 @@ def predictions(
         folder: the images.
         case: one of them.
         probabilities: whether these are wanted besides the label.
+        flips: whether each model also sees the image flipped, along all axes that may be mirrored
+            (`medfedaug.tasks.Task.mirrored`).
+        passes: takes in all predictions, those of flipped images among them.
 
     Yields:
-        The prediction of each model, in their order.
+        The prediction of each model for the image as it is, in their order.
 
     Raises:
         DataError: naming site and file.
@@ -119,14 +146,13 @@ def predictions(
         if model.task.key not in prepared:  # members with one plan see the same image
             prepared = {model.task.key: model.task.evaluation_case(folder, case, labelled=False)}
         model.network.to(model.device)
-        found = model.task.predict_case(
-            model.network,
-            prepared[model.task.key],
-            predictor.transform,
-            model.device,
-            model.config.batch_size,
-            probabilities,
-        )
+        found = predictor.predict(prepared[model.task.key], probabilities=probabilities)
+        if passes is not None:
+            passes.add(found)
+            for axes in flips_of(model.task.mirrored) if flips else ():
+                passes.add(
+                    predictor.predict(prepared[model.task.key], probabilities=passes.mapped, flipped=axes)
+                )
         if len(predictors) > 1:
             predictor.rest()
         yield found

@@ -82,9 +82,12 @@ def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_pat
     ).splitlines()
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert {row["site"] for row in rows} == {"site_A", "site_B", "site_C"}
-    assert all(0 <= row[score] <= 1 for row in rows for score in ("dice", "confidence", "flips"))
-    assert printed[1] == f"{len(rows)} cases of {len(rows)} patients in 1 runs"
-    assert printed[4].startswith("| soft Dice confidence | ")
+    measured = ("dice", "dice_of_mean", "confidence", "agreement", "mean_confidence")
+    assert all(0 <= row[score] <= 1 for row in rows for score in measured)
+    for split in ("validation", "test"):
+        count = sum(row["split"] == split for row in rows)
+        first = printed.index(f"{split}: {count} cases of {count} patients in 1 runs")
+        assert printed[first + 4].startswith("| soft Dice confidence | ")
 
 
 @pytest.mark.slow

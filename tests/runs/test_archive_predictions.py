@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import nibabel
 import numpy as np
 import pydicom
 import pytest
@@ -17,6 +18,12 @@ import requests
 from dicom_files import affine_of, write_slices
 from finished_runs import FEW, balanced, simulated
 from orthanc import running_orthanc
+from pydicom.uid import generate_uid
+
+from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.pacs.archive import Wanted, open_archive
+from medfedaug.runs.archive_predictions import predict_studies
+from medfedaug.runs.ensemble import Ensemble
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 
@@ -178,6 +185,134 @@ def test_an_archive_that_refuses_gets_the_predictions_later(run, model, tmp_path
         assert {one.SOPInstanceUID for one in objects(orthanc, "LATER-1")["SEG"]} == sent
 
 
+def test_other_codes_make_other_objects_and_the_sites_key_the_names_of_its_import(
+    orthanc, run, model, tmp_path
+):
+    put(orthanc, tmp_path / "in", "CODES-1")
+    wanted = ("--studies", studies(tmp_path / "studies.csv", "CODES-1"), "--dicomweb", orthanc.dicomweb)
+    site = tmp_path / "site_A"
+    assert run("import", *wanted, "--out", site)[0] == 0
+    imported = {row["image"] for row in json.loads((site / "dataset.json").read_text())["test"]}
+    call = ("predict", "--model", model, *wanted, "--store", "--no-previews")
+
+    def stored(out, *options):
+        code, _, err = run(*call, "--out", tmp_path / out, *options)
+        assert code == 0, err
+        return len(objects(orthanc, "CODES-1")["SEG"])
+
+    def codes(name, value):
+        code = {"value": value, "scheme": "SCT", "meaning": "Neoplasm"}
+        file = tmp_path / name
+        file.write_text(json.dumps({"lesion": {"category": code, "type": code}}))
+        return ("--codes", file)
+
+    assert stored("plain", "--pseudonyms", tmp_path / "site_A.state") == 1
+    cases = json.loads((tmp_path / "plain/predictions.json").read_text())["cases"]
+    assert {f"images/{case}.nii.gz" for case in cases} == imported
+    assert stored("one", *codes("one.json", "108369006")) == 2
+    assert stored("elsewhere", *codes("same.json", "108369006")) == 2
+    assert stored("two", *codes("two.json", "108369007")) == 3
+    assert json.loads((tmp_path / "one/predictions.json").read_text())["cases"].keys() != cases.keys()
+
+
+@pytest.fixture(scope="module")
+def two_channels(tmp_path_factory):
+    """A run of volumes of two channels."""
+    root = tmp_path_factory.mktemp("channels")
+    for folder in make_phantom(root / "data", sites=2, patients=3, shape=SHAPE, seed=1):
+        listing = json.loads((folder / "dataset.json").read_text())
+        del listing["modality"]
+        listing["channel_names"] = {"0": "FLAIR", "1": "T1"}
+        for row in (row for part in ("training", "validation", "test") for row in listing[part]):
+            file = folder / row["image"]
+            stored = nibabel.load(file)
+            other = file.with_name(f"t1_{file.name}")
+            nibabel.save(nibabel.Nifti1Image(np.asarray(stored.dataobj)[::-1], stored.affine), other)
+            row["image"] = [row["image"], str(other.relative_to(folder))]
+        (folder / "dataset.json").write_text(json.dumps(listing))
+    run = simulated(root / "data", root / "run", "fedavg", *FEW)
+    return balanced(run, root / "data", "site_A")
+
+
+def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run, two_channels, tmp_path):
+    """The reference are the same voxels as NIfTI, listed by hand in the order of the run."""
+    rng, study = np.random.default_rng(0), generate_uid()
+    sent = {"T1": rng.integers(0, 1000, SHAPE), "FLAIR": rng.integers(0, 1000, SHAPE)}
+    frame, files = generate_uid(), {}
+    for name, voxels in sent.items():
+
+        def named(header, k, name=name):
+            header.PatientID, header.SeriesDescription = "CHANNEL-1", f"ax {name}"
+            header.FrameOfReferenceUID = frame
+
+        files[name] = write_slices(tmp_path / "in" / name, voxels.astype(np.int16), study=study, change=named)
+    orthanc.put(tmp_path / "in")
+    call = ("predict", "--model", two_channels, "--dicomweb", orthanc.dicomweb, "--no-previews", "--store")
+    call += ("--studies", studies(tmp_path / "studies.csv", "CHANNEL-1"))
+    code, _, err = run(*call, "--out", tmp_path / "none")
+    assert code == 2
+    assert "--channel 'FLAIR=REGEX' --channel 'T1=REGEX'" in err
+    code, _, err = run(*call, "--out", tmp_path / "none", "--channel", "T2=ax")
+    assert code == 2
+    assert "T2: the model's channels are FLAIR, T1" in err
+    out = tmp_path / "out"
+    code, _, err = run(*call, "--out", out, "--channel", "T1=ax T1", "--channel", "FLAIR=ax FLAIR")
+    assert code == 0, err
+    (seg,) = objects(orthanc, "CHANNEL-1")["SEG"]
+    slices = sorted(map(pydicom.dcmread, files["T1"]), key=lambda one: one.InstanceNumber)
+    assert seg.ReferencedSeriesSequence[0].SeriesInstanceUID == slices[0].SeriesInstanceUID
+    pixels = hd.seg.Segmentation.from_dataset(seg).get_pixels_by_source_instance(
+        [one.SOPInstanceUID for one in slices], assert_missing_frames_are_empty=True
+    )
+    by_hand = tmp_path / "by_hand"
+    by_hand.mkdir()
+    for name, voxels in sent.items():
+        image = nibabel.Nifti1Image(voxels.astype(np.int16), affine_of(slices))
+        nibabel.save(image, by_hand / f"{name}.nii.gz")
+    rows = [{"image": ["FLAIR.nii.gz", "T1.nii.gz"]}]
+    names = {"channel_names": {"0": "FLAIR", "1": "T1"}}
+    (by_hand / "dataset.json").write_text(json.dumps({**names, "test": rows}))
+    assert run("predict", "--model", two_channels, "--images", by_hand, "--out", tmp_path / "own")[0] == 0
+    expected = np.asarray(nibabel.load(tmp_path / "own/FLAIR.nii.gz").dataobj)
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(pixels[..., 0].transpose(2, 1, 0), expected)
+    assert not (tmp_path / "out.state/images").exists()
+
+
+def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "in", "MANY-1", 7)
+    write_slices(  # a constant volume fails to be predicted, in whatever part of the studies it is
+        tmp_path / "odd",
+        np.zeros(SHAPE, np.int16),
+        change=lambda header, k: setattr(header, "PatientID", "MANY-1"),
+    )
+    orthanc.put(tmp_path / "odd")
+    most = 0
+
+    def look(event):
+        nonlocal most
+        kept = [*(tmp_path / "out.state").glob("images/*"), *(tmp_path / "out.state").glob("fetched/*")]
+        most = max(most, len(kept))
+
+    with open_archive(dicomweb=orthanc.dicomweb) as archive:
+        found = predict_studies(
+            Ensemble.open([model]),
+            archive,
+            [Wanted("PatientID", "MANY-1")],
+            tmp_path / "out",
+            parallel=1,
+            on_event=look,
+            previews=False,
+        )
+    assert len(found.cases) == 7
+    assert 0 < most <= 4
+    (problem,) = found.problems.values()
+    assert "constant" in problem
+    record = json.loads((tmp_path / "out/predictions.json").read_text())
+    assert record["failed"].keys() == found.problems.keys()
+    assert not [*(tmp_path / "out.state").glob("images/*")]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -185,6 +320,7 @@ def test_an_archive_that_refuses_gets_the_predictions_later(run, model, tmp_path
         (("--images", ".", "--dicomweb", "http://x"), "give one of --images"),
         (("--dicomweb", "http://x"), "--studies FILE"),
         (("--images", ".", "--store"), "--store needs an archive"),
+        (("--images", ".", "--channel", "T1=t1"), "--channel goes with an archive"),
         (("--dicomweb", "http://x", "--studies", "studies.csv", "--again"), "--again goes with --store"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfedaug.functional.soft_dice_confidence import label_agreement, soft_dice_confidence
+from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.case_quality import case_quality, look_first
 
 
@@ -24,21 +24,6 @@ def test_soft_dice_confidence_is_its_equation_in_2d_and_3d():
         shares[1][0] = 0
         again = soft_dice_confidence(torch.from_numpy(shares).log(), torch.from_numpy(label))
         assert torch.isfinite(again[0])
-
-
-def test_agreement_is_the_mean_dice_of_pairs():
-    labels = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (4, 5, 6)))
-    labels[labels == 2] = 0
-    labels[3] = 0
-    dices = []
-    for a in range(4):
-        for b in range(a):
-            one, other = (labels[a] == 1).numpy(), (labels[b] == 1).numpy()
-            if one.any() or other.any():
-                dices.append(2 * (one & other).sum() / (one.sum() + other.sum()))
-    found = label_agreement(labels, 3)
-    assert found[0].item() == pytest.approx(np.mean(dices))
-    assert torch.isnan(found[1])
 
 
 def test_pieces_are_counted_by_class_and_touch_at_corners():

@@ -165,7 +165,7 @@ def test_every_format_has_the_same_voxels_and_its_images_own_geometry(run, slice
             assert found.GetDirection() == given.GetDirection()
     listed = {file for entry in predictions(out)["cases"].values() for file in entry["written"]}
     there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert there == {*listed, "predictions.json"}
+    assert there == {*listed, "predictions.json", "predictions.html"}
     assert not list(out.rglob(".*"))
 
 

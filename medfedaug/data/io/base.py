@@ -167,6 +167,16 @@ class ImageFormat(ABC):
             voxels: (X, Y, Z), unsigned integers, on the grid of the image.
             segments: the classes, and who predicted them.
         """
+        self.write_map(path, image, voxels)
+
+    def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
+        """Write numbers, (X, Y, Z), as NIfTI with the geometry of their image.
+
+        Args:
+            path: the file, ``.nii.gz``.
+            image: the image, of several files the first.
+            voxels: on its grid.
+        """
         nibabel.save(nibabel.Nifti1Image(voxels, self.read_header(image).affine), path)
 
     def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:

@@ -1,7 +1,7 @@
 """`ModelIdentity`: the model in the DICOM objects that it makes: derived UIDs, equipment, algorithm.
 
-A UID is derived from model, site, source and kind of object, so that the same prediction has the same UID
-wherever and whenever it is made, and an archive can be asked whether it has it already.
+A UID is derived from model, site, settings, source and kind of object, so that the same prediction has the
+same UID wherever and whenever it is made, and an archive can be asked whether it has it already.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class ModelIdentity:
         sha256: of the model.
         site: whose layers and statistics it used; empty for none.
         again: a text that makes other objects of the same prediction; empty for the first ones.
+        settings: a digest of what else decides over an object, such as codes of classes; empty for none.
     """
 
     sha256: str
     site: str = ""
     again: str = ""
+    settings: str = ""
 
     def series_uid(self, source: str, kind: ObjectKind, part: str = "") -> str:
         """Return the SeriesInstanceUID of an object.
@@ -107,5 +109,6 @@ class ModelIdentity:
 
     def _uid(self, source: str, kind: ObjectKind | None, part: str, level: str) -> str:
         word = kind.word if kind is not None else ""
-        named = "\n".join((_NAME, self.sha256, self.site, self.again, source, part, word, level))
+        settings = (self.settings,) if self.settings else ()  # without any, a UID stays as it was
+        named = "\n".join((_NAME, self.sha256, self.site, self.again, source, part, word, level, *settings))
         return f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, named).int}"

@@ -1,4 +1,4 @@
-"""Structured report with the volumes of a label map (TID 1500), which refers to its DICOM SEG.
+"""Structured report with volumes and quality of a label map (TID 1500), which refers to its DICOM SEG.
 
 highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
 """
@@ -6,6 +6,7 @@ highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,31 @@ from pydicom.sr.coding import Code
 
 from medfedaug._version import __version__
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments, concept
+from medfedaug.data.io.dicom_segmentation import OWN_CODES, Segments, concept
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.errors import DataError, first_line
 
-__all__ = ["write_report"]
+__all__ = ["QUALITY", "write_report"]
 
 _MILLILITRE = Code("mL", "UCUM", "milliliter")
+_NO_UNIT = Code("1", "UCUM", "no units")
+QUALITY = {
+    "components": Code("COMPONENTS", OWN_CODES, "Number of connected components"),
+    "confidence": Code("CONFIDENCE", OWN_CODES, "Soft Dice confidence"),
+    "agreement": Code("AGREEMENT", OWN_CODES, "Specific agreement of several passes"),
+}
+"""Codes of measures of quality, by their names."""
 
 
 def write_report(
-    path: Path, series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments
+    path: Path,
+    series: Path,
+    voxels: np.ndarray,
+    segmentation: Path,
+    segments: Segments,
+    quality: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """Write a measurement report (PS3.16, TID 1500) with the volume of each class, in millilitres.
+    """Write a measurement report (PS3.16, TID 1500): volume of each class, in millilitres, and its quality.
 
     Args:
         path: the file.
@@ -35,19 +48,26 @@ def write_report(
         voxels: (X, Y, Z), integer: the label map.
         segmentation: its DICOM SEG, to whose segments the report refers.
         segments: the classes, and the model that predicted them.
+        quality: values of `QUALITY` by measure and class; a class may lack some.
 
     Raises:
         DataError: for a series that does not say how large its voxels are, or lacks what a report needs.
     """
     try:
-        _report(series, voxels, segmentation, segments).save_as(path, enforce_file_format=True)
+        _report(series, voxels, segmentation, segments, quality).save_as(path, enforce_file_format=True)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"no report can be written for it: {first_line(error)}", path=series, hint="Leave out --report."
         ) from error
 
 
-def _report(series: Path, voxels: np.ndarray, segmentation: Path, segments: Segments) -> Any:
+def _report(
+    series: Path,
+    voxels: np.ndarray,
+    segmentation: Path,
+    segments: Segments,
+    quality: Mapping[str, Mapping[str, float]],
+) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
@@ -97,7 +117,12 @@ def _report(series: Path, voxels: np.ndarray, segmentation: Path, segments: Segm
                         name=codes.SCT.Volume,
                         value=round(int(counts[number]) * millilitres, 3),
                         unit=_MILLILITRE,
-                    )
+                    ),
+                    *(
+                        hd.sr.Measurement(name=code, value=round(quality[key][name], 4), unit=_NO_UNIT)
+                        for key, code in QUALITY.items()
+                        if name in quality.get(key, {})
+                    ),
                 ],
             )
         )

@@ -19,10 +19,10 @@ from medfedaug.data.io.dicom_series import DicomSeries, open_series
 from medfedaug.data.io.segment_codes import Code, SegmentCodes
 from medfedaug.errors import ConfigError, DataError, first_line
 
-__all__ = ["Segments", "check_highdicom", "concept", "write_segmentation"]
+__all__ = ["OWN_CODES", "Segments", "check_highdicom", "concept", "write_segmentation"]
 
-_OWN_CODES = "99MEDFEDAUG"
-"""Of classes for which no code is given."""
+OWN_CODES = "99MEDFEDAUG"
+"""Coding scheme of classes for which no code is given, and of measures that no scheme has."""
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
@@ -45,7 +45,7 @@ class Segments:
         """Return the codes of the class with a number; one without any has its name in an own scheme."""
         name = self.classes[number]
         category = Code("309825002", "SCT", "Spatial and Relational Concept")
-        own = SegmentCodes(category, Code(f"CLASS{number}", _OWN_CODES, name[:64]))
+        own = SegmentCodes(category, Code(f"CLASS{number}", OWN_CODES, name[:64]))
         return self.codes.get(name, own)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from medfedaug.data.io.dicom_segmentation import Segments
 from medfedaug.data.io.formats import format_of
 from medfedaug.errors import StorageError
 
-__all__ = ["label_bits", "write_label_map", "write_object", "write_probabilities"]
+__all__ = ["label_bits", "write_label_map", "write_map", "write_object", "write_probabilities"]
 
 
 def label_bits(classes: int) -> int:
@@ -72,8 +72,28 @@ def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Seg
     _write(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
 
 
+def write_map(target: Path, image: Path, values: Tensor) -> None:
+    """Write numbers, such as an uncertainty, as NIfTI with the geometry of their image, whatever its format.
+
+    Args:
+        target: the file, ``.nii.gz``.
+        image: the image, of several files the first.
+        values: (X, Y, Z), float32, on its grid.
+
+    Raises:
+        StorageError: when the file cannot be written.
+    """
+    _write(target, lambda path: format_of(image).write_map(path, image, values.numpy()))
+
+
 def write_object(
-    kind: ObjectKind, target: Path, image: Path, label: Tensor, segmentation: Path, segments: Segments
+    kind: ObjectKind,
+    target: Path,
+    image: Path,
+    label: Tensor,
+    segmentation: Path,
+    segments: Segments,
+    quality: Mapping[str, Mapping[str, float]],
 ) -> None:
     """Write another DICOM object of the label map of a DICOM series: contours or a report.
 
@@ -84,6 +104,7 @@ def write_object(
         label: (1, X, Y, Z), on the grid of the series.
         segmentation: the label map as DICOM SEG, to which a report refers.
         segments: the classes, and the model that predicted them.
+        quality: of the label map, for a report (`medfedaug.data.io.dicom_report.write_report`).
 
     Raises:
         DataError: for a series that lacks what the object needs.
@@ -96,7 +117,7 @@ def write_object(
     if kind is ObjectKind.RTSTRUCT:
         _write(target, lambda path: write_rtstruct(path, image, voxels, segments))
     else:
-        _write(target, lambda path: write_report(path, image, voxels, segmentation, segments))
+        _write(target, lambda path: write_report(path, image, voxels, segmentation, segments, quality))
 
 
 def _write(target: Path, save: Callable[[Path], Any]) -> None:

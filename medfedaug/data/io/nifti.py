@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import nibabel
 import numpy as np
@@ -14,9 +14,6 @@ from medfedaug.data.io.base import Header, ImageFormat, volume_header
 from medfedaug.data.io.itk import load_with_monai
 from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, stored_bytes
 from medfedaug.data.io.voxel_files import file_states
-
-if TYPE_CHECKING:
-    from medfedaug.data.io.dicom_segmentation import Segments
 
 __all__ = ["FORMAT"]
 
@@ -61,7 +58,7 @@ class Nifti(ImageFormat):
         """Return the image's own suffix, as it is written there."""
         return self.own_suffix(image)
 
-    def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
+    def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
         """Write voxels with the bytes of the image's own header that say where they lie."""
         like: Any = nibabel.load(image)
         header = type(like.header)(endianness=like.header.endianness)

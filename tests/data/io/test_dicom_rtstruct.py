@@ -108,7 +108,9 @@ def test_contours_of_one_file_with_frames_in_odd_order_name_their_frames(label, 
 def test_a_report_names_volume_segment_and_model(label, tmp_path):
     write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), turned=OBLIQUE)
     write_segmentation(tmp_path / "seg.dcm", tmp_path / "series", label, SEGMENTS)
-    write_report(tmp_path / "sr.dcm", tmp_path / "series", label, tmp_path / "seg.dcm", SEGMENTS)
+    names = SEGMENTS.classes[1:]
+    quality = {"components": dict.fromkeys(names, 2), "confidence": {names[0]: 0.87654}}
+    write_report(tmp_path / "sr.dcm", tmp_path / "series", label, tmp_path / "seg.dcm", SEGMENTS, quality)
     assert faults(tmp_path / "sr.dcm") == faults(tmp_path / "seg.dcm") == []
     found, seg = pydicom.dcmread(tmp_path / "sr.dcm"), pydicom.dcmread(tmp_path / "seg.dcm")
     assert found.VerificationFlag == "UNVERIFIED"
@@ -124,6 +126,10 @@ def test_a_report_names_volume_segment_and_model(label, tmp_path):
         millilitres = (label == number).sum() * 0.9 * 1.1 * 3.0 / 1000
         assert float(value.NumericValue) == pytest.approx(millilitres, abs=1e-3)
         assert value.MeasurementUnitsCodeSequence[0].CodeValue == "mL"
+        pieces = items["Number of connected components"].MeasuredValueSequence[0]
+        assert (pieces.NumericValue, pieces.MeasurementUnitsCodeSequence[0].CodeValue) == (2, "1")
+        assert ("Soft Dice confidence" in items) == (number == 1)
+        assert "Specific agreement of several passes" not in items
         reference = items["Referenced Segment"].ReferencedSOPSequence[0]
         assert reference.ReferencedSOPInstanceUID == seg.SOPInstanceUID
         assert reference.ReferencedSegmentNumber == number
@@ -144,6 +150,7 @@ def test_uids_follow_from_model_site_series_and_kind(label, tmp_path):
         ("site", replace(SEGMENTS, model=ModelIdentity("ab" * 32, "site_B"))),
         ("model", replace(SEGMENTS, model=ModelIdentity("ac" * 32, "site_A"))),
         ("again", replace(SEGMENTS, model=ModelIdentity("ab" * 32, "site_A", "1"))),
+        ("settings", replace(SEGMENTS, model=ModelIdentity("ab" * 32, "site_A", settings="1"))),
     ):
         write_segmentation(tmp_path / f"{name}.dcm", tmp_path / "series", label, segments)
         write_rtstruct(tmp_path / f"{name}.rt.dcm", tmp_path / "series", label, segments)
@@ -152,4 +159,4 @@ def test_uids_follow_from_model_site_series_and_kind(label, tmp_path):
         found = {name: one[level].value for name, one in uids.items()}
         assert found["first.dcm"] == found["same.dcm"]
         assert found["first.rt.dcm"] == found["same.rt.dcm"]
-        assert len({*found.values()}) == 8
+        assert len({*found.values()}) == 10

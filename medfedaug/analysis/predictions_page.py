@@ -1,0 +1,190 @@
+"""`write_predictions_page`: the cases of a prediction on one page, the least sure ones first."""
+
+from __future__ import annotations
+
+import base64
+import io
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from medfedaug._version import __version__
+from medfedaug.analysis import page
+from medfedaug.runs.case_quality import look_first
+from medfedaug.runs.predictions_file import Predictions
+
+__all__ = ["PAGE", "write_predictions_page"]
+
+PAGE = "predictions.html"
+"""Name of the page in a folder of predictions."""
+
+_MOST_PICTURES = 200
+_MOST_LEFT_OUT = 100
+_PIXELS = 480  # width of a picture
+_NOTHING = "–"
+
+
+def write_predictions_page(out: Path) -> Path | None:
+    """Write ``predictions.html`` of the ``predictions.json`` and the previews in a folder.
+
+    The page needs no other files. It shows pictures of the first 200 cases.
+
+    Args:
+        out: the folder.
+
+    Returns:
+        The page; ``None`` where the folder has no record.
+
+    Raises:
+        ConfigError: where the folder's record cannot be read, or another file has the page's name.
+        StorageError: when it cannot be written.
+    """
+    target, record = out / PAGE, Predictions.read(out)
+    if not record:
+        return None
+    page.check_page(target)
+    page.write_page(_page(out, record), target)
+    return target
+
+
+def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
+    html, body = page.start_page("Predictions")
+    cases, failed = record.get("cases", {}), record.get("failed", {})
+    order = list(dict.fromkeys([*look_first(cases), *sorted(cases)]))
+    page.add(body, "p", _summary(record, len(cases), len(failed)))
+    for note in record.get("notes", ()):
+        page.add(body, "p", f"{note[0].upper()}{note[1:]}.", **{"class": "soft"})
+    if cases:
+        _table(page.add(body, "section"), order, record)
+        _pictures(page.add(body, "section"), out, order, cases)
+    if failed:
+        section = page.add(body, "section")
+        page.add(section, "h2", "Not predicted")
+        rows = [(name, str(entry.get("error", ""))) for name, entry in sorted(failed.items())]
+        page.table(section, ("case", "reason"), rows, words=True)
+    if left := record.get("left_out", ()):
+        more = f", of which {_MOST_LEFT_OUT} are shown" if len(left) > _MOST_LEFT_OUT else ""
+        shown = [f"{one['path']}: {one['reason']}" for one in left[:_MOST_LEFT_OUT]]
+        page.details(body, f"{len(left)} files, folders or series left out{more}", ["\n".join(shown)])
+    page.add(
+        body,
+        "p",
+        "A prediction is the output of a research tool. This page shows images of patients: keep it where "
+        "they are.",
+        **{"class": "soft"},
+    )
+    page.add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    return html
+
+
+def _summary(record: Mapping[str, Any], cases: int, failed: int) -> str:
+    parts = [f"{cases} case{'s' * (cases != 1)}"]
+    parts += [f"{failed} not predicted"] if failed else []
+    if methods := record.get("methods"):
+        parts.append(f"model trained with {', '.join(methods)}")
+    if sha256 := record.get("model", {}).get("sha256"):
+        parts.append(f"SHA-256 {str(sha256)[:12]}…")
+    if statistics := record.get("statistics"):
+        parts.append(f"normalised with the statistics of {statistics.get('of', 'unknown')}")
+    return " · ".join(parts)
+
+
+def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any]) -> None:
+    page.add(section, "h2", "Look at the first ones first")
+    cases = record["cases"]
+    if record.get("task") == "segmentation":
+        header, rows = _label_maps(order, cases, record["classes"][1:])
+    else:
+        header = ["case", "class", "probability"]
+        rows = [
+            [name, cases[name]["class"], f"{cases[name]['probabilities'][cases[name]['class']]:.3f}"]
+            for name in order
+        ]
+    page.table(
+        section,
+        [*header, "unlike"],
+        [
+            [*row, str(len(cases[name]["warnings"]) or _NOTHING)]
+            for name, row in zip(order, rows, strict=True)
+        ],
+    )
+    for text in _explanations(header):
+        page.add(section, "p", text, **{"class": "soft"})
+
+
+def _label_maps(
+    order: Sequence[str], cases: Mapping[str, Mapping[str, Any]], classes: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    millimetres = all("volume_ml" in entry for entry in cases.values())
+    unit, sizes = ("ml", "volume_ml") if millimetres else ("pixels", "voxels")
+    measures = [name for name in ("confidence", "agreement") if any(name in e for e in cases.values())]
+    header = ["case"]
+    for name in classes:
+        header += [f"{name}, {unit}", f"{name}, pieces"]
+    rows = []
+    for case in order:
+        entry = cases[case]
+        row = [case]
+        for name in classes:
+            row += [_size(entry, sizes, name), str(entry.get("components", {}).get(name, _NOTHING))]
+        row += [
+            f"{min(entry[measure].values()):.3f}" if entry.get(measure) else _NOTHING for measure in measures
+        ]
+        rows.append(row)
+    return [*header, *measures], rows
+
+
+def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
+    form = ".1f" if sizes == "volume_ml" else ".0f"
+    ends = entry.get(f"{sizes}_of_passes", {}).get(name)
+    among = f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
+    return f"{entry[sizes][name]:{form}}{among}"
+
+
+def _explanations(header: Sequence[str]) -> Iterator[str]:
+    if "probability" in header:
+        yield "Probability: that of the class, by the model."
+    if "confidence" in header:
+        yield (
+            "Confidence: soft Dice confidence, the Dice that the model expects of its label map; the lowest "
+            "class."
+        )
+    if "agreement" in header:
+        yield (
+            "Agreement: that of the label maps of all passes (models of an ensemble, flipped images); the "
+            "lowest class. In brackets: the smallest and the largest size in a pass."
+        )
+    yield (
+        "Unlike: the number of differences from the federation's images or the site's training cases. "
+        "A case without any can still be wrong."
+    )
+
+
+def _pictures(
+    section: ET.Element, out: Path, order: Sequence[str], cases: Mapping[str, Mapping[str, Any]]
+) -> None:
+    page.add(section, "h2", "Cases")
+    grid = page.add(section, "div", **{"class": "cases"})
+    for number, name in enumerate(order[:_MOST_PICTURES], start=1):
+        entry = cases[name]
+        frame = page.add(grid, "figure", **{"class": "photo"})
+        files = [file for file in entry["written"] if file.startswith("previews/")]
+        if files and (out / files[-1]).is_file():
+            page.add(frame, "img", src=_thumbnail(out / files[-1]), alt=f"prediction of {name}")
+        page.add(frame, "figcaption", f"{number}. {name}")
+        for text in (*entry["warnings"], *entry.get("remarks", ())):
+            page.add(frame, "figcaption", text)
+    if len(order) > _MOST_PICTURES:
+        text = f"And {len(order) - _MOST_PICTURES} cases that come later in the table, without pictures here."
+        page.add(section, "p", text)
+
+
+def _thumbnail(picture: Path) -> str:
+    stream = io.BytesIO()
+    with Image.open(picture) as image:
+        image.thumbnail((_PIXELS, 4 * _PIXELS))
+        image.convert("RGB").save(stream, format="jpeg", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -1,0 +1,154 @@
+"""`medfedaug predict --flips --uncertainty-map --data`: quality of a case, through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import combinations
+
+import nibabel
+import numpy as np
+import pytest
+from finished_runs import FEW, balanced, simulated
+from results import Page
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, phantom_dir):
+    out = tmp_path_factory.mktemp("quality") / "run"
+    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
+
+
+@pytest.fixture(scope="module")
+def image(phantom_dir):
+    return next((phantom_dir / "site_C/images").glob("*.nii.gz"))
+
+
+def read(path) -> np.ndarray:
+    return np.asarray(nibabel.load(path).dataobj)
+
+
+def predicted(run, out) -> dict:
+    return json.loads((out / "predictions.json").read_text())
+
+
+def test_flips_are_those_of_the_image_and_change_no_voxel(run, model, image, tmp_path):
+    """The reference are files with flipped voxels, predicted by themselves and flipped back."""
+    images, name = tmp_path / "images", image.name.removesuffix(".nii.gz")
+    images.mkdir()
+    stored = nibabel.load(image)
+    flips = {"none": (), "x": (0,), "y": (1,), "xy": (0, 1)}
+    for word, axes in flips.items():
+        voxels = np.flip(np.asarray(stored.dataobj), axes)
+        nibabel.save(nibabel.Nifti1Image(voxels, stored.affine), images / f"{word}.nii.gz")
+    call = ("predict", "--model", model, "--no-previews")
+    assert run(*call, "--images", images, "--out", tmp_path / "alone", "--probabilities")[0] == 0
+    labels = [np.flip(read(tmp_path / f"alone/{word}.nii.gz"), axes) for word, axes in flips.items()]
+    shares = [
+        np.flip(read(tmp_path / f"alone/probabilities/{word}.nii.gz"), axes).astype(float)
+        for word, axes in flips.items()
+    ]
+    out = tmp_path / "out"
+    code, printed, err = run(*call, "--images", image, "--out", out, "--flips", "--uncertainty-map")
+    assert code == 0, err
+    assert "agreement" in printed
+    np.testing.assert_array_equal(read(out / image.name), labels[0])
+    found = out / f"uncertainty/{image.name}"
+    np.testing.assert_allclose(read(found), np.std(shares, axis=0)[..., 1], atol=1e-4)
+    assert read(found).max() > 0.001
+    np.testing.assert_array_equal(nibabel.load(found).affine, stored.affine)
+    entry = predicted(run, out)["cases"][name]
+    both = sum((a & b).sum() for a, b in combinations(labels, 2))
+    sizes = sum(a.sum(dtype=int) + b.sum(dtype=int) for a, b in combinations(labels, 2))
+    assert entry["passes"] == 4
+    assert entry["agreement"]["lesion"] == pytest.approx(2 * both / sizes, abs=1e-3)
+    assert entry["agreement"]["lesion"] < 1
+    counts = [label.sum() for label in labels]
+    voxel = entry["volume_ml"]["lesion"] / counts[0]
+    ends = entry["volume_ml_of_passes"]["lesion"]
+    assert ends == pytest.approx([min(counts) * voxel, max(counts) * voxel], rel=0.01)
+    assert entry["uncertainty_map"] in entry["written"]
+
+
+def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, phantom_dir, tmp_path):
+    images, out = tmp_path / "images", tmp_path / "out"
+    images.mkdir()
+    for number, file in enumerate(sorted((phantom_dir / "site_C/images").iterdir())[:3]):
+        shutil.copy(file, images / f"case {number} <b>.nii.gz")
+    (images / "broken.nii.gz").write_bytes(b"\x1f\x8b")
+    code, printed, _ = run("predict", "--model", model, "--images", images, "--out", out)
+    assert code == 1
+    assert f"page: {out}/predictions.html" in printed
+    page = Page((out / "predictions.html").read_text())
+    order = predicted(run, out)["look_first"]
+    assert len(order) == 3
+    places = [page.text.index(name) for name in order]
+    assert places == sorted(places)
+    assert "b" not in page.tags
+    pictures = [value for key, value in page.attributes if key == "src"]
+    assert len(pictures) == 3
+    assert all(one.startswith("data:image/jpeg;base64,") for one in pictures)
+    assert "broken" in page.text
+    assert "Agreement" not in page.text  # of one pass alone
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "predictions.html").write_text("<p>somebody's own</p>")
+    code, _, err = run("predict", "--model", model, "--images", image, "--out", other)
+    assert code == 2
+    assert "choose another file" in err
+    assert not (other / "predictions.json").exists()
+
+
+def test_a_case_unlike_the_sites_training_cases_is_named(run, model, image, phantom_dir, tmp_path):
+    site, out = tmp_path / "site_A", tmp_path / "out"
+    shutil.copytree(phantom_dir / "site_A", site)
+    listed = json.loads((site / "dataset.json").read_text())["training"]
+    volumes = []
+    for row in listed:
+        label = nibabel.load(site / row["label"])
+        mask = np.zeros(label.shape, np.uint8)
+        mask[4:6, 4:6, 2] = 1
+        volumes.append(4 * np.prod(label.header.get_zooms()[:3]) / 1000)
+        nibabel.save(nibabel.Nifti1Image(mask, label.affine), site / row["label"])
+    call = ("predict", "--model", model, "--images", image, "--no-previews")
+    code, _, err = run(*call, "--out", out, "--data", site)
+    assert code == 0, err
+    told = predicted(run, out)
+    usual = told["training_range"]
+    assert usual["cases"] == len(listed)
+    assert usual["classes"]["lesion"]["volume_ml"] == pytest.approx([min(volumes), max(volumes)])
+    assert usual["classes"]["lesion"]["components"] == [1, 1]
+    (entry,) = told["cases"].values()
+    (size,) = [text for text in entry["warnings"] if " ml, and " in text]
+    assert size.startswith(f"lesion has {entry['volume_ml']['lesion']:.3g} ml")
+    pieces = [text for text in entry["warnings"] if "pieces" in text]
+    assert len(pieces) == (entry["components"]["lesion"] > 1)
+    assert "unlike the site's training cases: lesion has" in err
+    code, _, err = run(*call, "--out", out)
+    assert code == 2
+    assert "other options: data" in err
+
+
+def test_a_class_that_names_a_side_is_not_flipped(run, model, image, tmp_path):
+    other = shutil.copytree(model, tmp_path / "run")
+    record = json.loads((other / "results.json").read_text())
+    record["config"]["classes"] = ["background", "left lesion"]
+    (other / "results.json").write_text(json.dumps(record))
+    code, _, err = run("predict", "--model", other, "--images", image, "--out", tmp_path / "out", "--flips")
+    assert code == 2
+    assert "name a side" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--uncertainty-map",), "needs several passes"),
+        (("--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(run, model, image, tmp_path, options, said):
+    code, _, err = run("predict", "--model", model, "--images", image, "--out", tmp_path / "out", *options)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out/predictions.json").exists()
