@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 from measure import hardware
-from scipy import ndimage, stats
+from scipy import stats
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.folders import own_data
+from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
@@ -55,10 +56,6 @@ SCORES = {
 SPLITS = ("validation", "test")
 
 
-def components(label: np.ndarray) -> int:
-    return int(ndimage.label(label, np.ones((3,) * label.ndim))[1])
-
-
 def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]]:
     """Mean and deviation of the logarithms of volumes and components of the training cases."""
     volumes, counts = [], []
@@ -67,7 +64,7 @@ def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]
         for case in site.cases["training"]:
             mask = site.load_case(case)[1][0].numpy() > 0
             volumes.append(np.log1p(mask.mean() * 1e6))
-            counts.append(np.log1p(components(mask)))
+            counts.append(np.log1p(connected_pieces(mask)))
     return {
         name: (float(np.mean(found)), max(float(np.std(found)), 1e-6))
         for name, found in (("volume", volumes), ("components", counts))
@@ -122,7 +119,8 @@ def score_case(
         float(values[0].nan_to_num(0))
         for values in (plain.confidence, passes.agreement(), soft_dice_confidence(total.log(), of_mean))
     )
-    sizes = {"volume": float(np.log1p(found.mean() * 1e6)), "components": float(np.log1p(components(found)))}
+    numbers = {"volume": found.mean() * 1e6, "components": connected_pieces(found)}
+    sizes = {name: float(np.log1p(value)) for name, value in numbers.items()}
     return {
         "site": site.name,
         "case": case.name,

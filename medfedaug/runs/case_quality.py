@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from scipy import ndimage
 from torch import Tensor
 
+from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.runs.pass_agreement import PassAgreement
 
 __all__ = ["case_quality", "count_components", "look_first"]
@@ -24,7 +24,8 @@ def case_quality(
     """Describe a label map by class: number of its pieces, confidence, agreement of several passes.
 
     Args:
-        label: (1, X, Y, Z); pieces touch by a face, an edge or a corner.
+        label: (1, X, Y, Z); its pieces are those of
+            `medfedaug.data.quality.connected_pieces.connected_pieces`.
         confidence: (K - 1,), of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`.
         classes: names of the classes, background first.
         passes: all passes of the case, where there are several.
@@ -49,9 +50,8 @@ def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
     """
     voxels = label[0].numpy()
     boxes = ndimage.find_objects(voxels, max_label=len(classes) - 1)
-    touching = np.ones((3,) * voxels.ndim)
     return {
-        name: 0 if box is None else int(ndimage.label(voxels[box] == number, touching)[1])
+        name: 0 if box is None else connected_pieces(voxels[box] == number)
         for number, (name, box) in enumerate(zip(classes[1:], boxes, strict=True), start=1)
     }
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from monai.utils import convert_to_tensor
-from scipy import ndimage
 from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder, spread
+from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.statistics import ChannelStatistics, image_moments
@@ -137,7 +137,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     ),
     "pieces": Quantity(
         *("class", 1, 100, True, ""),
-        text="number of connected pieces of a case that has the class",
+        text="number of pieces of a case that has the class, whose voxels touch by a corner at least",
         reason="structure: one lesion or many",
         present=True,
     ),
@@ -343,7 +343,7 @@ def _of_label(label: Tensor, classes: int) -> dict[str, Tensor]:
     shares = torch.bincount(label.flatten().long(), minlength=classes)[:classes].double() / label.numel()
     present = (shares[1:] > 0).double()
     mask = label[0].numpy()
-    pieces = [ndimage.label(mask == index)[1] for index in range(1, classes)]
+    pieces = [connected_pieces(mask == index) for index in range(1, classes)]
     counts = torch.tensor(pieces, dtype=torch.float64)
     sizes, numbers = QUANTITIES["size"].scaled(shares[1:]), QUANTITIES["pieces"].scaled(counts.clamp_min(1))
     return {"present": present, "size": sizes * present, "pieces": numbers * present}

@@ -1,0 +1,21 @@
+"""`connected_pieces`: the number of pieces of a mask."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import ndimage
+
+__all__ = ["connected_pieces"]
+
+
+def connected_pieces(mask: np.ndarray) -> int:
+    """Count the pieces of a mask, whose voxels touch by a face, an edge or a corner.
+
+    Args:
+        mask: boolean, of any number of axes.
+
+    Example:
+        >>> connected_pieces(np.eye(3, dtype=bool))
+        1
+    """
+    return int(ndimage.label(mask, np.ones((3,) * mask.ndim))[1])
