@@ -2,6 +2,7 @@ r"""Record of phantom federations: test Dice of each method at each site, for a 
 
     python benchmarks/calibration.py --work DIR --record calibration.jsonl --draws 8 --seeds 0 1
     python benchmarks/calibration.py --record calibration.jsonl --csv calibration.csv
+    python benchmarks/calibration.py --results runs/retina runs.tar.xz --data DATA --csv calibration.csv
 
 A family turns one dial of the phantom: `FAMILIES` says for each of them what is drawn. A draw gives one
 federation of each family, and a seed gives the federation other patients and other initial weights. Every
@@ -10,36 +11,37 @@ An interrupted record goes on where it stopped, and a federation is completed be
 `--methods` the methods of most use can be trained first.
 
 The number of rounds follows from validation: a training whose best validation score is of its last third, and
-by `_STEP` above the best before, is repeated with twice the rounds, up to `_MOST` times the first number. The
+by 0.01 above the best before, is repeated with twice the rounds, up to `_MOST` times the first number. The
 line has the validation scores of all rounds.
 
 `--csv` writes a row for each federation, seed, site, method and norm of which FedAvg is in the record, and
 makes the phantoms again for the sites' fingerprints. Rows of other federations that the file has already are
-kept. With `--shift-record`, the rows are those of records of `shift_gain.py`.
+kept. With `--shift-record`, the rows are those of records of `shift_gain.py`. With `--results`, they are
+those of runs of `medfedaug benchmark`, of which each data set is a family; `--data` is the folder of their
+images.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
+from calibration_rows import Training, as_told, is_converged, write_table, written
 from measure import hardware
-from shift_gain import moved
+from recorded_federations import of_results, of_shift_record
 
-from medfedaug.analysis.calibration_table import COLUMNS
+from medfedaug.analysis.calibration_table import PHANTOM
 from medfedaug.data.datasets.phantom import Structure, make_phantom
-from medfedaug.data.quality.image_fingerprint import fingerprint_of
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
@@ -53,7 +55,7 @@ SITES, SHAPE = 3, (32, 32, 6)
 TESTED = 12
 """Test patients of each site, besides those who train and validate."""
 
-_STEP, _MOST = 0.01, 2
+_MOST = 2
 _RANDOM = np.random.RandomState
 
 
@@ -220,13 +222,6 @@ def _of_cases(scores: Mapping[str, Any]) -> list[float | None]:
     return [None if score is None else round(score, 4) for score in found]
 
 
-def is_converged(validation: Sequence[float | None]) -> bool:
-    """Return whether the last third of the rounds brought at most `_STEP` to the best validation score."""
-    scores = [score or 0.0 for score in validation]
-    first = -(-len(scores) * 2 // 3)
-    return max(scores[first:], default=0) <= max(scores[:first]) + _STEP
-
-
 def measure(
     federation: Federation, work: Path, missing: Sequence[tuple[str, str]], rounds: int
 ) -> Iterator[dict[str, Any]]:
@@ -262,144 +257,22 @@ def read(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in kept.splitlines()]
 
 
-Scores = Mapping[str, float]
-Cases = Mapping[str, Sequence[float | None]]
-
-
-@dataclass(frozen=True)
-class Training:
-    """A training of the table.
-
-    Attributes:
-        federation: its name; a training with another seed has the same.
-        family: of the federation.
-        seed: of patients and initial weights.
-        methods: the combination.
-        norm: of the network.
-        rounds: of the training.
-        selected_round: empty where it was not recorded.
-        dice: by site.
-        cases: test Dice of each patient by site; empty where it was not recorded.
-        write: writes the sites' images to a folder.
-    """
-
-    federation: str
-    family: str
-    seed: int
-    methods: str
-    norm: str
-    rounds: int
-    selected_round: str
-    dice: Scores
-    cases: Cases
-    write: Callable[[Path], None]
-
-    @property
-    def run(self) -> tuple[str, int, str]:
-        """The trainings that are compared with one another."""
-        return self.federation, self.seed, self.norm
-
-
 def of_record(lines: Sequence[Mapping[str, Any]]) -> list[Training]:
     """The trainings of the record of this script."""
     return [
         Training(
-            **{
-                key: line[key]
-                for key in ("federation", "family", "seed", "methods", "norm", "rounds", "dice")
-            },
+            **{key: line[key] for key in ("federation", "family", "seed", "methods", "norm", "rounds")},
+            origin=PHANTOM,
             selected_round=str(line["selected_round"]),
-            cases=line["cases"],
-            write=Federation(line["family"], line["draw"], line["seed"]).write,
+            converged=as_told(is_converged(line["validation"])),
+            metric="dice",
+            scores=line["dice"],
+            cases={site: dict(enumerate(scores)) for site, scores in line["cases"].items()},
+            fingerprints=partial(written, Federation(line["family"], line["draw"], line["seed"]).write),
         )
         for line in lines
         if "dice" in line
     ]
-
-
-def of_shift_record(path: Path) -> list[Training]:
-    """The trainings of a record of `shift_gain.py`, whose phantoms follow from seed and dials."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    size, found = record["settings"], []
-    for run in record["runs"]:
-        seed, dial, number = run["seed"], run["shift"], run.get("inverted", 0)
-        family = "odd" if run["odd"] else "polarity" if number else "scanners"
-
-        def write(folder: Path, run: Mapping[str, Any] = run, number: int = number) -> None:
-            seed, dial = run["seed"], run["shift"]
-            shift = moved(folder.parent, seed, dial) if run["odd"] else dial
-            inverted = [k >= 4 - number for k in range(4)]
-            make_phantom(folder, 4, size["patients"], size["shape"], seed, shift=shift, inverted=inverted)
-
-        found.append(
-            Training(
-                federation=f"{family}{number or ''}_64_{dial:g}_{seed}",
-                family=family,
-                seed=seed,
-                methods=run["methods"],
-                norm="batch",
-                rounds=size["rounds"],
-                selected_round="",
-                dice=run["dice"],
-                cases={},
-                write=write,
-            )
-        )
-    return found
-
-
-def write_table(trainings: Sequence[Training], path: Path) -> int:
-    """Write the rows of federations with FedAvg, keep others, and return the number of the former."""
-    before: list[dict[str, str]] = []
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            before = list(csv.DictReader(file))
-    known = {one.run: one for one in trainings if one.methods == "fedavg"}
-    prints: dict[tuple[str, int], dict[str, str]] = {}
-    for row in before:
-        if row["fingerprint"]:
-            prints.setdefault((row["federation"], int(row["seed"])), {})[row["site"]] = row["fingerprint"]
-    for one in known.values():
-        if (key := (one.federation, one.seed)) not in prints:
-            prints[key] = fingerprints(one.write)
-            print(f"fingerprints of {one.federation}, seed {one.seed}", flush=True)
-    names = {one.federation for one in known.values()}
-    rows = [row for row in before if row["federation"] not in names]
-    for one in {(*one.run, one.methods): one for one in trainings if one.run in known}.values():
-        for site, dice in sorted(one.dice.items()):
-            cases = one.cases, known[one.run].cases
-            rows.append(
-                {
-                    **{key: str(getattr(one, key)) for key in COLUMNS if hasattr(one, key)},
-                    "site": site,
-                    "metric": "dice",
-                    "score": f"{dice:.4f}",
-                    "patient_deviation": _deviation(*(found[site] for found in cases)) if all(cases) else "",
-                    # Once for each site and seed: it does not depend on the method.
-                    "fingerprint": prints[one.run[:2]][site] if one.methods == "fedavg" else "",
-                }
-            )
-    if rows:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    return len(names)
-
-
-def fingerprints(write: Callable[[Path], None]) -> dict[str, str]:
-    """Make a federation's images again, and return the fingerprint of each site as JSON."""
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / "sites")
-        found = map(fingerprint_of, find_sites(Path(folder) / "sites"))
-        return {one.site: json.dumps(one.to_dict(), separators=(",", ":")) for one in found}
-
-
-def _deviation(ours: Sequence[float | None], theirs: Sequence[float | None]) -> str:
-    """Deviation over the patients of the difference from FedAvg."""
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    apart = [a - b for a, b in pairs]
-    return f"{stdev(apart):.4f}" if len(apart) > 1 and any(apart) else ""
 
 
 def main() -> None:
@@ -408,6 +281,14 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="one JSON line for each training")
     parser.add_argument("--csv", type=Path, help="write the table of the record, and train nothing")
     parser.add_argument("--shift-record", type=Path, nargs="+", help="write the table of these records")
+    parser.add_argument(
+        "--results",
+        nargs="+",
+        default=[],
+        metavar="[NAME=]PATH",
+        help="write the table of these folders or archives (.tar.xz) of runs, or summaries of data set NAME",
+    )
+    parser.add_argument("--data", type=Path, help="folder of the data sets that --results were trained on")
     parser.add_argument("--work", type=Path, help="folder for the phantom sites")
     parser.add_argument("--draws", type=int, default=8, help="federations of each family")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
@@ -417,11 +298,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="of a training that converges in them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.record and not (options.shift_record and options.csv):
-        parser.error("name a record: --record FILE, or --shift-record FILE with --csv FILE")
+    if not options.record and not ((options.shift_record or options.results) and options.csv):
+        parser.error("name a record: --record FILE, or --shift-record or --results with --csv FILE")
+    if options.results and options.data is None:
+        parser.error("name the folder of the data sets: --data DIR")
     lines = read(options.record) if options.record else []
     if options.csv:
         given = [one for path in options.shift_record or () for one in of_shift_record(path)]
+        given += of_results(options.results, options.data, METHODS, print)
         number = write_table([*of_record(lines), *given], options.csv)
         print(f"{number} federations in {options.csv}")
         return

@@ -38,7 +38,6 @@ import torch
 from measure import hardware
 
 from medfedaug.analysis.inspection_page import federation_shift
-from medfedaug.analysis.phantom_gains import FARTHEST, MEAN
 from medfedaug.analysis.shift import Shift
 from medfedaug.data.datasets.phantom import MANIFEST, Scanner, make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
@@ -56,6 +55,8 @@ EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0, 12.0)
 """Of the distances that are taken together."""
 FEWEST = 3
 """Federations of which something is said."""
+MEAN, FARTHEST = "mean", "farthest"
+"""Whose gain it is: the mean over the sites, or the gain of the site that is farthest from the others."""
 PLACES = {MEAN: "mean of the sites", FARTHEST: "farthest site"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 from collections import Counter
@@ -17,16 +18,35 @@ from medfedaug.analysis.fingerprint_distance import appearance, check_together, 
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 
-__all__ = ["COLUMNS", "FEDAVG", "SINGLE", "Calibration", "TrainedFederation", "features"]
+__all__ = [
+    "COLUMNS",
+    "FEATURES",
+    "FEDAVG",
+    "PHANTOM",
+    "REAL",
+    "SINGLE",
+    "Calibration",
+    "TrainedFederation",
+    "features",
+]
 
 FEDAVG, SINGLE = "fedavg", "single"
+PHANTOM, REAL = "phantom", "real"
 
 COLUMNS = (
-    *("federation", "family", "seed", "site", "methods", "norm", "rounds", "selected_round", "metric"),
-    *("score", "patient_deviation", "fingerprint"),
+    *("federation", "family", "origin", "seed", "site", "methods", "norm", "rounds", "selected_round"),
+    *("converged", "metric", "score", "patient_deviation", "fingerprint"),
 )
-"""Columns of a calibration table. ``fingerprint`` is `ImageFingerprint.to_dict` as JSON, in one row of a site
-and seed at least; ``patient_deviation`` the deviation over test patients of the difference from FedAvg."""
+"""Columns of a calibration table. ``origin`` is ``phantom`` or ``real``; ``converged`` says whether the last
+third of the rounds brought at most 0.01 to the validation score, and is empty where that is not known;
+``patient_deviation`` is the deviation over test patients of the difference from FedAvg; ``fingerprint`` is
+`ImageFingerprint.to_dict` as JSON, in one row of a site and seed at least."""
+
+FEATURES = (
+    *("appearance", "polarity", "noise", "sharpness", "geometry", "size", "pieces", "prevalence"),
+    *("own patients", "all patients"),
+)
+"""Names of the numbers of a site from which a gain is predicted: distances, and logarithms of patients."""
 
 _TABLE = "analysis/calibration.csv"
 
@@ -38,22 +58,26 @@ class TrainedFederation:
     Attributes:
         name: of the federation, with any seed.
         family: of the data: a published data set, or the dial of a phantom.
+        origin: `PHANTOM` or `REAL`.
         norm: the normalisation of the network.
         metric: of the scores, of which more is better.
         seed: of its patients and initial weights.
         sites: the fingerprints of its sites.
         scores: by methods and site.
         deviations: by methods, of each site: see `COLUMNS`.
+        unconverged: methods whose training had not converged.
     """
 
     name: str
     family: str
+    origin: str
     norm: str
     metric: str
     seed: str
     sites: tuple[ImageFingerprint, ...]
     scores: Mapping[str, Mapping[str, float]]
     deviations: Mapping[str, tuple[float, ...]]
+    unconverged: frozenset[str] = frozenset()
 
     @cached_property
     def features(self) -> dict[str, list[float]]:
@@ -93,6 +117,16 @@ class Calibration:
                 ) from error
         return cls(tuple(one for name, text in texts for one in _read(name, text, norm)))
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that a prediction is made of."""
+        told = [
+            [one.name, one.family, one.origin, one.norm, one.metric, one.seed, one.scores, one.deviations]
+            for one in self.federations
+        ]
+        sites = [site.to_dict() for one in self.federations for site in one.sites]
+        return hashlib.sha256(json.dumps([told, sites], sort_keys=True).encode()).hexdigest()
+
     @property
     def number(self) -> int:
         """The number of federations, whatever their seeds."""
@@ -118,6 +152,18 @@ class Calibration:
         """Leave a family out."""
         return Calibration(tuple(one for one in self.federations if one.family != family))
 
+    def of_family(self, family: str) -> Calibration:
+        """Keep the federations of a family."""
+        return Calibration(tuple(one for one in self.federations if one.family == family))
+
+    def of_origin(self, origin: str) -> Calibration:
+        """Keep the federations of phantoms (`PHANTOM`), or of patients (`REAL`)."""
+        return Calibration(tuple(one for one in self.federations if one.origin == origin))
+
+    def scored_by(self, metric: str) -> Calibration:
+        """Keep the federations with scores of a metric."""
+        return Calibration(tuple(one for one in self.federations if one.metric == metric))
+
     def patient_deviation(self, methods: str) -> float | None:
         """Return the median over sites of the patients' deviation, of a difference from FedAvg."""
         known = [value for one in self.federations for value in one.deviations.get(methods, ())]
@@ -125,7 +171,7 @@ class Calibration:
 
 
 def features(sites: Sequence[ImageFingerprint]) -> dict[str, list[float]]:
-    """Numbers of each site from which a gain is predicted: distances by kind, and patients.
+    """Numbers of each site from which a gain is predicted (`FEATURES`).
 
     Raises:
         ConfigError: when the sites cannot be compared.
@@ -173,10 +219,13 @@ def _federation(table: str, name: str, rows: Iterable[tuple[int, Mapping[str, st
     scores: dict[str, dict[str, float]] = {}
     deviations: dict[str, list[float]] = {}
     prints: dict[str, ImageFingerprint] = {}
+    unconverged: set[str] = set()
     row: Mapping[str, str] = {}
     for number, row in rows:
         try:
             scores.setdefault(row["methods"], {})[row["site"]] = float(row["score"])
+            if row["converged"] == "no":
+                unconverged.add(row["methods"])
             if row["patient_deviation"]:
                 deviations.setdefault(row["methods"], []).append(float(row["patient_deviation"]))
             if row["fingerprint"]:
@@ -193,10 +242,12 @@ def _federation(table: str, name: str, rows: Iterable[tuple[int, Mapping[str, st
     return TrainedFederation(
         name=name,
         family=row["family"],
+        origin=row["origin"] or REAL,
         norm=row["norm"],
         metric=row["metric"],
         seed=row["seed"],
         sites=sites,
         scores=scores,
         deviations={methods: tuple(values) for methods, values in deviations.items()},
+        unconverged=frozenset(unconverged),
     )

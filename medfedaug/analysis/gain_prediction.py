@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 
-from medfedaug.analysis.calibration_table import FEDAVG, Calibration, TrainedFederation
-from medfedaug.analysis.fingerprint_distance import appearance, distances
-from medfedaug.analysis.phantom_gains import gains_at, measured_gains
+from medfedaug.analysis.calibration_table import FEATURES, FEDAVG, SINGLE, Calibration, TrainedFederation
+from medfedaug.analysis.gain_effects import GainRows, Way, distance_to_nearest, ways_to_predict
+from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 
-__all__ = [
-    "LEAST_FEDERATIONS",
-    "LEVELS",
-    "Expected",
-    "GainModel",
-    "Judgement",
-    "at_level",
-    "judge_predictions",
-]
+__all__ = ["LEVELS", "Expected", "GainModel", "at_level", "measured_gains", "tested_patients"]
 
 LEVELS = ("site", "mean", "worst")
 """Levels of a gain: of a site, of the mean over the sites, of the lowest score of a site."""
-
-LEAST_FEDERATIONS = 20
-"""Judged federations below which coverage is not shown."""
-
-_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
-"""Penalties of the slopes that are tried; with the last one the prediction is the mean gain."""
 
 _Z80, _Z95 = 1.2816, 1.9600  # of the normal distribution
 
@@ -66,8 +53,8 @@ class Expected:
         def wider(ends: tuple[float, float] | None, z: float) -> tuple[float, float] | None:
             if ends is None:
                 return None
-            half = math.hypot((ends[1] - ends[0]) / 2, z * deviation)
-            return self.mean - half, self.mean + half
+            low, high = (math.hypot(end - self.mean, z * deviation) for end in ends)
+            return _possible(self.mean - low, self.mean + high)
 
         intervals = wider(self.interval80, _Z80), wider(self.interval95, _Z95)
         return replace(self, interval80=intervals[0], interval95=intervals[1], from_noise=deviation)
@@ -85,104 +72,27 @@ class Expected:
         return found
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Features (N, F), gains (N), and of each row family, federation and its weight."""
-
-    x: np.ndarray
-    y: np.ndarray
-    families: np.ndarray
-    federations: np.ndarray
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Every federation counts once."""
-        _, inverse, counts = np.unique(self.federations, return_inverse=True, return_counts=True)
-        return 1.0 / counts[inverse]
-
-    def among(self, kept: np.ndarray) -> _Rows:
-        return _Rows(self.x[kept], self.y[kept], self.families[kept], self.federations[kept])
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A linear function of standardised features, within the range of the gains that were measured."""
-
-    middle: np.ndarray
-    scale: np.ndarray
-    slopes: np.ndarray
-    intercept: float
-    range: tuple[float, float]
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        return np.clip(self.intercept + ((x - self.middle) / self.scale) @ self.slopes, *self.range)
-
-
-def _fitted(rows: _Rows, penalty: float) -> _Line:
-    """Ridge regression, of which every federation counts once."""
-    w = rows.weights / rows.weights.sum()
-    middle = w @ rows.x
-    scale = np.sqrt(w @ (rows.x - middle) ** 2)
-    scale = np.where(scale > 1e-6, scale, 1.0)
-    z, intercept = (rows.x - middle) / scale, float(w @ rows.y)
-    slopes = np.zeros(z.shape[1])
-    if math.isfinite(penalty):
-        total = len(set(rows.federations.tolist()))
-        gram = total * (z.T * w) @ z + penalty * np.eye(z.shape[1])
-        slopes = np.linalg.solve(gram, total * (z.T * w) @ (rows.y - intercept))
-    return _Line(middle, scale, slopes, intercept, (float(rows.y.min()), float(rows.y.max())))
-
-
-def _chosen(rows: _Rows, errors: dict[float, np.ndarray]) -> float:
-    """The strongest penalty whose error is within a standard error of the least one, over the federations."""
-    _, inverse = np.unique(rows.federations, return_inverse=True)
-    means = {penalty: np.bincount(inverse, rows.weights * found**2) for penalty, found in errors.items()}
-    best = min(means.values(), key=lambda found: float(found.mean()))
-    limit = float(best.mean() + best.std(ddof=1) / math.sqrt(len(best)))
-    return max(penalty for penalty, found in means.items() if float(found.mean()) <= limit)
-
-
-def _left_out(rows: _Rows, use: Callable[[_Rows, np.ndarray], np.ndarray]) -> np.ndarray:
-    """For each row a number of the rows of all other families: ``use(others, x)``."""
-    found = np.zeros(len(rows.y))
-    for family in set(rows.families.tolist()):
-        there = rows.families == family
-        if there.all():  # a single family: federations take its place
-            for name in set(rows.federations.tolist()):
-                own = rows.federations == name
-                if not own.all():
-                    found[own] = use(rows.among(~own), rows.x[own])
-            continue
-        found[there] = use(rows.among(~there), rows.x[there])
-    return found
-
-
-def _nearest(rows: _Rows, x: np.ndarray) -> np.ndarray:
-    """Distance of each of x from the nearest row, in deviations, root mean square over the features."""
-    scale = rows.x.std(axis=0)
-    scale = np.where(scale > 1e-6, scale, 1.0)
-    apart = (x[:, None] - rows.x[None]) / scale
-    return np.sqrt((apart**2).mean(axis=2)).min(axis=1)
-
-
 class GainModel:
-    r"""A gain as a linear function of a few features, with conformal intervals.
+    r"""A gain predicted from a few features, with conformal intervals.
 
-    The slopes are penalised (ridge regression); the penalty is the strongest of some whose mean square error,
-    when whole families are left out, is within a standard error of the least. With the strongest of all the
-    prediction is the mean gain of all federations. No prediction is outside the range of the measured gains.
+    The way to predict is the simplest of `medfedaug.analysis.gain_effects.ways_to_predict` whose mean square
+    error, when whole families are left out, is within a standard error of the least. The standard error is
+    that of the difference over families. With the simplest of all the prediction is 0.
 
     Intervals. With :math:`r_i` the error at row i when its family is left out, :math:`d_i` the distance of
-    its features from the nearest row of another family, and :math:`\bar d` the median of these, the scores
-    are :math:`|r_i| / s_i`, :math:`s_i = 1 + \max(0, d_i / \bar d - 1)`. The interval of level L around a
-    prediction is :math:`\pm q s`, q the quantile :math:`L (n + 1) / n` of the scores, n the number of
-    federations, each of which has weight 1 (split conformal prediction, with groups as units). Where that is
-    above 1 there is none.
+    its features from the nearest row of another family, :math:`\bar d` the median of these, and :math:`v_i`
+    the variance of a measured gain by its number of test patients, the scores are :math:`|r_i| / s_i`,
+    :math:`s_i^2 = \tau^2 f_i^2 + v_i`, :math:`f_i = 1 + \max(0, d_i / \bar d - 1)`, where
+    :math:`\tau^2 = \sum (r_i^2 - v_i) / \sum f_i^2`, at least a tenth of what it is without v. The interval
+    of level L around a prediction is :math:`\pm q s`, q the quantile :math:`L (n + 1) / n` of the scores, n
+    the number of federations, each of which has weight 1 (split conformal prediction, with groups as units).
+    Where that is above 1 there is none; no end is beyond a gain of 1 or -1. The interval is of a gain that is
+    measured with the sites' own test patients.
 
     Deviations:
         Conformal prediction assumes that federations are exchangeable. A user's federation is of no family of
-        the table, so the errors are of federations whose whole family was left out; `judge_predictions`
-        measures what holds.
+        the table, so the errors are of federations whose whole family was left out;
+        `medfedaug.analysis.prediction_judge.judge_predictions` measures what holds.
 
     Args:
         table: the federations.
@@ -195,28 +105,39 @@ class GainModel:
     """
 
     def __init__(self, table: Calibration, methods: str, over: str = FEDAVG, level: str = "site") -> None:
-        rows = _rows(table, methods, over, level)
-        if rows is None or len(set(rows.federations.tolist())) < 2:
+        self.deviation = _patient_deviation(table, methods, over)
+        rows = _rows(table, methods, over, level, self.deviation)
+        if rows is None or rows.number < 2:
             raise ValueError(f"fewer than two federations were trained with {methods} and {over}")
-        self.rows = rows
-        errors = {
-            penalty: _left_out(rows, lambda others, x, p=penalty: _fitted(others, p)(x)) - rows.y  # type: ignore[misc]
-            for penalty in _PENALTIES
-        }
-        self.penalty = _chosen(rows, errors)
-        self.line = _fitted(rows, self.penalty)
-        near = _left_out(rows, _nearest)
+        self.level, self.rows = level, rows
+        ways = ways_to_predict(_signs(methods, over))
+        errors = [rows.left_out(partial(_of_way, way)) - rows.y for way in ways]
+        chosen = _simplest(rows, errors)
+        self.way = ways[chosen]
+        self.predictor = self.way.fit(rows)
+        near = rows.left_out(distance_to_nearest)
         self._usual = max(float(np.median(near)), 1e-6)
         self._far = float(np.quantile(near, _UNLIKE))
-        self._scores = np.abs(errors[self.penalty]) / self._scale(near)
+        squares, factors, w = errors[chosen] ** 2, self._factor(near) ** 2, rows.weights
+        spread = max(float(w @ (squares - rows.variances)), 0.1 * float(w @ squares)) / float(w @ factors)
+        self._spread = max(spread, 1e-9)
+        self._scores = np.abs(errors[chosen]) / self._scale(near, rows.variances)
 
     @property
     def federations(self) -> int:
         """The number of federations behind it."""
-        return len(set(self.rows.federations.tolist()))
+        return self.rows.number
 
-    def _scale(self, near: np.ndarray) -> np.ndarray:
-        return 1 + np.maximum(0.0, near / self._usual - 1)
+    @property
+    def explanation(self) -> str:
+        """A description of the prediction and what it rests on."""
+        return self.predictor.explain(FEATURES)
+
+    def _factor(self, near: np.ndarray) -> np.ndarray:
+        return np.asarray(1 + np.maximum(0.0, near / self._usual - 1))
+
+    def _scale(self, near: np.ndarray, variances: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(self._spread * self._factor(near) ** 2 + variances))
 
     def _quantile(self, level: float) -> float | None:
         n = self.federations
@@ -229,19 +150,79 @@ class GainModel:
 
     def mean_at(self, x: Sequence[float]) -> float:
         """Predict the gain at features, without intervals."""
-        return float(self.line(np.asarray([x], dtype=np.float64))[0])
+        return float(self.predictor(np.asarray([x], dtype=np.float64))[0])
 
-    def predict(self, x: Sequence[float]) -> Expected:
-        """Predict the gain at features (`medfedaug.analysis.calibration_table.features`)."""
+    def predict(self, x: Sequence[float], tested: Sequence[int]) -> Expected:
+        """Predict the gain that a number of test patients would show.
+
+        Args:
+            x: features (`medfedaug.analysis.calibration_table.features`), of a site or the mean over sites.
+            tested: test patients, of the site or of each site.
+        """
         point = np.asarray([x], dtype=np.float64)
-        mean, near = float(self.line(point)[0]), _nearest(self.rows, point)
-        scale = float(self._scale(near)[0])
+        mean, near = self.mean_at(x), distance_to_nearest(self.rows, point)
+        variance = _variance(self.deviation, tested, self.level)
+        scale = float(self._scale(near, np.array([variance]))[0])
 
         def around(level: float) -> tuple[float, float] | None:
             quantile = self._quantile(level)
-            return None if quantile is None else (mean - quantile * scale, mean + quantile * scale)
+            if quantile is None:
+                return None
+            return _possible(mean - quantile * scale, mean + quantile * scale)
 
         return Expected(mean, around(0.8), around(0.95), bool(near[0] > self._far))
+
+
+def _possible(low: float, high: float) -> tuple[float, float]:
+    """An interval without gains that no score between 0 and 1 allows."""
+    return max(low, -1.0), min(high, 1.0)
+
+
+def _of_way(way: Way, others: GainRows, x: np.ndarray) -> np.ndarray:
+    return way.fit(others)(x)
+
+
+def _simplest(rows: GainRows, errors: Sequence[np.ndarray]) -> int:
+    """The first way whose mean square error is within a standard error of the least one.
+
+    Every federation counts once; the standard error is of the difference, with families as units.
+    """
+    w = rows.weights / rows.weights.sum()
+    squares = [found**2 for found in errors]
+    least = min(squares, key=lambda found: float(w @ found))
+    for number, found in enumerate(squares):
+        excess = found - least
+        mean = float(w @ excess)
+        apart = w * (excess - mean)
+        by_family = [apart[rows.families == family].sum() for family in set(rows.families.tolist())]
+        if mean <= math.sqrt(sum(value**2 for value in by_family)):
+            return number
+    raise AssertionError("the way of the least error is within a standard error of itself")
+
+
+def _signs(methods: str, over: str) -> tuple[int, ...]:
+    """In which direction a gain can change with each of `FEATURES`.
+
+    Sites that differ more can only gain more by what is made for them, and lose more by plain averaging.
+    """
+    distances = len(FEATURES) - 2
+    if over == FEDAVG:
+        return (1,) * distances + ((1, -1) if methods == SINGLE else (0, 0))
+    if methods == FEDAVG:
+        return (-1,) * distances + (-1, 1)
+    return (0,) * len(FEATURES)
+
+
+def _patient_deviation(table: Calibration, methods: str, over: str) -> float:
+    """Deviation over patients of the gain; 0 where it is not known."""
+    known = [table.patient_deviation(name) for name in (methods, over) if name != FEDAVG]
+    return max((value for value in known if value), default=0.0)
+
+
+def _variance(deviation: float, tested: Sequence[int], level: str) -> float:
+    """Variance of a measured gain by the number of test patients of each site."""
+    of_sites = [deviation**2 / max(number, 1) for number in tested]
+    return fmean(of_sites) / (len(of_sites) if level == "mean" else 1)
 
 
 def at_level(found: dict[str, list[float]], level: str) -> dict[str, list[float]]:
@@ -251,8 +232,15 @@ def at_level(found: dict[str, list[float]], level: str) -> dict[str, list[float]
     return {"": np.mean(list(found.values()), axis=0).tolist()}
 
 
-def _gains(one: TrainedFederation, methods: str, over: str, level: str) -> dict[str, float]:
-    """The measured gain of each site, or of the federation under the empty name."""
+def tested_patients(sites: Sequence[ImageFingerprint], level: str) -> dict[str, list[int]]:
+    """Numbers of test patients of each site, or of all sites under the empty name."""
+    if level == "site":
+        return {site.site: [site.test_patients] for site in sites}
+    return {"": [site.test_patients for site in sites]}
+
+
+def measured_gains(one: TrainedFederation, methods: str, over: str, level: str) -> dict[str, float]:
+    """Return the measured gain of each site, or of the federation under the empty name."""
     ours, theirs = one.scores[methods], one.scores[over]
     if level == "site":
         return {site: ours[site] - theirs[site] for site in ours.keys() & theirs.keys()}
@@ -260,124 +248,14 @@ def _gains(one: TrainedFederation, methods: str, over: str, level: str) -> dict[
     return {"": summary(ours.values()) - summary(theirs.values())}
 
 
-def _rows(table: Calibration, methods: str, over: str, level: str) -> _Rows | None:
-    found = [
-        (x, gains[name], one.family, one.name)
-        for one in table.federations
-        if methods in one.scores and over in one.scores
-        for gains in [_gains(one, methods, over, level)]
-        for name, x in sorted(at_level(one.features, level).items())
-        if name in gains
-    ]
-    if not found:
-        return None
-    x, y, families, federations = zip(*found, strict=True)
-    return _Rows(np.array(x), np.array(y), np.array(families), np.array(federations))
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Predictions of federations whose family was left out, against what was measured.
-
-    Attributes:
-        methods: the combination.
-        over: the methods over which it gains.
-        level: one of `LEVELS`.
-        federations: how many were predicted.
-        families: how many families they are of.
-        rows: how many gains were predicted: of each site, or one of each federation.
-        coverage80: share of the gains within the 80% interval; ``None`` without an interval.
-        coverage95: share within the 95% interval.
-        width80: mean width of the 80% interval.
-        error: mean absolute error.
-        error_of_zero: the same of always saying 0.
-        error_of_shift: the same of the gain by distance that `inspect` has, 0 where that has nothing to say;
-            ``None`` where it never has.
-    """
-
-    methods: str
-    over: str
-    level: str
-    federations: int
-    families: int
-    rows: int
-    coverage80: float | None
-    coverage95: float | None
-    width80: float | None
-    error: float
-    error_of_zero: float
-    error_of_shift: float | None
-
-    @property
-    def holds(self) -> bool:
-        """Return whether 70 to 90% lie in the 80% interval and 90% or more in the 95% one, of enough."""
-        if self.federations < LEAST_FEDERATIONS or self.coverage80 is None or self.coverage95 is None:
-            return False
-        return 0.7 <= self.coverage80 <= 0.9 and self.coverage95 >= 0.9
-
-    @property
-    def has_skill(self) -> bool:
-        """Return whether the error is smaller than that of always saying 0."""
-        return self.error < self.error_of_zero
-
-
-def judge_predictions(
-    table: Calibration, methods: str, over: str = FEDAVG, level: str = "site"
-) -> Judgement | None:
-    """Predict each family's federations from all others.
-
-    Returns:
-        ``None`` where fewer than two families were trained with the methods.
-    """
-    hits80, hits95, widths, errors, zeros, shifts = ([] for _ in range(6))  # type: ignore[var-annotated]
-    names, families = set(), set()
-    for family in table.families:
-        try:
-            model = GainModel(table.without(family), methods, over, level)
-        except ValueError:
+def _rows(table: Calibration, methods: str, over: str, level: str, deviation: float) -> GainRows | None:
+    found = []
+    for one in table.federations:
+        if methods not in one.scores or over not in one.scores:
             continue
-        for one in table.federations:
-            if one.family != family or methods not in one.scores or over not in one.scores:
-                continue
-            names.add(one.name)
-            families.add(family)
-            known = _gain_by_shift(one, methods) if over == FEDAVG and level != "worst" else None
-            for name, gain in _gains(one, methods, over, level).items():
-                found = model.predict(at_level(one.features, level)[name])
-                for ends, hits in ((found.interval80, hits80), (found.interval95, hits95)):
-                    if ends is not None:
-                        hits.append(ends[0] <= gain <= ends[1])
-                if found.interval80 is not None:
-                    widths.append(found.interval80[1] - found.interval80[0])
-                errors.append(abs(found.mean - gain))
-                zeros.append(abs(gain))
-                if known is not None:
-                    shifts.append(abs(known - gain))
-    if len(families) < 2:
-        return None
-
-    def mean(values: list[float]) -> float | None:
-        return fmean(values) if len(values) == len(errors) else None
-
-    return Judgement(
-        methods=methods,
-        over=over,
-        level=level,
-        federations=len(names),
-        families=len(families),
-        rows=len(errors),
-        coverage80=mean(hits80),
-        coverage95=mean(hits95),
-        width80=mean(widths),
-        error=fmean(errors),
-        error_of_zero=fmean(zeros),
-        error_of_shift=mean(shifts),
-    )
-
-
-def _gain_by_shift(one: TrainedFederation, methods: str) -> float | None:
-    """The gain that the table by distance has for a federation as far apart; ``None`` for other methods."""
-    if not any(gain.methods == methods for gain in measured_gains()):
-        return None
-    apart = fmean(appearance(kinds) for kinds in distances(one.sites).values())
-    return next((gain.mean for gain in gains_at(apart) if gain.methods == methods), 0.0)
+        gains, tested = measured_gains(one, methods, over, level), tested_patients(one.sites, level)
+        for name, x in sorted(at_level(one.features, level).items()):
+            if name in gains:
+                variance = _variance(deviation, tested[name], level)
+                found.append((x, gains[name], variance, one.family, one.name))
+    return GainRows(*(np.array(column) for column in zip(*found, strict=True))) if found else None

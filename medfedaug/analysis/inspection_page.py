@@ -91,7 +91,12 @@ def _in_federations_order(
     return pairs, seen
 
 
-def write_inspection(found: Sequence[SiteInspection], out_html: str | Path, intensity: str = "scale") -> Path:
+def write_inspection(
+    found: Sequence[SiteInspection],
+    out_html: str | Path,
+    intensity: str = "scale",
+    expected: Sequence[str] = (),
+) -> Path:
     """Write what was found as one page, and beside it as JSON.
 
     The page names cases: it is for who has the data. The JSON, ``inspect.json`` beside ``inspect.html``,
@@ -101,6 +106,8 @@ def write_inspection(found: Sequence[SiteInspection], out_html: str | Path, inte
         found: of `medfedaug.data.quality.inspection.inspect_sites`.
         out_html: the page.
         intensity: with which they were inspected.
+        expected: sentences for the page about the gain of training together
+            (`medfedaug.analysis.prospect_page.sentences`).
 
     Returns:
         The JSON file.
@@ -115,7 +122,7 @@ def write_inspection(found: Sequence[SiteInspection], out_html: str | Path, inte
     if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
         raise ConfigError(f"{record} is there, and is of no inspection; choose another file")
     shift = federation_shift(found)
-    write_page(_page(found, shift, intensity), out)
+    write_page(_page(found, shift, intensity, expected), out)
     write_json(record, inspection_record(found, shift, intensity))
     return record
 
@@ -168,7 +175,9 @@ def _percentiles(quantiles: np.ndarray) -> list[list[float]]:
     return np.percentile(together, _PERCENT, axis=1).T.tolist()
 
 
-def _page(found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> ET.Element:
+def _page(
+    found: Sequence[SiteInspection], shift: Shift | None, intensity: str, expected: Sequence[str]
+) -> ET.Element:
     html, body = start_page("Data of the sites" if len(found) > 1 else f"Data of {found[0].name}")
     cases = sum(sum(site.splits.values()) for site in found)
     odd = sum(len(site.odd) for site in found)
@@ -176,6 +185,8 @@ def _page(found: Sequence[SiteInspection], shift: Shift | None, intensity: str) 
     for section in (_cases, _classes, _intensities):
         section(add(body, "section"), found)
     _shift(add(body, "section"), found, shift, intensity)
+    if expected:
+        _expected(add(body, "section"), expected)
     _odd(add(body, "section"), found)
     add(
         body,
@@ -185,6 +196,13 @@ def _page(found: Sequence[SiteInspection], shift: Shift | None, intensity: str) 
     )
     add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     return html
+
+
+def _expected(section: ET.Element, sentences: Sequence[str]) -> None:
+    add(section, "h2", "Is training together worth it?")
+    for sentence in sentences:
+        add(section, "p", sentence)
+    add(section, "p", "`medfedaug prospect` has all numbers.", **{"class": "soft"})
 
 
 def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:

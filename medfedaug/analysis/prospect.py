@@ -12,14 +12,8 @@ import torch
 
 from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration, features
 from medfedaug.analysis.fingerprint_distance import appearance, check_together, distances
-from medfedaug.analysis.gain_prediction import (
-    LEVELS,
-    Expected,
-    GainModel,
-    Judgement,
-    at_level,
-    judge_predictions,
-)
+from medfedaug.analysis.gain_prediction import LEVELS, Expected, GainModel, at_level, tested_patients
+from medfedaug.analysis.prediction_judge import Judgement, judge_table
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.significance import detectable_difference
@@ -29,6 +23,7 @@ __all__ = ["NOT_A_REMEDY", "Prospect", "make_prospect"]
 NOT_A_REMEDY = (SINGLE, "pooled")
 """Methods of the table that are no way of training together without sharing images."""
 
+_METRICS = {"segmentation": "dice", "classification": "accuracy"}
 _MOST_PATIENTS = 2000
 _DRAWS = 30  # of the noise of fingerprints, for the deviation that it gives to predictions
 _NOTICEABLE = {
@@ -52,7 +47,7 @@ class Prospect:
             FedAvg.
         over_single: the same over each site training for itself; of ``fedavg`` too.
         judged: by level and methods, of the gain over FedAvg; and of ``fedavg`` over training alone.
-        table: behind it.
+        table: behind it; its federations have the task of the sites.
         missing: sites that did not take part, with the reason.
     """
 
@@ -65,17 +60,26 @@ class Prospect:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def is_predicted(self) -> bool:
+        """Return whether the table has federations from which some gain is predicted."""
+        return bool(self.gains["mean"] or self.over_single["mean"])
+
+    @property
     def together(self) -> Expected | None:
         """The gain of FedAvg over training alone, in the mean of the sites."""
         return self.over_single["mean"].get(FEDAVG, {}).get("")
 
     @property
     def remedy(self) -> str:
-        """The method with the largest gain whose 80% interval is above 0; FedAvg where there is none."""
+        """The method with the largest gain that is predicted with skill and has an 80% interval above 0.
+
+        FedAvg where there is none.
+        """
         surely = {
             methods: found[""].mean
             for methods, found in self.gains["mean"].items()
             if methods not in NOT_A_REMEDY
+            and self.has_skill(methods)
             and found[""].interval80 is not None
             and found[""].interval80[0] > 0
         }
@@ -95,6 +99,10 @@ class Prospect:
         """Return whether predictions of a gain erred less than always saying 0."""
         judged = self.judged.get((methods, level))
         return judged is not None and judged.has_skill
+
+    def is_shown(self, methods: str, level: str = "mean") -> bool:
+        """Return whether anything is shown of a gain: that its intervals hold, or that there is skill."""
+        return self.holds(methods, level) or self.has_skill(methods, level)
 
     def patients_needed(self, methods: str) -> int | None:
         """Return the number of test patients that would show the gain of a method over FedAvg.
@@ -227,7 +235,7 @@ def _with_more_noise(sites: Sequence[ImageFingerprint]) -> list[dict[str, list[f
 def make_prospect(
     sites: Sequence[ImageFingerprint], table: Calibration, missing: Mapping[str, str] | None = None
 ) -> Prospect:
-    """Predict gains from fingerprints.
+    """Predict gains from fingerprints; none where the table has no federations with the task of the sites.
 
     Args:
         sites: of the sites that would train together.
@@ -243,6 +251,7 @@ def make_prospect(
             f"the calibration table has {table.number} federations, and two are needed: "
             "give more with --calibration FILE"
         )
+    table = table.scored_by(_METRICS[sites[0].task])
     found = features(sites)
     noisy = _with_more_noise(sites) if any(site.noise for site in sites) else []
 
@@ -251,7 +260,8 @@ def make_prospect(
             model = GainModel(table, methods, over, level)
         except ValueError:
             return {}
-        expected = {name: model.predict(x) for name, x in at_level(found, level).items()}
+        tested = tested_patients(sites, level)
+        expected = {name: model.predict(x, tested[name]) for name, x in at_level(found, level).items()}
         if not noisy:
             return expected
         others = [at_level(one, level) for one in noisy]
@@ -266,19 +276,12 @@ def make_prospect(
             for level in LEVELS
         }
 
-    judged = {
-        (methods, level): judgement
-        for methods in (*table.methods, FEDAVG)
-        for level in LEVELS
-        for over in [SINGLE if methods == FEDAVG else FEDAVG]
-        if (judgement := judge_predictions(table, methods, over, level)) is not None
-    }
     return Prospect(
         sites=tuple(sites),
         distances=distances(sites),
         gains=all_of(FEDAVG, table.methods),
         over_single=all_of(SINGLE, [FEDAVG, *(m for m in table.methods if m != SINGLE)]),
-        judged=judged,
+        judged={(one.methods, one.level): one for one in judge_table(table)},
         table=table,
         missing=dict(missing or {}),
     )

@@ -11,15 +11,21 @@ from matplotlib.figure import Figure
 from medfedaug._version import __version__
 from medfedaug.analysis.calibration_table import FEDAVG
 from medfedaug.analysis.fingerprint_distance import KINDS
-from medfedaug.analysis.gain_prediction import LEAST_FEDERATIONS, Expected
+from medfedaug.analysis.gain_prediction import Expected
 from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
 from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.analysis.prediction_judge import LEAST_FEDERATIONS
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 
-__all__ = ["agreement", "answer", "judged_sentence", "write_prospect"]
+__all__ = ["agreement", "answer", "judged_sentence", "sentences", "write_prospect"]
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
+
+_UNLIKE = (
+    "These sites are unlike anything measured: no federation of the calibration table is near them, and the "
+    "intervals are wider for it."
+)
 
 _GROUPS = {
     "appearance": "the same things look different: harmonise (norm, FedRDN), or train against it (FedFA)",
@@ -34,20 +40,28 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
     together = prospect.together
     if site is not None:
         together = prospect.over_single["site"].get(FEDAVG, {}).get(site)
+    reasons = prospect.reasons(site)
+    differ = f" What differs most: {reasons[0]}." if reasons else ""
+    if not prospect.is_predicted:
+        task = prospect.sites[0].task
+        return [f"No gain is predicted: the calibration table has too few federations of {task}.{differ}"]
     found = []
     if together is None:
         found.append("The calibration table does not say what training together gains over training alone.")
+    elif not prospect.is_shown(FEDAVG, "mean" if site is None else "site"):
+        found.append(
+            "Fingerprints do not tell whether training together is better than training alone: their "
+            "predictions did not hold where whole families were left out. `medfedaug compare` tries it."
+        )
     else:
         found.append(
             f"Training together is expected to change the score of {whom} by {_number(together)} over "
-            f"training alone{_caveat(prospect, FEDAVG)}."
+            f"training alone{_caveat(prospect, FEDAVG, 'mean' if site is None else 'site')}."
         )
-    remedy, reasons = prospect.remedy, prospect.reasons(site)
-    since = f", since {reasons[0]}" if reasons else ""
+    remedy, since = prospect.remedy, f", since {reasons[0]}" if reasons else ""
     if remedy == FEDAVG:
-        differ = f" What differs most: {reasons[0]}." if reasons else ""
         found.append(
-            f"No method's 80% interval of the gain over FedAvg lies above 0: begin with FedAvg.{differ}"
+            f"No method is predicted, with skill, to surely gain over FedAvg: begin with FedAvg.{differ}"
         )
     else:
         gain = prospect.gains["mean"][remedy][""]
@@ -88,15 +102,17 @@ def _power(prospect: Prospect, site: str | None) -> list[str]:
     return [f"With {of} a gain below {smallest:.3f} will not be told from chance."]
 
 
-def _caveat(prospect: Prospect, methods: str) -> str:
-    if not prospect.holds(methods):
+def _caveat(prospect: Prospect, methods: str, level: str = "mean") -> str:
+    if not prospect.holds(methods, level):
         return ", of which it is not shown that such intervals hold"
-    return "" if prospect.has_skill(methods) else ", which errs no less than saying 0"
+    return "" if prospect.has_skill(methods, level) else ", which is not shown to err less than saying 0"
 
 
 def judged_sentence(prospect: Prospect) -> str:
     """Say of how many federations the table is, and of which claims the judge found that they hold."""
     table = prospect.table
+    if not prospect.is_predicted:
+        return "What differs between the sites is measured, and needs no table."
     text = (
         f"The calibration table has {table.number} federations of {len(table.families)} families, "
         f"{table.seeds} seed{'s' * (table.seeds != 1)} each at most."
@@ -113,6 +129,12 @@ def judged_sentence(prospect: Prospect) -> str:
             "take the numbers as a first guess."
         )
     return f"{text} With whole families left out, the intervals of no gain held: take the numbers as a guess."
+
+
+def sentences(prospect: Prospect) -> list[str]:
+    """Return the answer for the federation, and how far to trust it."""
+    unlike = [_UNLIKE] if prospect.is_unlike else []
+    return [*answer(prospect), *unlike, judged_sentence(prospect)]
 
 
 def write_prospect(
@@ -140,13 +162,7 @@ def write_prospect(
     for sentence in answer(prospect, site):
         add(body, "p", sentence, **{"class": "answer"})
     if prospect.is_unlike:
-        add(
-            body,
-            "p",
-            "These sites are unlike anything measured: no federation of the calibration table is near them, "
-            "and the intervals are wider for it.",
-            **{"class": "answer"},
-        )
+        add(body, "p", _UNLIKE, **{"class": "answer"})
     add(body, "p", judged_sentence(prospect), **{"class": "soft"})
     for name, reason in prospect.missing.items():
         add(body, "p", f"Without {name}: {reason}", **{"class": "soft"})
@@ -163,40 +179,46 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
     add(section, "h2", "Expected gain over FedAvg")
     means = {methods: found[""] for methods, found in prospect.gains["mean"].items()}
     if not means:
-        add(section, "p", "The calibration table has no method beside FedAvg.")
+        add(section, "p", "The calibration table has no method beside FedAvg for this task.")
         return
-    worst, alone = prospect.gains["worst"], prospect.over_single["mean"]
+    worst = prospect.gains["worst"]
     lines = []
     for methods, gain in sorted(means.items(), key=lambda one: -one[1].mean):
         needed = prospect.patients_needed(methods)
+        skill, shown = prospect.has_skill(methods), prospect.is_shown(methods)
+        of_worst = worst[methods][""].mean if prospect.has_skill(methods, "worst") else None
         lines.append(
             [
                 methods,
-                f"{gain.mean:+.3f}",
-                _ends(gain.interval80),
-                _ends(gain.interval95),
-                f"{worst[methods][''].mean:+.3f}" if methods in worst else "–",
-                f"{alone[methods][''].mean:+.3f}" if methods in alone else "–",
-                "more than 2000" if needed is None else str(needed),
+                f"{gain.mean:+.3f}" if skill else "–",
+                _ends(gain.interval80 if shown else None),
+                _ends(gain.interval95 if shown else None),
+                "–" if of_worst is None else f"{of_worst:+.3f}",
+                "–" if not skill else "more than 2000" if needed is None else str(needed),
                 "yes" if prospect.holds(methods) else "no",
                 "yes" if prospect.has_skill(methods) else "no",
             ]
         )
-    header = ["method", "mean of the sites", "80%", "95%", "worst site", "over single", "patients needed"]
+    header = ["method", "mean of the sites", "80%", "95%", "worst site", "patients needed"]
     table(section, [*header, "shown to hold", "skill"], lines)
     add(
         section,
         "p",
-        "Differences of test scores. Worst site: gain of the score of the site that has the lowest. Patients "
-        "needed: test patients with whom a gain as large as the expected one would be found in four of five "
-        "tests. Shown to hold: the intervals held on federations whose whole family was left out. Skill: "
-        "predictions of these erred less than always saying 0. –: too few federations for such an interval. "
+        "Differences of test scores, where something is shown of them; the JSON has all predictions. Worst "
+        "site: gain of the score of the site that has the lowest. Patients needed: test patients with whom a "
+        "gain as large as the expected one would be found in four of five tests. Shown to hold: the "
+        "intervals held on federations whose whole family was left out. Skill: predictions of these erred "
+        "less than always saying 0, by two standard errors. –: nothing is shown, or too few federations for "
+        "such an interval. "
         f"{', '.join(NOT_A_REMEDY)}: for comparison, and no way of training together without sharing images.",
         **{"class": "soft"},
     )
+    drawn = {methods: gain for methods, gain in means.items() if prospect.is_shown(methods)}
+    if not drawn:
+        return
     figure(
         section,
-        lambda width: interval_picture(means, width=width),
+        lambda width: interval_picture(drawn, width=width),
         "Expected gain of each method, with its 80% and 95% interval",
         "Expected gain in the mean of the sites. Thick: 80% interval, thin: 95% interval.",
         small=True,
@@ -230,8 +252,9 @@ def _sites(section: ET.Element, prospect: Prospect) -> None:
     for one in prospect.sites:
         alone = prospect.over_single["site"].get(FEDAVG, {}).get(one.site)
         looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
-        gain = "–" if alone is None else f"{alone.mean:+.3f}"
-        ends = "–" if alone is None else _ends(alone.interval80)
+        skill, shown = (tell(FEDAVG, "site") for tell in (prospect.has_skill, prospect.is_shown))
+        gain = f"{alone.mean:+.3f}" if alone is not None and skill else "–"
+        ends = _ends(alone.interval80) if alone is not None and shown else "–"
         lines.append([one.site, str(one.patients), str(one.test_patients), looked, gain, ends])
     header = ["site", "patients", "test patients", "cases looked at", "FedAvg over single", "80%"]
     table(section, header, lines)

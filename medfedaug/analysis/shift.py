@@ -10,8 +10,6 @@ from statistics import fmean
 
 import numpy as np
 
-from medfedaug.analysis.phantom_gains import FARTHEST, expectation, gains_at
-
 __all__ = ["PairShift", "Shift", "site_shift"]
 
 _CHANCE = 1.5  # times what chance would give: below, a shift is called none
@@ -75,19 +73,16 @@ class Shift:
 
     @property
     def sentence(self) -> str:
-        """Explain the shift: what methods against feature shift gained where it was similar.
+        """Explain the shift.
 
         A mean hides one odd site among others that are alike: with more than two sites, one that is farther
         from the others than chance would put it is named.
         """
-        first = "First compare single with fedavg: does training together help at all?"
-        told = f"{self._meaning} {first} {expectation(gains_at(self.shift))}"
         site, apart = self.farthest, self.by_site
         chance = fmean(pair.chance for pair in self.pairs if site in pair.sites)
         if len(apart) < 3 or apart[site] < _FARTHEST * chance:
-            return told
-        there = expectation(gains_at(apart[site], FARTHEST))
-        return f"{told} Farthest from the others is {site}, {apart[site]:.2f} away in the mean. {there}"
+            return self._meaning
+        return f"{self._meaning} Farthest from the others is {site}, {apart[site]:.2f} away in the mean."
 
     @property
     def _meaning(self) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Limit, Threads
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError, DataError, RunFailed
 
 __all__ = ["compare"]
 
@@ -49,16 +49,22 @@ def compare(
     An interrupted trial is continued by the same command. Example: medfedaug compare --data hospitals
     """
     with err_console.status(f"reading {data}"):
+        from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.experiments.experiment import make_experiment
-        from medfedaug.experiments.predicted import predicted_gains
+        from medfedaug.experiments.predicted import predicted_gains, prospect_of
         from medfedaug.experiments.trial import Suggestion, recommend, suggest
         from medfedaug.utils.files import write_json
 
+        prospect, unpredicted = None, ""
+        try:
+            prospect = prospect_of(data, Calibration.load(), limit)
+        except (ConfigError, DataError) as error:
+            unpredicted = f"no prediction to compare with: {error}"
         if methods is None:
-            suggestion = suggest(inspect_sites(data, limit))
+            suggestion = suggest(inspect_sites(data, limit), prospect)
         else:
             suggestion = Suggestion(tuple(methods.split()), "asked for")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
@@ -83,8 +89,7 @@ def compare(
     if isinstance(table, Table):
         out_console.print(table)
         advice = recommend(table)
-        with err_console.status("comparing with the prediction"):
-            predicted = predicted_gains(data, table, limit)
+        predicted = [unpredicted] if prospect is None else predicted_gains(prospect, table)
         for sentence in (*advice, *predicted):
             say(sentence)
         if json_ is not None:

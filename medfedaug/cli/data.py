@@ -93,17 +93,28 @@ def inspect(
 ) -> None:
     """Look at the data before training: geometry, classes, odd cases, and how far the sites are apart."""
     with importing():
+        from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.inspection_page import (
             federation_shift,
             foreign_note,
             foreign_sites,
             write_inspection,
         )
+        from medfedaug.analysis.prospect_page import sentences
         from medfedaug.data.quality.inspection import inspect_sites
+        from medfedaug.errors import ConfigError, DataError
+        from medfedaug.experiments.predicted import prospect_of
 
     with err_console.status("reading"):
         found = inspect_sites(data, limit, intensity.value)
-    record = write_inspection(found, out, intensity.value)
+    expected = []
+    if len(found) > 1:
+        with err_console.status("predicting"):
+            try:
+                expected = sentences(prospect_of(data, Calibration.load(), limit))
+            except (ConfigError, DataError) as error:
+                expected = [f"No gain is predicted: {error}"]
+    record = write_inspection(found, out, intensity.value, expected)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
     for site in found:
         counts = [str(site.splits.get(split, 0)) for split in ("training", "validation", "test")]
@@ -118,6 +129,8 @@ def inspect(
             say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
     if (shift := federation_shift(found)) is not None:
         say(shift.sentence)
+    for sentence in expected:
+        say(sentence)
     if note := foreign_note(foreign_sites(found)):
         say(note, "yellow", err=True)
     say(f"{out}, {record}")

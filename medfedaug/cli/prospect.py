@@ -9,7 +9,6 @@ import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.progress import CaseProgress
-from medfedaug.errors import ConfigError
 
 __all__ = ["prospect"]
 
@@ -40,42 +39,34 @@ def prospect(
     """
     with err_console.status("starting"):
         from medfedaug.analysis.calibration_table import Calibration
-        from medfedaug.analysis.prospect import make_prospect
-        from medfedaug.analysis.prospect_page import answer, judged_sentence, write_prospect
-        from medfedaug.data.quality.image_fingerprint import fingerprint_of
-        from medfedaug.data.sites import arrange_channels, find_sites
+        from medfedaug.analysis.prospect_page import sentences, write_prospect
+        from medfedaug.experiments.predicted import prospect_of
         from medfedaug.utils.files import write_json
         from medfedaug.utils.pdf import print_page
 
         table = Calibration.load(calibration or ())
-        sites = [site for site in arrange_channels(find_sites(data)) if site.trains]
-    if len(sites) < 2:
-        raise ConfigError(f"a prospect needs two sites that train, and {data} has {len(sites)}")
-    prints = []
     with CaseProgress() as progress:
-        for site in sites:
 
-            def show(number: int, of: int) -> None:
-                progress.show({"event": "reading", "number": number, "of": of})
+        def show(number: int, of: int) -> None:
+            progress.show({"event": "reading", "number": number, "of": of})
 
-            prints.append(fingerprint_of(site, sample, show))
-    with err_console.status("predicting"):
-        found = make_prospect(prints, table)
+        found = prospect_of(data, table, sample=sample, on_case=show)
     write_prospect(found, out)
     if json_ is not None:
         write_json(json_, found.to_dict())
-    shown = Table("method", "gain over fedavg", "80%", "95%", "shown to hold")
+    shown = Table("method", "gain over fedavg", "80%", "95%", "shown to hold", "skill")
     for methods, gains in sorted(found.gains["mean"].items(), key=lambda one: -one[1][""].mean):
-        gain = gains[""]
-        ends = [
-            "–" if e is None else f"{e[0]:+.3f} to {e[1]:+.3f}" for e in (gain.interval80, gain.interval95)
-        ]
-        shown.add_row(methods, f"{gain.mean:+.3f}", *ends, "yes" if found.holds(methods) else "no")
-    out_console.print(shown)
-    for sentence in (*answer(found), judged_sentence(found)):
+        gain, skill = gains[""], found.has_skill(methods)
+        told = (gain.interval80, gain.interval95) if found.is_shown(methods) else (None, None)
+        ends = ["–" if one is None else f"{one[0]:+.3f} to {one[1]:+.3f}" for one in told]
+        mean = f"{gain.mean:+.3f}" if skill else "–"
+        shown.add_row(
+            methods, mean, *ends, *("yes" if one else "no" for one in (found.holds(methods), skill))
+        )
+    if found.is_predicted:
+        out_console.print(shown)
+    for sentence in sentences(found):
         say(sentence)
-    if found.is_unlike:
-        say("unlike anything measured: no federation of the table is near these sites", "yellow", err=True)
     if pdf is not None:
         print_page(out, pdf)
     say(", ".join(map(str, filter(None, (out, json_, pdf)))))

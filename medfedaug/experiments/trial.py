@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from medfedaug.analysis.inspection_page import federation_shift, foreign_sites
-from medfedaug.analysis.phantom_gains import FARTHEST, Gain, gains_at
+from medfedaug.analysis.inspection_page import foreign_sites
+from medfedaug.analysis.prospect import Prospect
 from medfedaug.analysis.score_table import Row, Table
-from medfedaug.analysis.shift import Shift
 from medfedaug.data.quality.inspection import SiteInspection
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE
@@ -34,35 +33,28 @@ class Suggestion:
     reason: str
 
 
-def suggest(found: Sequence[SiteInspection]) -> Suggestion:
-    """Suggest methods for sites as far apart as these.
+def suggest(found: Sequence[SiteInspection], prospect: Prospect | None) -> Suggestion:
+    """Suggest a method for sites like these.
 
-    Suggested is what gained on phantom federations of that distance (`Gain.is_shown`), at most two, those
-    that gained most; *norm* where nothing did, and where the sites' images are foreign to each other.
+    Suggested is the method that is expected to gain most, where its 80% interval lies above 0 and such
+    predictions have skill; *norm* where there is none, and where the sites' images are foreign to each other.
 
     Args:
         found: of `medfedaug.data.quality.inspection.inspect_sites`.
+        prospect: what is predicted; ``None`` where the sites cannot be compared.
     """
     if foreign_sites(found):
         reason = "images lie far from 0 under other sites' statistics, where fedrdn fell below norm"
         return Suggestion((_CHEAPEST,), reason)
-    shift = federation_shift(found)
-    shown = sorted(_shown(shift), key=lambda gain: -gain.mean) if shift is not None else []
-    names = tuple(dict.fromkeys(gain.methods for gain in shown))[:2]
-    if not names:
-        return Suggestion(
-            (_CHEAPEST,), "no method gained on phantom sites that far apart, and norm costs least"
-        )
-    best = shown[0]
-    where = "at the farthest site" if best.at == FARTHEST else "in the mean of the sites"
-    gained = f"{best.methods} gained {best.mean:.3f} ({best.low:.3f} to {best.high:.3f}) {where}"
-    return Suggestion(names, f"{gained} of {best.federations} phantom federations that far apart")
-
-
-def _shown(shift: Shift) -> list[Gain]:
-    apart = shift.by_site
-    found = [*gains_at(shift.shift), *gains_at(apart[shift.farthest], FARTHEST)]
-    return [gain for gain in found if gain.is_shown]
+    remedy = BASELINE if prospect is None else prospect.remedy
+    if prospect is None or remedy == BASELINE or not prospect.has_skill(remedy):
+        return Suggestion((_CHEAPEST,), "no method is surely expected to gain, and norm costs least")
+    gain = prospect.gains["mean"][remedy][""]
+    assert gain.interval80 is not None
+    low, high = gain.interval80
+    return Suggestion(
+        (remedy,), f"expected gain over fedavg {gain.mean:+.3f} (80%: {low:+.3f} to {high:+.3f})"
+    )
 
 
 def recommend(scores: Table) -> list[str]:

@@ -61,7 +61,8 @@ def test_three_sentences_that_claim_no_more_than_was_judged(found):
     assert answer(found, "C")[2].startswith("With your 30 test patients")
     assert "25 federations of 5 families" in judged_sentence(found)
     few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
-    assert "not shown" in answer(few)[0]
+    assert "do not tell whether training together is better" in answer(few)[0]
+    assert "begin with FedAvg" in answer(few)[1]
     assert "first guess" in judged_sentence(few)
     assert not any(expected["shown_to_hold"] for expected in few.to_dict()["expected"].values())
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from calibrations import fingerprint, write_table
 from results import Page
 from running import TINY_NETWORK
 
+from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.prospect import make_prospect
 from medfedaug.analysis.score_table import Row, Score, Table
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
@@ -36,26 +39,45 @@ def scores(**means: tuple[float, ...]) -> Table:
     return Table("dice", ("A",), (), rows)
 
 
-def test_foreign_images_suggest_norm_and_not_the_exchange(apart):
-    found = suggest(inspect_sites(apart, None))
+@pytest.fixture
+def law(tmp_path, monkeypatch):
+    """A calibration table in which `norm` gains with the distance, and `fedfa` never does."""
+
+    def load(slope):
+        path = write_table(tmp_path / "t.csv", families=10, each=4, seed=3, noise=0.01, slope=slope)
+        monkeypatch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
+        return Calibration.load([path])
+
+    return load
+
+
+def prospect(table, apart=0.1):
+    return make_prospect([fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.3 + apart)], table)
+
+
+def test_foreign_images_suggest_norm_and_not_the_exchange(apart, law):
+    found = suggest(inspect_sites(apart, None), prospect(law(0.1)))
     assert found.methods == ("norm",)
     assert "images lie far from 0" in found.reason
 
 
-def test_alike_scanners_suggest_the_cheapest_method(tmp_path):
-    make_phantom(tmp_path / "data", sites=3, patients=5, shape=(32, 32, 4), shift=0)
-    found = suggest(inspect_sites(tmp_path / "data", None))
+def test_the_expected_remedy_is_suggested_where_the_prediction_has_skill(law):
+    table = law(0.1)
+    found = suggest([], prospect(table))
     assert found.methods == ("norm",)
-    assert "no method gained" in found.reason
+    assert found.reason.startswith("expected gain over fedavg +0.")
+    # Too few to show skill: the cheapest.
+    few = suggest([], prospect(Calibration(table.federations[:12])))
+    assert "norm costs least" in few.reason
+    assert few.methods == ("norm",)
 
 
-def test_an_odd_scanner_suggests_what_gained_at_the_farthest_site(tmp_path):
-    make_phantom(
-        tmp_path / "data", patients=12, shift=(0, 0, 2, 0), shape=(48, 48, 8), scanner_seed=0, seed=3
-    )
-    found = suggest(inspect_sites(tmp_path / "data", None))
-    assert set(found.methods) <= {"norm", "fedrdn", "fedrdn,fedfa"}
-    assert "of 10 phantom federations that far apart" in found.reason
+@pytest.mark.parametrize("slope", [0.0, -0.1])
+def test_where_nothing_surely_gains_the_cheapest_is_suggested(law, slope):
+    for given in (prospect(law(slope)), None):
+        found = suggest([], given)
+        assert found.methods == ("norm",)
+        assert "no method is surely expected to gain" in found.reason
 
 
 def test_the_recommendation_names_what_it_rests_on():

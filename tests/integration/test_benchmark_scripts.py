@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import runpy
+import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 from benchmark_files import write_lgg
 from finished_runs import simulated
 
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.privacy import epsilon_spent
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -56,7 +60,8 @@ def script(monkeypatch, capsys):
         return capsys.readouterr().out
 
     yield run
-    sys.modules.pop("measure", None)
+    for name in ("measure", "calibration_rows", "recorded_federations", "shift_gain"):
+        sys.modules.pop(name, None)
 
 
 # Their smallest sizes take seconds.
@@ -151,6 +156,50 @@ def test_an_interrupted_calibration_goes_on_and_its_table_has_what_was_trained(s
     assert "1 federations" in script("calibration.py", "--record", record, "--csv", table)
     trained = sum("dice" in line for line in again)
     assert len(table.read_text().splitlines()) == 1 + 3 * trained == rows + 3
+
+
+@pytest.mark.slow
+def test_runs_of_a_benchmark_become_rows_of_which_folds_are_one(script, run, tmp_path):
+    data, runs, table = tmp_path / "data", tmp_path / "runs", tmp_path / "table.csv"
+    make_phantom(data, sites=2, patients=6, shape=(32, 32, 3))
+    small = ["rounds=1", "image_size=32", 'network_args={"features": [4, 4, 4, 4, 4, 4]}']
+    command = ["own_data", "--data", data, "--out", runs, "--seeds", 1, "--folds", 2, "--no-pictures"]
+    for methods in (["fedavg", "norm"], ["mixstyle"]):
+        code, _, err = run("benchmark", *command, "--methods", *methods, "--set", *small)
+        assert code == 0, err
+    with tarfile.open(tmp_path / "runs.tar.xz", "w:xz") as archive:
+        archive.add(runs, "runs")
+    for given in (runs, tmp_path / "runs.tar.xz"):
+        printed = script("calibration.py", "--results", given, "--data", data, "--csv", table)
+        assert "1 federations" in printed
+        rows = list(csv.DictReader(table.open()))
+        assert [(row["methods"], row["site"]) for row in rows] == [
+            (methods, site) for methods in ("fedavg", "norm") for site in ("site_A", "site_B")
+        ]
+        assert {(row["federation"], row["family"], row["origin"], row["seed"]) for row in rows} == {
+            ("own_data_1r", "own_data", "real", "0")
+        }
+        dice = [json.loads(file.read_text())["test"]["sites"] for file in runs.glob("norm/*/*/results.json")]
+        for row in rows[2:]:
+            cases = [score for one in dice for score in one[row["site"]]["cases"].values()]
+            assert len(cases) == 6  # each patient is tested in one fold
+            assert float(row["score"]) == pytest.approx(sum(cases) / 6, abs=5e-5)
+        print_ = json.loads(rows[0]["fingerprint"])
+        assert (print_["test_patients"], print_["site"]) == (6, "site_A")
+        table.unlink()
+    (fold,) = runs.glob("fedavg/*fold=1of2*")
+    shutil.rmtree(fold)
+    (other,) = runs.glob("fedavg/*fold=2of2*/*/results.json")
+    record = json.loads(other.read_text())
+    record["rounds"] = [
+        {**record["rounds"][0], "round": k, "sites": {s: {**v, "val_dice": k / 9} for s, v in sites.items()}}
+        for sites in [record["rounds"][0]["sites"]]
+        for k in range(1, 7)
+    ]
+    other.write_text(json.dumps(record))
+    printed = script("calibration.py", "--results", runs, "--data", data, "--csv", table)
+    assert "own_data_1r, seed 0, batch norm: left out, FedAvg has not converged" in printed
+    assert not table.exists()
 
 
 @pytest.mark.slow
@@ -297,6 +346,8 @@ def test_a_simulation_is_timed_beside_a_plain_loop(script):
 def test_none_is_left_out():
     apart = {
         "calibration.py",
+        "calibration_rows.py",
+        "recorded_federations.py",
         "judge_prospect.py",
         "look_first.py",
         "alignment.py",
