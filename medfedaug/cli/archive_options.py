@@ -146,8 +146,8 @@ def _options(
         int,
         typer.Option(
             min=1,
-            help="Objects that come from DICOMweb at a time, of all series together; 1 fetches each series "
-            "in one request.",
+            help="Objects that DICOMweb is asked for at a time, of all series together, where a series did "
+            "not come in one request.",
             rich_help_panel=PANEL,
         ),
     ] = 4,

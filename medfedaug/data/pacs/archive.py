@@ -213,7 +213,8 @@ class Access:
         key: PEM file of its private key.
         aet: own AE title.
         receive: port of the own receiver, to which the archive sends (C-MOVE); ``None``: C-GET.
-        connections: objects that come from a DICOMweb archive at a time, of all series together.
+        connections: objects that a DICOMweb archive is asked for at a time, of all series together, where a
+            series did not come in one request.
     """
 
     timeout: float = 60.0

@@ -45,7 +45,6 @@ __all__ = ["DicomWebArchive"]
 
 _PAGE = 1000
 _MOST = 200_000
-_FEW = 8  # objects of a series that come in one request
 _AS_STORED = (("application/dicom", "*"),)
 _BUSY = (
     HTTPStatus.REQUEST_TIMEOUT,
@@ -124,10 +123,9 @@ class DicomWebArchive(Archive):
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch a series by WADO as it is stored; objects that are missing then are asked for one by one.
+        """Fetch a series by WADO as it is stored, in one request; objects that are missing then one by one.
 
-        A series of many objects comes object by object, several at a time; at most ``access.connections``
-        objects of all series are on their way, and in memory.
+        Of these, at most ``access.connections`` of all series are on their way, and in memory.
         """
         where = series.study, series.uid
         with self._asking():
@@ -139,49 +137,52 @@ class DicomWebArchive(Archive):
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(folder, uids, on_instance)
         failure, before = Failure(), arrival.missing
-        if len(before) > _FEW and self._access.connections > 1:
-            failure = self._several_at_a_time(arrival, where)
-        elif len(before) > 1:
+        if len(before) > 1:
             failure = self._received(
                 arrival, lambda client: client.iter_series(*where, media_types=_AS_STORED)
             )
         # An object that is broken, or a connection that breaks off, must not cost the others. An archive that
         # was silent from the first object on was asked as often as `attempts` says.
         silent = failure.timed_out and arrival.missing == before
-        for uid in [] if silent else arrival.missing:
-            for _ in range(self._access.attempts):
-                failure = self._received(arrival, partial(_one_instance, where=(*where, uid)))
-                if uid not in arrival.missing or not failure.passing or failure.timed_out:
-                    break
-            if uid in arrival.missing:
-                break
+        if arrival.missing and not silent:
+            failure = self._one_by_one(arrival, where)
         return arrival.files(failure)
 
-    def _several_at_a_time(self, arrival: Arrival, where: tuple[str, str]) -> Failure:
-        """Fetch the missing objects in several threads; the last failure where some did not come.
+    def _one_by_one(self, arrival: Arrival, where: tuple[str, str]) -> Failure:
+        """Fetch the missing objects, each by itself, in several threads; return the gravest failure.
 
         Where the archive is silent, no more is asked for.
         """
         waiting, silent = deque(arrival.missing), threading.Event()
 
-        def work() -> Failure:
-            last = Failure()
-            while not silent.is_set():
+        def work() -> list[Failure]:
+            failures = []
+            while waiting and not silent.is_set():
                 try:
                     uid = waiting.popleft()
-                except IndexError:
+                except IndexError:  # another thread was faster
                     break
-                failure = self._received(arrival, partial(_one_instance, where=(*where, uid)))
-                if not arrival.has(uid):
-                    last = failure
-                if failure.timed_out:
-                    silent.set()
-            return last
+                failure = self._one(arrival, (*where, uid))
+                if failure is not None:
+                    failures.append(failure)
+                    if failure.timed_out:
+                        silent.set()
+            return failures
 
         workers = [self._pool.submit(work) for _ in range(self._access.connections)]
         wait(workers)
-        # The gravest one: an archive that is silent is not asked again.
-        return max((worker.result() for worker in workers), key=lambda one: (one.timed_out, one.reason != ""))
+        found = [failure for worker in workers for failure in worker.result()]
+        return max(found, key=lambda one: one.timed_out, default=Failure())
+
+    def _one(self, arrival: Arrival, where: tuple[str, str, str]) -> Failure | None:
+        """Fetch one object in as many attempts as are allowed; ``None`` where it came."""
+        for _ in range(self._access.attempts):
+            failure = self._received(arrival, partial(_one_instance, where=where))
+            if arrival.has(where[-1]):
+                return None
+            if not failure.passing or failure.timed_out:
+                break
+        return failure
 
     def _received(self, arrival: Arrival, request: Callable[[DICOMwebClient], Iterable[Dataset]]) -> Failure:
         """Take in what comes of a request; the reason where it does not come to its end."""

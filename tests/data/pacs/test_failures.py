@@ -225,7 +225,7 @@ def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path
     assert proxy.most_at_a_time == 2
 
 
-def test_objects_of_series_come_several_at_a_time_and_no_more_than_allowed(run, proxy, orthanc, tmp_path):
+def test_objects_of_series_that_did_not_come_are_asked_for_a_few_at_a_time(run, proxy, orthanc, tmp_path):
     voxels = np.random.default_rng(0).integers(-900, 900, (8, 8, 20)).astype(np.int16)
     uids = [generate_uid(), generate_uid()]
     for n, uid in enumerate(uids):
@@ -233,7 +233,8 @@ def test_objects_of_series_come_several_at_a_time_and_no_more_than_allowed(run, 
     orthanc.put(tmp_path / "in")
     listed = requests.get(f"{proxy.url}/studies/{uids[0]}/instances", timeout=60).json()
     *_, broken = sorted(one["00080018"]["Value"][0] for one in listed)
-    proxy.faults = [Fault(f"/instances/{broken}$", 500), Fault("/instances/", 0.1)]
+    refused = Fault(r"/series/[\d.]+$", 500)
+    proxy.faults = [refused, Fault(f"/instances/{broken}$", 500), Fault("/instances/", 0.1)]
     options = ("--parallel", 2, "--connections", 3)
     code, _, err = run(*arguments(proxy, uids, tmp_path, *options))
     assert code == 1
@@ -247,7 +248,7 @@ def test_objects_of_series_come_several_at_a_time_and_no_more_than_allowed(run, 
         np.testing.assert_array_equal(found, voxels)
     (fetched,) = [path for path in proxy.asked if re.search(r"/series/[\d.]+(/instances/.+)?$", path)]
     assert fetched.endswith(f"/instances/{broken}")
-    proxy.faults, proxy.asked[:] = [Fault("/instances/", SILENT)], []
+    proxy.faults, proxy.asked[:] = [refused, Fault("/instances/", SILENT)], []
     more = ("--timeout", 0.7, "--out", tmp_path / "other")
     code, _, err = run(*arguments(proxy, uids[:1], tmp_path, *options, *more))
     assert code == 1
