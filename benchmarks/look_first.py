@@ -10,8 +10,10 @@ makes, and the rank correlation with Dice, with 95 % intervals by bootstrap over
 each run, since a user has one model; the worst tenth of a run are at least one case. A score is chosen on
 validation cases, by its rank correlation, and judged on test cases.
 
-Flips are those of `predict --flips`. The training range of volumes and components is read from the label maps
-of all sites, which no run has: it is an upper bound of what such a range could tell.
+Flips are those of `predict --flips`. Cases are counted whose size, or number of pieces, is outside the range
+of their own site's training cases, which is what `predict --data` compares with. The scores of volume and
+components are of the range over the label maps of all sites, which no run has: an upper bound of what it
+could tell.
 """
 
 from __future__ import annotations
@@ -33,11 +35,14 @@ from medfedaug.data.folders import own_data
 from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
+from medfedaug.runs.case_quality import count_components
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.pass_agreement import PassAgreement
 from medfedaug.runs.predictor import Predictor
+from medfedaug.runs.training_range import TrainingRange
+from medfedaug.tasks import Prediction
 from medfedaug.tasks.flips import flips_of
 
 SCORES = {
@@ -85,9 +90,10 @@ def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
         predictor = Predictor.prepare(run, Origin.of(run, own, None), site, "cpu")
         with predictor.model.scoring():
             predictor.model.network.eval()
+            range_ = TrainingRange.of_folder(site, run.config.classes) if site.cases["training"] else None
             for split in SPLITS:
                 for case in site.cases[split]:
-                    row = score_case(run, site, case, predictor, expected, usual)
+                    row = score_case(run, site, case, predictor, expected, usual, range_)
                     known = recorded[site.name]["cases"].get(case.name) if split == "test" else None
                     assert known is None or abs(known - row["dice"]) < 1e-4, (case.name, known, row)
                     yield {"run": str(folder), "split": split, **row}
@@ -100,6 +106,7 @@ def score_case(
     predictor: Predictor,
     expected: Mapping[str, tuple[float, float]],
     usual: Familiar,
+    range_: TrainingRange | None,
 ) -> dict[str, Any]:
     task, classes = predictor.model.task, run.config.num_classes
     seen, passes = task.evaluation_case(site, case), PassAgreement(classes)
@@ -135,7 +142,19 @@ def score_case(
         **{name: -abs(value - expected[name][0]) / expected[name][1] for name, value in sizes.items()},
         "small": sizes["volume"],
         "unlike": -float(len(warnings)),
+        **outside(range_, plain, run.config.classes),
     }
+
+
+def outside(range_: TrainingRange | None, plain: Prediction, classes: Sequence[str]) -> dict[str, bool]:
+    """Whether size and number of pieces are outside the range of the site's training cases."""
+    if range_ is None:
+        return {}
+    counts = torch.bincount(plain.label.flatten(), minlength=len(classes)).tolist()
+    size = range_.warnings({"voxels": dict(zip(classes, counts, strict=True))})
+    pieces = count_components(plain.label, classes)
+    more = any(pieces[name] > most for name, (_, most) in range_.components.items())
+    return {"size outside": bool(size), "pieces outside": more}
 
 
 def dice(truth: np.ndarray, found: np.ndarray) -> float:
@@ -165,6 +184,11 @@ def summary(rows: Sequence[dict[str, Any]], draws: int) -> None:
     by_run = [[row for row in rows if row["run"] == run] for run in runs]
     gain = _interval(by_run, draws, _gain_of_mean)
     print(f"Dice of the mean over the passes, above that of the image as it is: {gain}")
+    for name in ("size outside", "pieces outside"):
+        named, others = ([row["dice"] for row in rows if row.get(name) is flag] for flag in (True, False))
+        means = [f"{np.mean(found):.2f}" if found else "-" for found in (named, others)]
+        total = len(named) + len(others)
+        print(f"{name}: {len(named)} of {total} cases, mean Dice {means[0]}, of the others {means[1]}")
     print(
         "| score | worst tenth in the first tenth | in the first quarter | rank correlation | within a site |"
     )
@@ -226,8 +250,9 @@ def _interval(by_run: Sequence[Sequence[dict[str, Any]]], draws: int, measure: A
         counts = dict(zip(*np.unique(drawn, return_counts=True), strict=True))
         often = {patients[index]: int(count) for index, count in counts.items()}
         some = [[row for row in rows for _ in range(often.get(row["patient"], 0))] for rows in by_run]
-        values.append(measure([rows for rows in some if len(rows) > 2], random))
-    low, high = np.nanquantile(values, [0.025, 0.975])
+        if large := [rows for rows in some if len(rows) > 2]:
+            values.append(measure(large, random))
+    low, high = np.nanquantile(values or [np.nan], [0.025, 0.975])
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 

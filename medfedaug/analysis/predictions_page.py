@@ -111,6 +111,8 @@ def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any])
             for name, row in zip(order, rows, strict=True)
         ],
     )
+    if usual := record.get("training_range"):
+        page.add(section, "p", _training_range(usual), **{"class": "soft"})
     for text in _explanations(header):
         page.add(section, "p", text, **{"class": "soft"})
 
@@ -144,6 +146,16 @@ def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
     return f"{entry[sizes][name]:{form}}{among}"
 
 
+def _training_range(usual: Mapping[str, Any]) -> str:
+    parts = []
+    for name, entry in usual["classes"].items():
+        form, unit = (".3g", "ml") if "volume_ml" in entry else (".1%", "of the image")
+        low, high = entry.get("volume_ml", entry["share"])
+        least, most = entry["components"]
+        parts.append(f"{name} {low:{form}} to {high:{form}} {unit}, {least:.0f} to {most:.0f} pieces")
+    return f"In the site's {usual['cases']} training cases: {'; '.join(parts)}."
+
+
 def _explanations(header: Sequence[str]) -> Iterator[str]:
     if "probability" in header:
         yield "Probability: that of the class, by the model."
@@ -174,7 +186,7 @@ def _pictures(
         files = [file for file in entry["written"] if file.startswith("previews/")]
         if files and (out / files[-1]).is_file():
             page.add(frame, "img", src=_thumbnail(out / files[-1]), alt=f"prediction of {name}")
-        page.add(frame, "figcaption", f"{number}. {name}")
+        page.add(page.add(frame, "figcaption"), "strong", f"{number}. {name}")
         for text in (*entry["warnings"], *entry.get("remarks", ())):
             page.add(frame, "figcaption", text)
     if len(order) > _MOST_PICTURES:

@@ -166,8 +166,8 @@ def predict(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The site's own data folder. Sizes and numbers of pieces are compared with those of its "
-            "training label maps, and nothing of it leaves the site.",
+            help="The site's own data folder. Sizes are compared with those of its training label maps, and "
+            "nothing of it leaves the site.",
         ),
     ] = None,
     state: State = None,

@@ -62,16 +62,20 @@ def _known(classes: Sequence[str], values: Tensor) -> dict[str, float]:
 
 
 def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Sort cases by their lowest confidence; one in which nothing is found comes first.
+    """Sort cases by their least sure class; one in which nothing is found comes first.
+
+    A class is judged by the agreement of all passes where there were several, else by its confidence.
 
     Args:
-        cases: of ``predictions.json``: label maps with ``confidence`` by class, or classes with
-            ``probabilities``. Those of earlier releases, without a confidence, are left out.
+        cases: of ``predictions.json``: label maps with ``confidence`` and perhaps ``agreement`` by class, or
+            classes with ``probabilities``. Those of earlier releases, without a confidence, are left out.
     """
     lowest: dict[str, float] = {}
     for name, entry in cases.items():
         if "probabilities" in entry:
             lowest[name] = entry["probabilities"][entry["class"]]
         elif "confidence" in entry:
-            lowest[name] = min(entry["confidence"].values(), default=0.0)
+            # Of the classes that are found: of another one a pass may have a voxel, without agreement.
+            found, agreement = entry["confidence"], entry.get("agreement", {})
+            lowest[name] = min((agreement.get(one, value) for one, value in found.items()), default=0.0)
     return sorted(lowest, key=lambda name: (lowest[name], name))

@@ -57,24 +57,38 @@ class TrainingRange:
             DataError: naming site and file.
             ConfigError: where the site has no training case.
         """
-        config = run.config
-        folder = open_own_data(site or Path(data).resolve().name, config, data)
+        folder = open_own_data(site or Path(data).resolve().name, run.config, data)
         run.composition.task().check_site(folder)
         assert isinstance(folder, VolumeFolder)
-        cases = folder.cases["training"]
-        if not cases:
+        if not folder.cases["training"]:
             raise ConfigError(f"--data {data}: lists no training case; leave it out")
-        names = config.classes[1:]
+        return cls.of_folder(folder, run.config.classes, on_event)
+
+    @classmethod
+    def of_folder(
+        cls,
+        folder: VolumeFolder,
+        classes: Sequence[str],
+        on_event: Callable[[dict[str, Any]], object] = lambda event: None,
+    ) -> TrainingRange:
+        """Read the label maps of an open site, see `of_site`.
+
+        Args:
+            folder: with training cases.
+            classes: of the run, background first.
+            on_event: see there.
+        """
+        cases, names = folder.cases["training"], classes[1:]
         volumes: list[dict[str, float] | None] = []
         shares, components = [], []
         for number, case in enumerate(cases):
             on_event({"event": "reading", "case": case.name, "number": number, "of": len(cases)})
             label = folder.load_label(case)
-            counts = torch.bincount(label.flatten().int(), minlength=len(config.classes))[1:].tolist()
+            counts = torch.bincount(label.flatten().int(), minlength=len(classes))[1:].tolist()
             found = dict(zip(names, counts, strict=True))
             volumes.append(volumes_in_millilitres(found, folder.affine(case)))
             shares.append({name: count / label.numel() for name, count in found.items()})
-            components.append(count_components(label, config.classes))
+            components.append(count_components(label, classes))
         known = [one for one in volumes if one is not None]
         return cls(
             len(cases),
@@ -84,30 +98,28 @@ class TrainingRange:
         )
 
     def warnings(self, entry: Mapping[str, Any]) -> list[str]:
-        """Describe what of a predicted label map no training case has.
+        """Describe sizes of a predicted label map that no training case has.
+
+        Numbers of pieces are recorded, and no reason for a warning: nearly all predictions have more than any
+        label map (`benchmarks/look_first.py`).
 
         Args:
-            entry: of ``predictions.json``: ``voxels``, ``components`` and, where known, ``volume_ml``.
+            entry: of ``predictions.json``: ``voxels`` and, where known, ``volume_ml``.
         """
         total = sum(entry["voxels"].values())
         shares = {name: count / total for name, count in entry["voxels"].items()}
         in_ml = bool(self.volume_ml) and "volume_ml" in entry
-        sizes, size_range, unit = (
-            (entry["volume_ml"], self.volume_ml, "ml") if in_ml else (shares, self.share, "of the image")
-        )
+        sizes, size_range = (entry["volume_ml"], self.volume_ml) if in_ml else (shares, self.share)
+        form, unit = (".3g", "ml") if in_ml else (".2%", "of the image")
         told = []
         for name, (low, high) in size_range.items():
-            size, pieces, most = sizes[name], entry["components"][name], self.components[name][1]
+            size = sizes[name]
             if not size and low > 0:
                 told.append(f"nothing of {name} is found, and each of {self.cases} training cases has some")
             elif size and not low <= size <= high:
                 told.append(
-                    f"{name} has {size:.3g} {unit}, and {low:.3g} to {high:.3g} in {self.cases} training "
-                    "cases"
-                )
-            if pieces > most:
-                told.append(
-                    f"{name} is in {pieces} pieces, and in at most {most} in {self.cases} training cases"
+                    f"{name} has {size:{form}} {unit}, and {low:{form}} to {high:{form}} in {self.cases} "
+                    "training cases"
                 )
         return told
 

@@ -92,7 +92,8 @@ def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_pat
     for split in ("validation", "test"):
         count = sum(row["split"] == split for row in rows)
         first = printed.index(f"{split}: {count} cases of {count} patients in 1 runs")
-        assert printed[first + 4].startswith("| soft Dice confidence | ")
+        assert printed[first + 6].startswith("| soft Dice confidence | ")
+        assert re.match(r"size outside: \d+ of \d+ cases, mean Dice ", printed[first + 2])
 
 
 @pytest.mark.slow

@@ -44,6 +44,9 @@ def test_the_least_sure_case_comes_first_and_one_without_a_finding_before_it():
         "earlier release": {"voxels": {}},
     }
     assert look_first(cases) == ["empty", "unsure", "sure"]
+    # Of several passes their agreement counts, of the classes that are found.
+    cases["unsure"]["agreement"] = {"a": 0.95, "b": 0.93, "c": 0.0}
+    assert look_first(cases) == ["empty", "sure", "unsure"]
     photographs = {"x": {"class": "cat", "probabilities": {"cat": 0.9, "dog": 0.1}}}
     photographs["y"] = {"class": "dog", "probabilities": {"cat": 0.45, "dog": 0.55}}
     assert look_first(photographs) == ["y", "x"]
