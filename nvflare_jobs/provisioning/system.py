@@ -233,7 +233,39 @@ class Rehearsal:
     def configure_sites(self, *options: str) -> None:
         """More options of ``medfedaug site-config``, for each hospital."""
         for name in self.hospitals:
-            self.medfedaug("site-config", "--kit", self.kit(name), *options)
+            self.configure_site(name, *options)
+
+    def configure_site(self, name: str, *options: str) -> None:
+        """More options of ``medfedaug site-config``, for one hospital."""
+        self.medfedaug("site-config", "--kit", self.kit(name), *options)
+
+    def set_privacy(self, name: str, **policy: float) -> None:
+        """Set entries of a hospital's privacy policy in its ``local/medfedaug.json``."""
+        path = self.kit(name) / "local/medfedaug.json"
+        settings = json.loads(path.read_text())
+        settings["privacy"] = {**settings.get("privacy", {}), **policy}
+        path.write_text(json.dumps(settings, indent=2))
+
+    def files(self, name: str) -> set[str]:
+        """The files in a participant's kit, by their paths in it."""
+        kit = self.kit(name)
+        return {str(path.relative_to(kit)) for path in kit.rglob("*") if path.is_file()}
+
+    def approve_at(self, name: str, timeout: float = 300) -> None:
+        """Approve the job that waits at a hospital.
+
+        Raises:
+            RunFailed: when none waits there in time.
+        """
+        waiting: list[str] = []
+
+        def waits() -> bool:
+            page = self.medfedaug("jobs", self.kit(name))
+            waiting[:] = re.findall(r"^job ([0-9a-f]{64})$", page, re.MULTILINE)
+            return bool(waiting)
+
+        _until(waits, timeout, f"no job waits at {name}")
+        self.medfedaug("approve", self.kit(name), waiting[0][:12])
 
     def jobs_seen(self) -> set[str]:
         """The hashes of the jobs that have come to the first hospital."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from struct import pack
 
 import pytest
+from rehearsal_processes import left_running
 
 from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_of
-from medfedaug.data.sites import find_sites
+from medfedaug.data.sites import find_sites, open_site
 from medfedaug.experiments.simulate import configure
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.prospect import FINGERPRINTS, PAGE, RECORD
+from medfedaug.nvflare_jobs.provisioning.rehearsal import rehearse_prospect
+from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, PATIENT, SERVER
 from medfedaug.nvflare_jobs.simulator import run_job
 
 SITES = ("site_A", "site_B")
@@ -50,6 +55,61 @@ def test_the_simulator_gives_each_site_a_page_and_the_server_the_fingerprints(tm
     assert "Should we train together?" in (output / PAGE).read_text()
     assert not list(output.glob("*.pt"))
     assert not (output / "results.json").exists()
+
+
+def numbers_of(folder: str) -> set[float]:
+    entries = fingerprint_of(open_site(Path(folder))).entries.values()
+    return {value for entry in entries for value in entry.flatten().tolist() if 0 < value < 1}
+
+
+def holding(folder: Path, numbers: set[float]) -> list[Path]:
+    """Files below a folder that hold one of some numbers: as text, or as a float of 4 or 8 bytes."""
+    forms = [form for n in numbers for form in (f"{n:.6f}".encode(), pack("<f", n), pack("<d", n))]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [
+        path for path in files if any(form in content for content in [path.read_bytes()] for form in forms)
+    ]
+
+
+@pytest.mark.slow
+def test_provisioned_hospitals_learn_fingerprints_and_nothing_else(tmp_path):
+    """One adds noise, one refuses, and one answers late, over mutual TLS."""
+    pytest.importorskip("opacus")
+    report = rehearse_prospect(tmp_path / "work")
+    plain, noisy, refusing, late = HOSPITALS
+    fields = {*entry_shapes("segmentation", 2, 1), "site", "task", "classes", "channels", "noise"}
+    fields |= {"cases", "looked_at", "patients", "test_patients"}
+    assert report["learnt"] == {
+        plain: {noisy: sorted(fields)},
+        noisy: {plain: sorted(fields)},
+        refusing: {},
+        late: {},
+    }
+    assert {*report["missing"]} == {refusing, late}
+    assert "from 1000 on" in report["missing"][refusing]
+    assert "did not answer within 60 s" in report["missing"][late]
+    assert {*report["pages"]} == {plain, noisy}
+    assert "without noise" in report["pages"][plain]
+    assert "with noise of deviation" in report["pages"][noisy]
+    # Who sends nothing has nothing of a fingerprint in its ledger.
+    for name, ledger in report["ledgers"].items():
+        assert ("prospect statistics" in " ".join(ledger.split())) == (name in (plain, noisy))
+    # A number of a site's own images is in no file of another site, of the server, or of the lead.
+    folders = {name: Path(path) for name, path in report["folders"].items()}
+    own = {name: numbers_of(folder) for name, folder in report["data"].items()}
+    for site in (noisy, refusing, late):
+        alone = own[site] - set().union(*(own[name] for name in HOSPITALS if name != site))
+        assert len(alone) > 5
+        assert [path for name in folders if name != site for path in holding(folders[name], alone)] == []
+    # The search finds what is there: those who were told have the numbers of the site without noise.
+    alone = own[plain] - own[noisy] - own[refusing] - own[late]
+    assert {name for name in folders if holding(folders[name], alone)} == {plain, noisy, SERVER, "lead"}
+    for name in (SERVER, "lead"):
+        content = [path.read_bytes() for path in folders[name].rglob("*") if path.is_file()]
+        assert not any(PATIENT.encode() in one for one in content)
+    for files in report["files"].values():
+        assert not [path for path in files if path.endswith((".pt", ".nii.gz", ".npy"))]
+    assert left_running(tmp_path) == []
 
 
 def test_export_writes_a_job_that_trains_nothing(run, tmp_path):
