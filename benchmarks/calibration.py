@@ -43,7 +43,7 @@ from recorded_federations import of_results, of_shift_record
 from medfedaug.analysis.calibration_table import PHANTOM
 from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import parse_methods
@@ -286,7 +286,7 @@ def main() -> None:
         nargs="+",
         default=[],
         metavar="[NAME=]PATH",
-        help="write the table of these folders or archives (.tar.xz) of runs, or summaries of data set NAME",
+        help="write the table of these folders, archives (.tar.xz) or summaries of runs; NAME: of the family",
     )
     parser.add_argument("--data", type=Path, help="folder of the data sets that --results were trained on")
     parser.add_argument("--work", type=Path, help="folder for the phantom sites")
@@ -305,8 +305,11 @@ def main() -> None:
     lines = read(options.record) if options.record else []
     if options.csv:
         given = [one for path in options.shift_record or () for one in of_shift_record(path)]
-        given += of_results(options.results, options.data, METHODS, print)
-        number = write_table([*of_record(lines), *given], options.csv)
+        try:
+            given += of_results(options.results, options.data, METHODS, print)
+            number = write_table([*of_record(lines), *given], options.csv)
+        except MedFedAugError as error:
+            parser.error(str(error))
         print(f"{number} federations in {options.csv}")
         return
     if options.work is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.datasets.registry import find_root, open_benchmark
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, described, sampled
 from medfedaug.data.sites import arrange_channels
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.federation.job_folder import RESULTS
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import Run
 
@@ -69,6 +72,7 @@ class Part:
 
     Attributes:
         data: name of the data set.
+        family: name of its federations' family.
         options: of the data set.
         variant: of the protocol, for the name of the federation.
         methods: the combination.
@@ -84,6 +88,7 @@ class Part:
     """
 
     data: str
+    family: str
     options: Mapping[str, Any]
     variant: str
     methods: str
@@ -100,7 +105,7 @@ class Part:
     @property
     def federation(self) -> str:
         """The name of the federation: data, protocol, and the site that did not train."""
-        return "_".join(filter(None, (self.data, self.variant, f"{self.rounds}r")))
+        return "_".join(filter(None, (self.family, self.variant, f"{self.rounds}r")))
 
 
 def of_results(
@@ -113,8 +118,8 @@ def of_results(
     common, and whose fingerprints are means over these folds.
 
     Args:
-        given: folders of runs, archives of them, and summaries (``NAME=FILE.json``, as of `docs/results/lgg`,
-            which do not name their data set).
+        given: folders of runs, archives of them, and summaries (``FILE.json``, as of `docs/results/lgg`).
+            ``NAME=`` before one names the family; of a summary it has to name the data set.
         data: folder of the data sets.
         methods: those of the table; others are not taken.
         tell: called with a line about each record that is left out, with the reason.
@@ -178,7 +183,7 @@ def _training(parts: Sequence[Part], data: Path, tell: Callable[[str], None]) ->
         first = chosen[0]
         yield Training(
             federation=first.federation,
-            family=first.data,
+            family=first.family,
             origin=REAL,
             seed=first.seed,
             methods=name,
@@ -249,17 +254,25 @@ def _merged(folds: Sequence[ImageFingerprint]) -> ImageFingerprint:
 def _parts(given: str) -> Iterator[Part]:
     name, _, file = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
     path = Path(file)
-    if name:
+    if path.is_file() and path.suffix == ".json" and path.name != RESULTS:
         yield from _of_summary(path, name)
     elif path.name.endswith(".tar.xz"):
-        with TemporaryDirectory() as folder, tarfile.open(path) as archive:
-            archive.extractall(folder, filter="data")
-            yield from map(_of_run, map(load_run, find_runs([folder])))
+        with TemporaryDirectory() as folder:
+            _unpack(path, folder)
+            yield from (_of_run(load_run(run), name) for run in find_runs([folder]))
     else:
-        yield from map(_of_run, map(load_run, find_runs([path])))
+        yield from (_of_run(load_run(run), name) for run in find_runs([path]))
 
 
-def _of_run(run: Run) -> Part:
+def _unpack(path: Path, folder: str) -> None:
+    try:
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError, lzma.LZMAError) as error:
+        raise ConfigError(f"{path}: cannot be read as an archive ({first_line(error)})") from error
+
+
+def _of_run(run: Run, family: str) -> Part:
     scores: dict[str, dict[str, list[float | None]]] = {site: {} for site in run.sites}
     for site in run.sites:
         owners = run.patients.get(site, {})
@@ -271,6 +284,7 @@ def _of_run(run: Run) -> Part:
     dimensions = (run.config.get("plan") or {}).get("spatial_dims", 2)
     return Part(
         data=run.data or "",
+        family=family or run.data or "",
         options=run.options,
         variant="_".join(filter(None, ("3d" * (dimensions == 3), f"without_{unseen}" * bool(unseen)))),
         methods=",".join(run.methods),
@@ -288,6 +302,8 @@ def _of_run(run: Run) -> Part:
 
 def _of_summary(path: Path, data: str) -> Iterator[Part]:
     """Runs of a summary in one file: settings, and of each run methods, seed, fold, validation and cases."""
+    if not data:
+        raise ConfigError(f"{path}: a summary does not name its data set; write NAME={path}")
     record = json.loads(path.read_text(encoding="utf-8"))
     settings, runs = record["settings"], record["runs"]
     folds = max(run.get("fold") or 0 for run in runs)
@@ -298,6 +314,7 @@ def _of_summary(path: Path, data: str) -> Iterator[Part]:
         held_out = run.get("held_out") or ()
         yield Part(
             data=data,
+            family=data,
             options=options,
             variant=f"without_{','.join(held_out)}" if held_out else "",
             methods=",".join(name for name in names if name != FEDAVG) or FEDAVG,

@@ -202,7 +202,7 @@ def _expected(section: ET.Element, sentences: Sequence[str]) -> None:
     add(section, "h2", "Is training together worth it?")
     for sentence in sentences:
         add(section, "p", sentence)
-    add(section, "p", "`medfedaug prospect` has all numbers.", **{"class": "soft"})
+    add(section, "p", "medfedaug prospect has all numbers.", **{"class": "soft"})
 
 
 def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:

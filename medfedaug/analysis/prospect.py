@@ -87,8 +87,10 @@ class Prospect:
 
     @property
     def is_unlike(self) -> bool:
-        """Return whether the federation is unlike anything in the table."""
-        return any(one.is_unlike for found in self.gains["mean"].values() for one in found.values())
+        """Return whether nothing in the table is like the sites, by gains of which something is shown."""
+        gains = self.gains["mean"]
+        shown = [methods for methods in gains if self.is_shown(methods)] or list(gains)
+        return any(gains[methods][""].is_unlike for methods in shown)
 
     def holds(self, methods: str, level: str = "mean") -> bool:
         """Return whether it is shown that the intervals of a gain hold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -27,6 +27,7 @@ _UNLIKE = (
     "intervals are wider for it."
 )
 
+_OF_GEOMETRY = {"resolution", "field_of_view"}
 _GROUPS = {
     "appearance": "the same things look different: harmonise (norm, FedRDN), or train against it (FedFA)",
     "structure": "the patients differ: let each site keep layers of its own (FedBN, Ditto)",
@@ -51,7 +52,7 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
     elif not prospect.is_shown(FEDAVG, "mean" if site is None else "site"):
         found.append(
             "Fingerprints do not tell whether training together is better than training alone: their "
-            "predictions did not hold where whole families were left out. `medfedaug compare` tries it."
+            "predictions did not hold where whole families were left out. Try it with medfedaug compare."
         )
     else:
         found.append(
@@ -183,16 +184,20 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         return
     worst = prospect.gains["worst"]
     lines = []
-    for methods, gain in sorted(means.items(), key=lambda one: -one[1].mean):
-        needed = prospect.patients_needed(methods)
-        skill, shown = prospect.has_skill(methods), prospect.is_shown(methods)
+    shown = {methods: gain for methods, gain in means.items() if prospect.is_shown(methods)}
+    if rest := sorted(means.keys() - shown.keys()):
+        add(section, "p", f"Nothing is shown of the gain of {'; '.join(rest)}.")
+    if not shown:
+        return
+    for methods, gain in sorted(shown.items(), key=lambda one: -one[1].mean):
+        needed, skill = prospect.patients_needed(methods), prospect.has_skill(methods)
         of_worst = worst[methods][""].mean if prospect.has_skill(methods, "worst") else None
         lines.append(
             [
                 methods,
                 f"{gain.mean:+.3f}" if skill else "–",
-                _ends(gain.interval80 if shown else None),
-                _ends(gain.interval95 if shown else None),
+                _ends(gain.interval80),
+                _ends(gain.interval95),
                 "–" if of_worst is None else f"{of_worst:+.3f}",
                 "–" if not skill else "more than 2000" if needed is None else str(needed),
                 "yes" if prospect.holds(methods) else "no",
@@ -204,7 +209,7 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
     add(
         section,
         "p",
-        "Differences of test scores, where something is shown of them; the JSON has all predictions. Worst "
+        "Differences of test scores; the JSON has all predictions. Worst "
         "site: gain of the score of the site that has the lowest. Patients needed: test patients with whom a "
         "gain as large as the expected one would be found in four of five tests. Shown to hold: the "
         "intervals held on federations whose whole family was left out. Skill: predictions of these erred "
@@ -213,14 +218,12 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         f"{', '.join(NOT_A_REMEDY)}: for comparison, and no way of training together without sharing images.",
         **{"class": "soft"},
     )
-    drawn = {methods: gain for methods, gain in means.items() if prospect.is_shown(methods)}
-    if not drawn:
-        return
+    skilled = [methods for methods in shown if prospect.has_skill(methods)]
     figure(
         section,
-        lambda width: interval_picture(drawn, width=width),
-        "Expected gain of each method, with its 80% and 95% interval",
-        "Expected gain in the mean of the sites. Thick: 80% interval, thin: 95% interval.",
+        lambda width: interval_picture(shown, skilled, width=width),
+        "80% and 95% interval of the gain of each method",
+        "Gain in the mean of the sites. Thick: 80% interval, thin: 95% interval, dot: expected with skill.",
         small=True,
     )
 
@@ -231,8 +234,13 @@ def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> N
     for group, advice in _GROUPS.items():
         add(section, "h3", f"{group.capitalize()}: {advice}")
         kinds = [(kind, entry) for kind, entry in KINDS.items() if entry.group == group]
+        unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
         lines = [
-            [entry.text, entry.unit, *(f"{prospect.distances[name][kind]:.2f}" for name in names)]
+            [
+                entry.text,
+                entry.unit,
+                *("–" if kind in unknown else f"{prospect.distances[name][kind]:.2f}" for name in names),
+            ]
             for kind, entry in kinds
         ]
         table(section, ["mean distance from the others", "unit", *names], lines)
@@ -242,7 +250,8 @@ def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> N
         section,
         lambda width: distance_picture(prospect.distances, width=width),
         "Distance of each site from the others, by kind",
-        "Each dot is a site. An octave is a factor of 2; deviations are those of the images within a site.",
+        "Each dot is a site. An octave is a factor of 2; deviations are those of the images within a site. "
+        "–: a site's files do not say how large a voxel is.",
     )
 
 
@@ -306,11 +315,14 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
         add(section, "p", text, **{"class": "soft"})
 
 
-def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
-    """Expected gains with their intervals, a line for each method.
+def interval_picture(
+    found: Mapping[str, Expected], skilled: Collection[str], *, width: float = 9.0
+) -> Figure:
+    """Intervals of gains, a line for each method.
 
     Args:
         found: by methods.
+        skilled: methods whose expected gain has a dot.
         width: of the figure, inches.
     """
     drawing = Figure(figsize=(width, 0.35 * len(found) + 0.9), layout="constrained")
@@ -322,7 +334,9 @@ def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Fi
         for ends, thick in ((one.interval95, 1.5), (one.interval80, 5.0)):
             if ends is not None:
                 panel.plot(ends, (place, place), color="tab:blue", linewidth=thick, solid_capstyle="butt")
-        panel.plot(one.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+        if methods in skilled:
+            panel.plot(one.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+    panel.set_ylim(-0.6, len(order) - 0.4)
     panel.axvline(0, color="0.4", linewidth=1)
     panel.set_yticks(range(len(order)), order, fontsize=9)
     panel.set_xlabel("gain in score over FedAvg", fontsize=9)

@@ -55,15 +55,15 @@ def prospect(
     if json_ is not None:
         write_json(json_, found.to_dict())
     shown = Table("method", "gain over fedavg", "80%", "95%", "shown to hold", "skill")
-    for methods, gains in sorted(found.gains["mean"].items(), key=lambda one: -one[1][""].mean):
-        gain, skill = gains[""], found.has_skill(methods)
-        told = (gain.interval80, gain.interval95) if found.is_shown(methods) else (None, None)
-        ends = ["–" if one is None else f"{one[0]:+.3f} to {one[1]:+.3f}" for one in told]
+    gains = {methods: one[""] for methods, one in found.gains["mean"].items() if found.is_shown(methods)}
+    for methods, gain in sorted(gains.items(), key=lambda one: -one[1].mean):
+        skill, intervals = found.has_skill(methods), (gain.interval80, gain.interval95)
+        ends = ["–" if one is None else f"{one[0]:+.3f} to {one[1]:+.3f}" for one in intervals]
         mean = f"{gain.mean:+.3f}" if skill else "–"
         shown.add_row(
             methods, mean, *ends, *("yes" if one else "no" for one in (found.holds(methods), skill))
         )
-    if found.is_predicted:
+    if gains:
         out_console.print(shown)
     for sentence in sentences(found):
         say(sentence)

@@ -1,12 +1,15 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from calibrations import fingerprint, write_table
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.prospect import make_prospect
 from medfedaug.analysis.prospect_page import agreement, answer, judged_sentence, write_prospect
+from medfedaug.data.quality.image_fingerprint import entry_shapes
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.significance import detectable_difference
 
@@ -124,3 +127,25 @@ def test_a_site_with_html_in_its_name_is_text(table, tmp_path):
 def test_a_table_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="has 0 federations"):
         make_prospect([fingerprint("A"), fingerprint("B")], Calibration(()))
+
+
+def test_nothing_is_said_of_a_gain_of_which_nothing_is_shown(found, tmp_path):
+    few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
+    write_prospect(few, tmp_path / "few.html")
+    text = (tmp_path / "few.html").read_text()
+    assert "Nothing is shown of the gain of fedfa; norm; single." in text
+    assert "patients needed" not in text
+    assert few.remedy == "fedavg"
+    assert few.to_dict()["expected"]["norm"]["mean"] > 0.05
+
+
+def test_photographs_to_classify_get_distances_and_no_gain_of_dice(table, tmp_path):
+    entries = {name: torch.full(size, 0.3) for name, size in entry_shapes("classification", 3, 1).items()}
+    of = {"task": "classification", "classes": ("a", "b", "c")}
+    sites = [replace(fingerprint(name), entries=entries, **of) for name in ("A", "B")]
+    other = make_prospect(sites, table)
+    assert not other.is_predicted
+    assert answer(other)[0].startswith("No gain is predicted")
+    assert other.to_dict()["expected"] == {}
+    write_prospect(other, tmp_path / "page.html")
+    assert "shares" in (tmp_path / "page.html").read_text()
