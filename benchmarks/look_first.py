@@ -41,7 +41,7 @@ from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.pass_agreement import PassAgreement
 from medfedaug.runs.predictor import Predictor
-from medfedaug.runs.training_range import TrainingRange
+from medfedaug.runs.training_range import TrainingRange, volumes_in_millilitres
 from medfedaug.tasks import Prediction
 from medfedaug.tasks.flips import flips_of
 
@@ -142,16 +142,22 @@ def score_case(
         **{name: -abs(value - expected[name][0]) / expected[name][1] for name, value in sizes.items()},
         "small": sizes["volume"],
         "unlike": -float(len(warnings)),
-        **outside(range_, plain, run.config.classes),
+        **outside(range_, plain, run.config.classes, site.affine(case)),
     }
 
 
-def outside(range_: TrainingRange | None, plain: Prediction, classes: Sequence[str]) -> dict[str, bool]:
+def outside(
+    range_: TrainingRange | None, plain: Prediction, classes: Sequence[str], affine: torch.Tensor | None
+) -> dict[str, bool]:
     """Whether size and number of pieces are outside the range of the site's training cases."""
     if range_ is None:
         return {}
     counts = torch.bincount(plain.label.flatten(), minlength=len(classes)).tolist()
-    size = range_.warnings({"voxels": dict(zip(classes, counts, strict=True))})
+    entry: dict[str, Any] = {"voxels": dict(zip(classes, counts, strict=True))}
+    found = dict(zip(classes[1:], counts[1:], strict=True))
+    if (volumes := volumes_in_millilitres(found, affine)) is not None:
+        entry["volume_ml"] = volumes
+    size = range_.warnings(entry)
     pieces = count_components(plain.label, classes)
     more = any(pieces[name] > most for name, (_, most) in range_.components.items())
     return {"size outside": bool(size), "pieces outside": more}

@@ -225,7 +225,7 @@ def predict(
             options |= {
                 "series": series,
                 "channels": named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-                "pseudonyms": pseudonyms or _key_folder(data),
+                "pseudonyms": pseudonyms or key_folder(data),
                 "store": store,
                 "again": again,
             }
@@ -275,7 +275,7 @@ def _predict_studies(
         )
 
 
-def _key_folder(data: Path | None) -> Path | None:
+def key_folder(data: Path | None) -> Path | None:
     """The folder of a site's key beside its data, where `import` made one."""
     from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
 

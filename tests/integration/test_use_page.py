@@ -53,12 +53,12 @@ def test_the_commands_run(run, tmp_path, monkeypatch):
     lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
     commands = [words for words in map(shlex.split, lines) if words[0] == "medfedaug"]
     assert {words[1] for words in commands} == set(FAST)
-    assert len(commands) == 12
+    assert len(commands) == 13
     for words in commands:
         code, _, err = run(*words[1:], *FAST[words[1]])
         assert code == 0, (words, err)
     found = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
-    assert set(found) == {"one", "all", "averaged", "first", "later", "seg"}
+    assert set(found) == {"one", "all", "averaged", "checked", "first", "later", "seg"}
     assert len(found["averaged"]["model"]["members"]) == 3
     assert Path("seg/series.dcm").exists()
     assert found["later"]["statistics"]["mean"] == found["first"]["statistics"]["mean"]

@@ -20,8 +20,10 @@ from finished_runs import FEW, balanced, simulated
 from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
+from medfedaug.cli.predict import key_folder
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.pacs.archive import Wanted, open_archive
+from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.archive_predictions import predict_studies
 from medfedaug.runs.ensemble import Ensemble
 
@@ -357,3 +359,9 @@ def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, m
     kept = {one.SOPInstanceUID for one in before["SEG"]}
     assert kept <= {one.SOPInstanceUID for one in after["SEG"]}
     assert len({one.StudyInstanceUID for one in after["SR"]}) == 12
+
+
+def test_the_key_beside_the_sites_data_is_used_where_an_import_made_one(tmp_path):
+    assert key_folder(None) is key_folder(tmp_path / "site_A") is None
+    Pseudonyms.of_site(tmp_path / "site_A.state")
+    assert key_folder(tmp_path / "site_A") == tmp_path / "site_A.state"
