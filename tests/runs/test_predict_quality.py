@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from finished_runs import FEW, balanced, simulated
 from results import Page
+from written_series import series
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,24 @@ def test_flips_are_those_of_the_image_and_change_no_voxel(run, model, image, tmp
     ends = entry["volume_ml_of_passes"]["lesion"]
     assert ends == pytest.approx([min(counts) * voxel, max(counts) * voxel], rel=0.01)
     assert entry["uncertainty_map"] in entry["written"]
+
+
+def test_a_dicom_series_has_the_map_of_the_same_voxels_as_nifti(run, model, image, tmp_path):
+    pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
+    images = tmp_path / "images"
+    images.mkdir()
+    voxels, affine = (read(image) * 1000).astype(np.int16), nibabel.load(image).affine
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), images / "volume.nii.gz")
+    series(images / "series", voxels, affine, "1.2.3")
+    call = ("predict", "--model", model, "--images", images, "--out", tmp_path / "out", "--no-previews")
+    code, _, err = run(*call, "--flips", "--uncertainty-map")
+    assert code == 0, err
+    one, other = (nibabel.load(tmp_path / f"out/uncertainty/{name}.nii.gz") for name in ("volume", "series"))
+    assert np.asarray(one.dataobj).max() > 0.001
+    corners = np.array([[0, 0, 0, 1], [*np.subtract(voxels.shape, 1), 1]])
+    turned = np.rint(corners @ one.affine.T @ np.linalg.inv(other.affine).T).astype(int)
+    flips = [axis for axis in range(3) if turned[0, axis] > turned[1, axis]]
+    np.testing.assert_array_equal(np.flip(np.asarray(other.dataobj), flips), np.asarray(one.dataobj))
 
 
 def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, phantom_dir, tmp_path):

@@ -110,6 +110,7 @@ def test_a_report_names_volume_segment_and_model(label, tmp_path):
     write_segmentation(tmp_path / "seg.dcm", tmp_path / "series", label, SEGMENTS)
     names = SEGMENTS.classes[1:]
     quality = {"components": dict.fromkeys(names, 2), "confidence": {names[0]: 0.87654}}
+    quality["agreement"] = {names[1]: 1.0}
     write_report(tmp_path / "sr.dcm", tmp_path / "series", label, tmp_path / "seg.dcm", SEGMENTS, quality)
     assert faults(tmp_path / "sr.dcm") == faults(tmp_path / "seg.dcm") == []
     found, seg = pydicom.dcmread(tmp_path / "sr.dcm"), pydicom.dcmread(tmp_path / "seg.dcm")
@@ -129,7 +130,7 @@ def test_a_report_names_volume_segment_and_model(label, tmp_path):
         pieces = items["Number of connected components"].MeasuredValueSequence[0]
         assert (pieces.NumericValue, pieces.MeasurementUnitsCodeSequence[0].CodeValue) == (2, "1")
         assert ("Soft Dice confidence" in items) == (number == 1)
-        assert "Specific agreement of several passes" not in items
+        assert ("Specific agreement of several passes" in items) == (number == 2)
         reference = items["Referenced Segment"].ReferencedSOPSequence[0]
         assert reference.ReferencedSOPInstanceUID == seg.SOPInstanceUID
         assert reference.ReferencedSegmentNumber == number
