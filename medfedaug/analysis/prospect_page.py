@@ -88,7 +88,10 @@ def agreement(prospect: Prospect, measured: Mapping[str, float]) -> list[str]:
             continue
         low, high = expected.interval80
         agrees = "agrees" if low <= gain <= high else "does not agree"
-        found.append(f"{methods}: predicted {_number(expected)}, measured {gain:+.3f}: {agrees}")
+        caveat = "" if prospect.holds(methods) else ", and it is not shown that such intervals hold"
+        found.append(
+            f"{methods}: predicted {low:+.3f} to {high:+.3f} (80%), measured {gain:+.3f}: {agrees}{caveat}"
+        )
     return found
 
 

@@ -92,7 +92,12 @@ def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
 def test_a_trial_agrees_with_what_was_predicted_or_does_not(found):
     expected = found.gains["mean"]["norm"][""]
     inside, outside = expected.mean, expected.interval80[1] + 0.01
+    assert found.holds("norm")
     assert agreement(found, {"norm": inside, "unknown": 0.1})[0].endswith(": agrees")
+    few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
+    assert agreement(few, {"norm": inside})[0].endswith(
+        ": agrees, and it is not shown that such intervals hold"
+    )
     assert len(agreement(found, {"norm": inside, "unknown": 0.1})) == 1
     assert agreement(found, {"norm": outside})[0].endswith(": does not agree")
 
