@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.errors import WITH_BATCH_NORM
-from medfedaug.functional import feature_moments, mix_statistics, normalise_features, working_precision
+from medfedaug.functional import mix_statistics, working_precision
+from medfedaug.functional.features import normalising
+from medfedaug.functional.passes import scale_by_moments
 
 __all__ = [
     "AdaptiveBatchNorm",
@@ -113,10 +115,12 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         return self._interpolated(x, how)
 
     def _interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
-        mean, var = feature_moments(x)
-        own = mean, (var + self.eps).sqrt()
-        mean, std = how(self, own, self.global_statistics(), math.prod(x.shape[2:]))
-        return normalise_features(x, mean, std, self.weight, self.bias)
+        def move(mean: Tensor, var: Tensor) -> Statistics:
+            own = mean, (var + self.eps).sqrt()
+            mixed = how(self, own, self.global_statistics(), math.prod(x.shape[2:]))
+            return normalising(*mixed, self.weight, self.bias)
+
+        return scale_by_moments(x, move)
 
 
 class AdaptiveBatchNorm1d(AdaptiveBatchNorm, nn.BatchNorm1d):
@@ -421,8 +425,11 @@ def training_adapters(net: nn.Module) -> Iterator[list[nn.Parameter]]:
     """
     parameters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
     modes = {module: module.training for module in net.modules()}
+    trained = [p for p in net.parameters() if p.requires_grad]
     try:
         net.eval()
+        for parameter in trained:
+            parameter.requires_grad_(False)
         for parameter in parameters:
             parameter.requires_grad_(True)
         with interpolating(net, LearnedAlpha(noise=True)):
@@ -430,5 +437,7 @@ def training_adapters(net: nn.Module) -> Iterator[list[nn.Parameter]]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
         for module, mode in modes.items():
             module.training = mode

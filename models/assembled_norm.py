@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.errors import WITH_BATCH_NORM
-from medfedaug.functional import feature_moments, normalise_features
+from medfedaug.functional.features import normalising
+from medfedaug.functional.passes import scale_by_moments
 from medfedaug.models.hooks import PickledHook
 
 __all__ = ["InstanceBranch", "assemble_norms", "assembled_norms", "copied_branches", "with_branches"]
@@ -103,8 +104,10 @@ class _Assemble(PickledHook):
         if x.dim() < 3:
             return batch
         branch: InstanceBranch = vars(module)["instance"]
-        mean, var = feature_moments(x)
-        weight, bias, scores = (leaf.to(mean) for leaf in (branch.weight, branch.bias, branch.scores))
-        instance = normalise_features(x, mean, (var + module.eps).sqrt(), weight, bias)
-        shares = scores.softmax(dim=0).to(batch.dtype)
+
+        def move(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+            return normalising(mean, (var + module.eps).sqrt(), branch.weight.to(mean), branch.bias.to(mean))
+
+        instance = scale_by_moments(x, move)
+        shares = branch.scores.to(x.device).softmax(dim=0).to(batch.dtype)
         return shares[0] * batch + shares[1] * instance

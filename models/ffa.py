@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import warn
-from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
+from medfedaug.functional import (
+    augmentation_spread,
+    feature_statistics,
+    perturb_features,
+    working_precision,
+)
+from medfedaug.functional.augmentation import augment_at_once, within_torch_func
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
@@ -224,6 +230,12 @@ class FFALayer(StageLayer):
 
     def _augment(self, x: Tensor, active: Tensor | None = None, together: bool = False) -> Tensor:
         """Algorithm 2 for an active layer; with `active`, the same or nothing, decided by its value."""
+        at_once = False
+        if not torch.jit.is_scripting():
+            plain = active is None and not together and self.variance != "random"
+            at_once = plain and not within_torch_func()
+        if at_once:
+            return self._augment_at_once(x)
         mean, std = feature_statistics(x, self.eps)
         means, stds = mean, std
         if together:
@@ -232,12 +244,10 @@ class FFALayer(StageLayer):
             # FedFA-R: one standard deviation for all channels (FedFA+ section 5.1).
             spread_mean = torch.full_like(mean[0], 0.5)
             spread_std = torch.full_like(std[0], 0.5)
-        elif self.variance == "client":
-            spread_mean = augmentation_spread(means, torch.zeros_like(mean[0]))
-            spread_std = augmentation_spread(stds, torch.zeros_like(std[0]))
         else:
-            spread_mean = augmentation_spread(means, self.gamma_mean)
-            spread_std = augmentation_spread(stds, self.gamma_std)
+            gamma_mean, gamma_std = self._gammas()
+            spread_mean = augmentation_spread(means, gamma_mean)
+            spread_std = augmentation_spread(stds, gamma_std)
         noise_mean = torch.randn_like(mean)
         noise_std = torch.randn_like(std)
         out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
@@ -245,26 +255,46 @@ class FFALayer(StageLayer):
         if active is not None:
             out = torch.where(active, out, x)
         sampled = (std + noise_std * spread_std).detach()
-        self._accumulate(means.detach(), stds.detach(), sampled, active)
+        self._accumulate(means.detach().mean(dim=0), stds.detach().mean(dim=0), sampled, active)
         return out
 
-    def _accumulate(self, mean: Tensor, std: Tensor, sampled_std: Tensor, active: Tensor | None) -> None:
-        """Eq. 5, and the count of negative standard deviations."""
-        keep = self.momentum
-        running_mean = keep * self.running_mean + (1.0 - keep) * mean.mean(dim=0)
-        running_std = keep * self.running_std + (1.0 - keep) * std.mean(dim=0)
+    @torch.jit.unused
+    def _augment_at_once(self, x: Tensor) -> Tensor:
+        noise = torch.empty(2, *x.shape[:2], dtype=working_precision(x[:0]).dtype, device=x.device)
+        for of_one in noise:
+            of_one.normal_()
+        found = augment_at_once(x, 1.0 + torch.stack(self._gammas()), noise, self.eps)
+        mean, std = found.statistics.mean(dim=1)
+        self._accumulate(mean, std, found.sampled_std)
+        return found.features
+
+    def _gammas(self) -> tuple[Tensor, Tensor]:
+        if self.variance == "client":
+            return torch.zeros_like(self.gamma_mean), torch.zeros_like(self.gamma_std)
+        return self.gamma_mean, self.gamma_std
+
+    def _accumulate(
+        self, mean: Tensor, std: Tensor, sampled_std: Tensor, active: Tensor | None = None
+    ) -> None:
+        """Eq. 5, from means over the batch (C,), and the count of negative standard deviations."""
+        share, dtype = 1.0 - self.momentum, self.running_mean.dtype
         negative = (sampled_std < 0).sum()
-        sampled = torch.full_like(negative, sampled_std.numel())
-        one = torch.ones_like(negative)
-        if active is not None:
+        if active is None:
+            self.running_mean.lerp_(mean.to(dtype), share)
+            self.running_std.lerp_(std.to(dtype), share)
+            self.num_active_batches.add_(1)
+            self.sampled_std_count.add_(sampled_std.numel())
+        else:
+            running_mean = torch.lerp(self.running_mean, mean.to(dtype), share)
+            running_std = torch.lerp(self.running_std, std.to(dtype), share)
             running_mean = torch.where(active, running_mean, self.running_mean)
             running_std = torch.where(active, running_std, self.running_std)
-            negative, sampled, one = negative * active, sampled * active, one * active
-        self.running_mean.copy_(running_mean)
-        self.running_std.copy_(running_std)
-        self.num_active_batches.add_(one)
+            negative = negative * active
+            self.num_active_batches.add_(torch.ones_like(negative) * active)
+            self.sampled_std_count.add_(torch.full_like(negative, sampled_std.numel()) * active)
+            self.running_mean.copy_(running_mean)
+            self.running_std.copy_(running_std)
         self.negative_std_count.add_(negative)
-        self.sampled_std_count.add_(sampled)
 
     @torch.jit.unused
     def statistics(self) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from medfedaug.functional.moments import CHANNELS_LAST
+from medfedaug.functional.passes import CHANNELS_LAST
 
 __all__ = ["channels_last"]
 

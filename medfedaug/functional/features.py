@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from medfedaug.functional.augmentation import augment_at_once, within_torch_func
 from medfedaug.functional.moments import feature_statistics
 from medfedaug.functional.passes import Affine, affine, safe_sqrt, working_precision
 
@@ -88,10 +89,9 @@ def perturb_features(
     """
     if x.dim() < 3:
         raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
-    batch, channels = x.shape[0], x.shape[1]
+    channels = x.shape[1]
     for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
-        if value.dim() != 2 or value.shape[0] != batch or value.shape[1] != channels:
-            raise ValueError(f"expected {name} of shape {[batch, channels]}, got {list(value.shape)}")
+        _check_by_image(x, name, value)
     for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
         if value.dim() != 1 or value.shape[0] != channels:
             raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
@@ -158,6 +158,21 @@ def augment_features(
     for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
         if value.dim() != 1 or value.shape[0] != channels:
             raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
+    for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
+        _check_by_image(x, name, value)
+    if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        return _one_by_one(x, gamma_mean, gamma_std, noise_mean, noise_std, eps)
+    else:
+        given = (gamma_mean, gamma_std, noise_mean, noise_std)
+        if any(value.requires_grad for value in given) or within_torch_func():
+            return _one_by_one(x, *given, eps)
+        gain, noise = 1.0 + torch.stack((gamma_mean, gamma_std)), torch.stack((noise_mean, noise_std))
+        return augment_at_once(x, gain, noise, eps).features
+
+
+def _one_by_one(
+    x: Tensor, gamma_mean: Tensor, gamma_std: Tensor, noise_mean: Tensor, noise_std: Tensor, eps: float
+) -> Tensor:
     mean, std = feature_statistics(x, eps)
     return perturb_features(
         x,
@@ -168,6 +183,11 @@ def augment_features(
         noise_mean,
         noise_std,
     )
+
+
+def _check_by_image(x: Tensor, name: str, value: Tensor) -> None:
+    if value.dim() != 2 or value.shape[0] != x.shape[0] or value.shape[1] != x.shape[1]:
+        raise ValueError(f"expected {name} of shape {list(x.shape[:2])}, got {list(value.shape)}")
 
 
 def normalise_features(
@@ -199,15 +219,23 @@ def normalise_features(
         if list(value.shape) != list(x.shape[:2]):
             raise ValueError(f"expected {name} of shape {list(x.shape[:2])}, got {list(value.shape)}")
     work = working_precision(x)
-    scale = std.to(work.dtype).reciprocal()
-    if weight is not None:
-        scale = weight.to(work.dtype) * scale
-    shift = -mean.to(work.dtype) * scale
-    if bias is not None:
-        shift = bias.to(work.dtype) + shift
+    scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
     if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return affine(work, scale, shift).to(x.dtype)
     return Affine.apply(work, scale, shift).to(x.dtype)
+
+
+def normalising(
+    mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The scale and the shift, (B, C) each, of `normalise_features`, whose arguments these are."""
+    scale = std.reciprocal()
+    if weight is not None:
+        scale = weight.to(std.dtype) * scale
+    shift = -mean * scale
+    if bias is not None:
+        shift = bias.to(std.dtype) + shift
+    return scale, shift
 
 
 def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:

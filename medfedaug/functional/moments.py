@@ -7,15 +7,12 @@ from torch import Tensor
 
 from medfedaug.functional.passes import (
     Moments,
-    is_large,
     moments_by_image,
     plain_moments,
     safe_sqrt,
+    visible_variance,
     working_precision,
 )
-
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The layout with channels last, by the number of dimensions of a batch."""
 
 
 def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,15 +34,10 @@ def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     work = working_precision(x)
     if torch.jit.is_scripting() or torch.compiler.is_compiling():
         return plain_moments(work)
-    if work.requires_grad and torch.is_grad_enabled():
-        return Moments.apply(work)
-    layout = CHANNELS_LAST.get(work.dim())
-    if layout is None or work.is_cuda or not is_large(work) or not work.is_contiguous(memory_format=layout):
+    if not torch.is_grad_enabled():
         return moments_by_image(work)
-    # Batch norm's own statistics, of a batch of one: a single operation, and fast in this layout alone.
-    pairs = [torch.batch_norm_update_stats(image, None, None, 0.0) for image in work.split(1)]
-    means, variances = zip(*pairs, strict=True)
-    return torch.stack(means), torch.stack(variances)
+    _, mean, variance = Moments.apply(work)
+    return mean, variance
 
 
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -79,12 +71,8 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     if torch.jit.is_scripting() or torch.compiler.is_compiling():
         mean, variance = plain_moments(work)
     else:
-        mean, variance = Moments.apply(work)
-    # The mean of a constant need not be that constant to the last bit. A variance no larger than this
-    # rounding is none; dividing by its root would blow the rounding up to the size of a feature.
-    resolution = 1e-15 if mean.dtype == torch.float64 else 1e-6
-    variance = torch.where(variance > (resolution * mean).square(), variance, torch.zeros_like(variance))
-    return mean, safe_sqrt(variance + eps)
+        _, mean, variance = Moments.apply(work)
+    return mean, safe_sqrt(visible_variance(mean, variance) + eps)
 
 
 def across_site_variance(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ derivatives are written by hand, which need half the passes and memory of what a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,16 @@ def safe_sqrt(variance: Tensor) -> Tensor:
     return torch.where(positive, root, torch.zeros_like(variance))
 
 
+def visible_variance(mean: Tensor, variance: Tensor) -> Tensor:
+    """The variance of each image and channel, (B, C), 0 where it is no larger than the rounding of the mean.
+
+    The mean of a constant need not be that constant to the last bit. Dividing by the root of such a variance
+    would blow the rounding up to the size of a feature.
+    """
+    resolution = 1e-15 if mean.dtype == torch.float64 else 1e-6
+    return variance * (torch.addcmul(variance, mean, mean, value=-(resolution**2)) > 0)
+
+
 def per_channel(values: Tensor, ndim: int) -> Tensor:
     """(B, C) -> (B, C, 1, ...), to broadcast against features with `ndim` dimensions."""
     return values.reshape(list(values.shape) + [1] * (ndim - 2))
@@ -47,18 +58,101 @@ def per_channel(values: Tensor, ndim: int) -> Tensor:
 # finds the image in the cache, and no array as large as the whole batch is needed.
 _LARGE = 10**5
 
+# Batch norm's own operations, each of which is one pass where ours are several, add up float32 numbers one
+# after the other if channels are last. Over so many positions the error stays at a few millionths.
+_POSITIONS = 2**12
+
+_SUMS_ALONE = [False, True, True]  # no derivative by the features
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The layout with channels last, by the number of dimensions of a batch."""
+
 
 def is_large(x: Tensor) -> bool:
     return x[:1].numel() * x.element_size() > _LARGE
 
 
+def _has_channels_last(x: Tensor) -> bool:
+    layout = CHANNELS_LAST.get(x.dim())
+    return layout is not None and x.is_contiguous(memory_format=layout) and not x.is_contiguous()
+
+
+def _blocks(image: Tensor) -> Sequence[Tensor]:
+    """The positions of an image, (1, C, *spatial), in blocks that batch norm's operations add up well."""
+    if image.is_contiguous() or image[0, 0].numel() <= _POSITIONS:
+        return (image,)
+    rows = image.movedim(1, -1).flatten(0, -2)
+    return [block.t()[None, :, :, None] for block in rows.split(_POSITIONS)]
+
+
 def moments_by_image(x: Tensor) -> tuple[Tensor, Tensor]:
-    if not x.is_cuda and x.shape[0] > 1 and is_large(x):
-        means, variances = zip(*map(moments_by_image, x.split(1)), strict=True)
-        return torch.cat(means), torch.cat(variances)
+    """Mean and population variance of each channel of each image, (B, C) each."""
+    if x.is_cuda or not is_large(x):
+        return _two_pass_moments(x)
+    by_image = _batch_norm_moments if _has_channels_last(x) else _two_pass_moments
+    means, variances = zip(*map(by_image, x.split(1)), strict=True)
+    return torch.cat(means), torch.cat(variances)
+
+
+def _two_pass_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     spatial = list(range(2, x.dim()))
     mean = x.mean(dim=spatial)
     return mean, (x - per_channel(mean, x.dim())).square_().mean(dim=spatial)
+
+
+def _batch_norm_moments(image: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of an image, (1, C) each, its blocks joined as by Chan et al. (1979)."""
+    blocks = _blocks(image)
+    found = [torch.batch_norm_update_stats(block, None, None, 0.0) for block in blocks]
+    if len(found) == 1:
+        ((mean, variance),) = found
+        return mean[None], variance[None]
+    means, variances = (torch.stack(values) for values in zip(*found, strict=True))
+    counts = means.new_tensor([[block.shape[2]] for block in blocks])
+    share = counts / counts.sum()
+    mean = (share * means).sum(dim=0, keepdim=True)
+    return mean, (share * (variances + (means - mean).square())).sum(dim=0, keepdim=True)
+
+
+def spatial_sums(grad: Tensor, x: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The sums of a gradient g, and of g (x - mean), over each image and channel, (B, C) each.
+
+    Args:
+        grad: g, (B, C, *spatial).
+        x: features of the same shape.
+        mean: (B, C); ``None`` for 0.
+    """
+    if torch.is_grad_enabled() or x.is_cuda or not is_large(x) or not _same_layout(grad, x):
+        spatial = list(range(2, x.dim()))
+        total, product = grad.sum(dim=spatial), (grad * x).sum(dim=spatial)
+        return total, product if mean is None else torch.addcmul(product, mean, total, value=-1)
+    centre = x.new_zeros(x.shape[:2]) if mean is None else mean
+    found = [_batch_norm_sums(*one) for one in zip(grad.split(1), x.split(1), centre, strict=True)]
+    totals, products = zip(*found, strict=True)
+    return torch.stack(totals), torch.stack(products)
+
+
+def _batch_norm_sums(grad: Tensor, image: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of an image, (C,) each: the derivatives of a batch norm by its bias and its weight."""
+    one = torch.ones_like(mean)
+    found = [
+        torch.ops.aten.native_batch_norm_backward.default(
+            *pair, one, mean, one, None, None, False, 0.0, _SUMS_ALONE
+        )
+        for pair in zip(_blocks(grad), _blocks(image), strict=True)
+    ]
+    if len(found) == 1:
+        return found[0][2], found[0][1]
+    _, products, totals = zip(*found, strict=True)
+    return torch.stack(totals).sum(dim=0), torch.stack(products).sum(dim=0)
+
+
+def _same_layout(grad: Tensor, x: Tensor) -> bool:
+    if grad.dtype != x.dtype:
+        return False
+    return (grad.is_contiguous() and x.is_contiguous()) or (
+        _has_channels_last(grad) and _has_channels_last(x)
+    )
 
 
 def plain_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,24 +169,50 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(per_channel(shift, x.dim()), x, per_channel(scale, x.dim()))
 
 
+def two_affine(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, shift: Tensor) -> Tensor:
+    """a times its scale, plus b times its scale, plus the shift; the latter (B, C)."""
+    second = affine(b, scale_b, shift)
+    scale = per_channel(scale_a, a.dim())
+    return torch.addcmul(second, a, scale) if torch.is_grad_enabled() else second.addcmul_(a, scale)
+
+
 class Moments(torch.autograd.Function):
-    """`plain_moments`, keeping nothing but its argument, with a derivative that takes one pass over it."""
+    """`plain_moments` after the argument itself, with a derivative that takes one pass over it.
+
+    The gradient of that output and those of the moments come together, which saves a pass over the features.
+    The output may have one user alone, whose gradient for it is a tensor of its own.
+    """
 
     @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        return moments_by_image(x)
+    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (x.view_as(x), *moments_by_image(x))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], output[0])
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad_mean: Tensor, grad_variance: Tensor) -> Tensor:
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_mean: Tensor | None, grad_variance: Tensor | None
+    ) -> Tensor | None:
         x, mean = ctx.saved_tensors
+        if grad_mean is None and grad_variance is None:
+            return grad
         # The derivative by x of the mean is 1/N, that of the variance 2 (x - mean) / N.
         voxels = math.prod(x.shape[2:])
-        slope = 2.0 * grad_variance / voxels
-        return affine(x, slope, grad_mean / voxels - slope * mean)
+        constant = torch.zeros_like(mean) if grad_mean is None else grad_mean / voxels
+        if grad_variance is None:
+            slope = torch.zeros_like(mean)
+        else:
+            slope = 2.0 * grad_variance / voxels
+            constant = constant - slope * mean
+        if grad is None:
+            return affine(x, slope, constant)
+        slope, constant = per_channel(slope, x.dim()), per_channel(constant, x.dim())
+        if torch.is_grad_enabled():
+            return grad + torch.addcmul(constant, x, slope)
+        return grad.addcmul_(x, slope).add_(constant)
 
 
 class Affine(torch.autograd.Function):
@@ -107,11 +227,28 @@ class Affine(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, scale = ctx.saved_tensors
-        spatial = list(range(2, x.dim()))
-        product = grad * x
-        grad_scale, factor = product.sum(dim=spatial), per_channel(scale, x.dim())
-        # Fresh memory costs a CPU as much as the product itself.
-        grad_x = grad * factor if torch.is_grad_enabled() else torch.mul(grad, factor, out=product)
-        return grad_x, grad_scale, grad.sum(dim=spatial)
+        total, product = spatial_sums(grad, x)
+        grad_x = grad * per_channel(scale, x.dim()) if ctx.needs_input_grad[0] else None
+        return grad_x, product, total
+
+
+def scale_by_moments(x: Tensor, move: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    """Features times a scale plus a shift that follow from their own moments.
+
+    Args:
+        x: features, (B, C, *spatial).
+        move: gives scale and shift, (B, C) each, of mean and population variance, (B, C) each, at least
+            float32.
+
+    Returns:
+        The features, shape and dtype of `x`.
+    """
+    work = working_precision(x)
+    if torch.compiler.is_compiling():
+        return affine(work, *move(*plain_moments(work))).to(x.dtype)
+    if not torch.is_grad_enabled():
+        return affine(work, *move(*moments_by_image(work))).to(x.dtype)
+    seen, mean, variance = Moments.apply(work)
+    return Affine.apply(seen, *move(mean, variance)).to(x.dtype)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from medfedaug import functional as F
+from medfedaug.functional.passes import scale_by_moments
 
 SHAPES = [(3, 2, 5), (3, 2, 4, 5), (2, 2, 3, 4, 2)]
 
@@ -67,3 +68,62 @@ def test_gradients_of_torch_func():
     ours = torch.func.grad(lambda x: F.augment_features(x, *arguments).pow(3).sum())(x)
     reference = torch.func.grad(lambda x: line_by_line(x, *arguments).pow(3).sum())(x)
     torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-3])
+@pytest.mark.parametrize("images", [1, 3])
+def test_one_function_gives_what_the_equations_one_by_one_give(images, eps):
+    torch.manual_seed(0)
+    x = torch.randn(images, 4, 5, 3, dtype=torch.float64)
+    x[:, 1], x[0, 2] = 0.0, 7.0  # a channel that is dead, and one that is constant in an image
+    x.requires_grad_()
+    arguments, weight = noise(x.shape), torch.randn(x.shape, dtype=torch.float64)
+    # A gradient that γ asks for, too, takes the equations one by one.
+    gammas = (arguments[0], arguments[0].clone().requires_grad_())
+    found = [F.augment_features(x, gamma, *arguments[1:], eps=eps) for gamma in gammas]
+    first = [torch.autograd.grad((y * weight).sum(), x, create_graph=True)[0] for y in found]
+    second = [torch.autograd.grad(g.square().sum(), x)[0] for g in first]
+    for at_once, one_by_one in (found, first, second):
+        assert bool(torch.isfinite(at_once).all())
+        torch.testing.assert_close(at_once, one_by_one, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_large_features_have_the_gradient_of_the_equations(channels_last):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 70, 60, dtype=torch.float64)  # more positions than are added up at once
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    arguments, weight = noise(x.shape), torch.randn_like(x)
+    results = [f(x, *arguments) for f in (F.augment_features, line_by_line)]
+    results += [torch.autograd.grad((y * weight).sum(), x)[0] for y in results]
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(results[2], results[3], rtol=1e-9, atol=1e-12)
+
+
+def test_normalising_by_own_moments_has_the_gradient_of_the_equation():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 90, 80, dtype=torch.float64).to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    weight, axes = torch.randn_like(x), (2, 3)
+
+    def move(mean, variance):
+        scale = (variance + 1e-3).rsqrt()
+        return scale, -mean * scale
+
+    ours = scale_by_moments(x, move)
+    centred = x - x.mean(axes, keepdim=True)
+    reference = centred / (centred.square().mean(axes, keepdim=True) + 1e-3).sqrt()
+    gradients = [torch.autograd.grad((y * weight).sum(), x)[0] for y in (ours, reference)]
+    torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_moments_of_large_features_far_from_zero_keep_their_digits():
+    torch.manual_seed(0)
+    x = (torch.randn(1, 4, 96, 96, 96) + 100).to(memory_format=torch.channels_last_3d)
+    mean, variance = F.feature_moments(x)
+    exact = x.double().flatten(2)
+    torch.testing.assert_close(mean.double(), exact.mean(2), rtol=2e-5, atol=0)
+    torch.testing.assert_close(variance.double(), exact.var(2, correction=0), rtol=1e-4, atol=0)
