@@ -135,7 +135,8 @@ class Line:
         """Explain."""
         order = sorted(range(len(names)), key=lambda k: -abs(self.slopes[k]))
         told = [f"{names[k]} {self.slopes[k]:+.3f}" for k in order if abs(self.slopes[k]) >= _TOLD]
-        return f"a line: {self.intercept:+.3f}, and by a deviation of {', '.join(told) or 'any feature less'}"
+        slopes = f"and by a deviation of {', '.join(told)}" if told else f"whose slopes are below {_TOLD}"
+        return f"a line: {self.intercept:+.3f}, {slopes}"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ __all__ = [
     "LEAST_FEDERATIONS",
     "Judgement",
     "Prediction",
+    "judge_anew",
     "judge_predictions",
     "judge_table",
     "judged_over",
@@ -197,8 +198,11 @@ def judged_over(methods: str) -> str:
 def judge_table(table: Calibration) -> list[Judgement]:
     """Judge each claim of a table by leaving families out; of the package's table from its record."""
     recorded = _recorded(table)
-    if recorded is not None:
-        return recorded
+    return judge_anew(table) if recorded is None else recorded
+
+
+def judge_anew(table: Calibration) -> list[Judgement]:
+    """Judge each claim of a table by leaving families out."""
     found = []
     for methods in (FEDAVG, *table.methods):
         over = judged_over(methods)
