@@ -56,7 +56,7 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     order = list(dict.fromkeys([*look_first(cases), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
     for note in record.get("notes", ()):
-        page.add(body, "p", f"{note[0].upper()}{note[1:]}.", **{"class": "soft"})
+        page.add(body, "p", f"{note[:1].upper()}{note[1:]}.", **{"class": "soft"})
     if cases:
         _table(page.add(body, "section"), order, record)
         _pictures(page.add(body, "section"), out, order, cases)

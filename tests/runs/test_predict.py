@@ -139,6 +139,21 @@ def test_turned_and_mirrored_volumes_have_turned_and_mirrored_label_maps(run, is
     assert not (out / "previews").exists()
 
 
+def test_volumes_are_flipped_along_three_axes_and_their_label_maps_stay(run, isotropic, tmp_path):
+    model, data = isotropic
+    call = ("predict", "--model", model, "--images", data / "site_A", "--site", "site_A", "--no-previews")
+    assert run(*call, "--out", tmp_path / "one")[0] == 0
+    code, _, err = run(*call, "--out", tmp_path / "eight", "--flips", "--uncertainty-map")
+    assert code == 0, err
+    for name, entry in predictions(tmp_path / "eight")["cases"].items():
+        assert (entry["passes"], 0 < entry["agreement"]["lesion"] < 1) == (8, True)
+        one, eight = (voxels(tmp_path / f"{out}/{name}.nii.gz") for out in ("one", "eight"))
+        np.testing.assert_array_equal(one, eight)
+        found = voxels(tmp_path / f"eight/uncertainty/{name}.nii.gz")
+        assert found.shape == voxels(data / f"site_A/images/{name}.nii.gz").shape
+        assert 0 < found.max() <= 0.5
+
+
 def test_every_format_has_the_same_voxels_and_its_images_own_geometry(run, slices, head, tmp_path):
     images, out = tmp_path / "images", tmp_path / "out"
     names = ["a.nii", "b.nii.gz", "c.mha", "d.mhd", "e.nrrd", "f.nhdr", "g_small.mha"]
