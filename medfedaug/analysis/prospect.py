@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ NOT_A_REMEDY = (SINGLE, "pooled")
 
 _METRICS = {"segmentation": "dice", "classification": "accuracy"}
 _MOST_PATIENTS = 2000
+_BEYOND_CHANCE = 2.0  # times; the farthest of several sites is judged
 _DRAWS = 30  # of the noise of fingerprints, for the deviation that it gives to predictions
 _NOTICEABLE = {
     "polarity": 1.5,
@@ -134,13 +136,14 @@ class Prospect:
         kinds = [self.distances[site]] if site else list(self.distances.values())
         worst = {kind: max(one[kind] for one in kinds) for kind in kinds[0]}
         found = []
-        apart = max(map(appearance, kinds))
+        names = [site] if site else list(self.distances)
+        apart, farthest = max((appearance(self.distances[name]), name) for name in names)
         if worst["polarity"] >= _NOTICEABLE["polarity"]:
             found.append(
                 f"images of a site lie {worst['polarity']:.1f} deviations from 0 under another's statistics, "
                 "as where one stores dark what the other stores bright: agree on the polarity first"
             )
-        elif apart >= 1:
+        elif apart >= max(1.0, _BEYOND_CHANCE * self._by_chance(farthest)):
             found.append(
                 f"intensities differ by {apart:.1f} deviations of the images within a site: harmonise them "
                 "(norm, FedRDN) or train against it (FedFA)"
@@ -162,6 +165,12 @@ class Prospect:
         if worst["prevalence"] >= _NOTICEABLE["prevalence"]:
             found.append(f"the share of cases with a class differs by {worst['prevalence']:.0%}")
         return found
+
+    def _by_chance(self, site: str) -> float:
+        """Distance in appearance that a site has from the others where the sites do not differ."""
+        cases = {one.site: max(one.looked_at, 1) for one in self.sites}
+        own = cases.pop(site)
+        return fmean(math.sqrt(1 / own + 1 / other) for other in cases.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types: ``prospect.json``."""

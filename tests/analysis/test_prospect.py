@@ -118,6 +118,16 @@ def test_noise_in_a_fingerprint_makes_the_answer_wider_and_the_page_says_how_muc
     assert "By this noise alone" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize(("cases", "noticed"), [(50, True), (2, False)])
+def test_a_distance_that_chance_alone_would_give_is_no_reason(table, cases, noticed):
+    """Two means 1.5 deviations apart: 0.2 by chance with 50 cases, and 1 with two."""
+    sites = [fingerprint("A"), fingerprint("B", mean=0.33, std=0.13)]
+    found = make_prospect([replace(site, looked_at=cases) for site in sites], table)
+    assert found.to_dict()["sites"]["A"]["distance"] == pytest.approx(1.5, rel=1e-3)
+    assert any("intensities differ by 1.5 deviations" in reason for reason in found.reasons()) == noticed
+    assert found.reasons("A") == found.reasons("B")
+
+
 def test_polarity_comes_before_everything_else(table):
     dark, bright = fingerprint("A", 0.2, 0.05), fingerprint("B", 0.8, 0.05)
     assert "polarity first" in make_prospect([dark, bright], table).reasons()[0]
