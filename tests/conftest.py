@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -30,6 +31,11 @@ from medfedaug.models import networks
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
+
+# PyTorch and MONAI make a million objects that live until the end: no collection looks at them again.
+gc.collect()
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.overrides import TorchFunctionMode
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import open_site
@@ -101,23 +102,33 @@ class Batches(list[tuple[Tensor, Tensor]]):
         return (where // number).tolist()
 
 
-class Draws(TorchFunctionMode):
-    """Writes down what is drawn from torch's own generator; what has a generator of its own is left out."""
+class Draws(ExitStack):
+    """Writes down what is drawn from torch's own generator; what has a generator of its own is left out.
 
-    _NAMES = frozenset(
-        [
-            *("rand", "randn", "rand_like", "randn_like", "randperm", "randint", "uniform_", "normal_"),
-            *("kaiming_uniform_", "_sample_dirichlet"),
-        ]
+    It stands in for each function that draws: a mode of torch would be asked at every operation.
+    """
+
+    _DRAWING: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (torch, ("rand", "randn", "rand_like", "randn_like", "randperm", "randint", "_sample_dirichlet")),
+        (Tensor, ("uniform_", "normal_")),
     )
     current: list[Tensor] = []  # noqa: RUF012, of the step that is under way
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        found = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if name in self._NAMES and (kwargs or {}).get("generator") is None:
-            Draws.current.append(found.detach().clone())
-        return found
+    def __enter__(self) -> Draws:
+        for owner, names in self._DRAWING:
+            for name in names:
+                self.enter_context(patch.object(owner, name, self._noting(getattr(owner, name))))
+        return super().__enter__()
+
+    @staticmethod
+    def _noting(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def drawn(*args: Any, **kwargs: Any) -> Tensor:
+            found = draw(*args, **kwargs)
+            if kwargs.get("generator") is None:
+                Draws.current.append(found.detach().clone())
+            return found
+
+        return drawn
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
