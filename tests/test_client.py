@@ -556,7 +556,7 @@ def test_both_examples_train_in_nvflares_simulator_to_the_weights_of_the_federat
         *("simulate", "--data", data, "--methods", "fedrdn,fedfa+", "--loop", path, "--out", out),
         *("--network-args", '{"features": [8, 16, 32, 64, 128, 8], "norm": "batch"}', "--rounds", 2),
         *("--batch-size", 4, "--optimizer", "sgd", "--lr", 0.05, "--threads", 1, "--device", "cpu"),
-        "--no-pictures",
+        "--no-report",
     )
     assert code == 0, err
     server = run_in_process(configured(), data, SITES, "cpu")
@@ -578,7 +578,7 @@ def test_the_pages_loop_trains_and_its_commands_work(kits, tmp_path, monkeypatch
     make_phantom("data", sites=2, patients=4, shape=(32, 32, 16))
     simulate, *others = re.findall(r"^ *```bash\n(.*?)^ *```", section, re.M | re.S)
     words = shlex.split(simulate.replace("\\\n", " "))
-    code, _, err = command(*words[1:], "--threads", 1, "--device", "cpu", "--no-pictures")
+    code, _, err = command(*words[1:], "--threads", 1, "--device", "cpu", "--no-report")
     assert code == 0, err
     results = json.loads(Path("runs/own_loop/results.json").read_text())
     assert len(results["rounds"]) == 3

@@ -84,6 +84,10 @@ Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 share
 Pictures = Annotated[
     bool, typer.Option("--pictures/--no-pictures", help="Show images of the sites in report.html, or not.")
 ]
+Report = Annotated[
+    bool,
+    typer.Option("--report/--no-report", help="Write report.html, or leave it to `medfedaug report` later."),
+]
 Bundle = Annotated[
     str | None,
     typer.Option(

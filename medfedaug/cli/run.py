@@ -28,6 +28,7 @@ from medfedaug.cli.options import (
     Pictures,
     PlanFile,
     PlanMemory,
+    Report,
     Tracking,
     takes,
 )
@@ -110,6 +111,7 @@ def simulate(
         ),
     ] = None,
     pictures: Pictures = True,
+    report: Report = True,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
     ] = False,
@@ -126,6 +128,7 @@ def simulate(
         from medfedaug.experiments.simulate import configure
         from medfedaug.experiments.simulate import simulate as run
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
+        from medfedaug.runs.folder import REPORT
         from medfedaug.runs.input_scaling import recorded_input
 
     options = {**_of_loop(loop), **given[RunConfig], "task": task, "methods": _specification(methods, set_)}
@@ -149,6 +152,7 @@ def simulate(
             "on_event": progress.show,
             "tracking": tracking,
             "pictures": pictures,
+            "report": report,
             "execution": Execution(**given[Execution]),
             "storage": Storage(int(memory * 2**30), cache),
             "init": init,
@@ -177,7 +181,7 @@ def simulate(
         )
     say(f"input: {recorded_input(results)}")
     say(f"augmentation: {results['config']['augmentation']}")
-    say(f"{out}/results.json, {out}/report.html")
+    say(f"{out}/results.json" + (f", {out}/report.html" if (out / REPORT).exists() else ""))
 
 
 @takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit"))

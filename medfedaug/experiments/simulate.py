@@ -155,6 +155,7 @@ def simulate(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     tracking: str | None = None,
     pictures: bool = False,
+    report: bool = True,
     execution: Execution | None = None,
     sites: Sequence[SiteFolder] | None = None,
     storage: Storage | None = None,
@@ -183,6 +184,7 @@ def simulate(
         tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
+        report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
         execution: see `medfedaug.config.run.Execution`; where sites are processes, and without a number of
             threads, they share the cores.
         sites: the sites where they are open already, with the ``limit`` of ``config``.
@@ -233,7 +235,7 @@ def simulate(
                 remove_state(prepared.state)
         # The sites' own layers are part of the trained model; what else is there served to continue.
         remove_state(prepared.state, server_only=prepared.composition.personal)
-        _draw(prepared, pictures=pictures)
+        _draw(prepared, report=report, pictures=pictures)
         return results
 
 
@@ -416,15 +418,19 @@ def _finish(simulation: _Simulation, work: Path, results: dict[str, Any]) -> dic
     return results
 
 
-def _draw(simulation: _Simulation, *, pictures: bool) -> None:
-    # Imported here: matplotlib takes a second, and is needed only now.
-    from medfedaug.analysis import write_report
+def _draw(simulation: _Simulation, *, report: bool, pictures: bool) -> None:
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.runs.finished_run import FinishedRun
 
     out, run = simulation.out, simulation.run
-    simulation.tell(event="stage", text="drawing report.html and the model card")
+    simulation.tell(event="stage", text="writing the model card")
     write_model_card(FinishedRun.of(out), out)
+    if not report:
+        return
+    # Imported here: matplotlib takes a second, and is needed only now.
+    from medfedaug.analysis import write_report
+
+    simulation.tell(event="stage", text="drawing report.html")
     shown = run.data_dir if pictures and not run.config.bundle else None
     write_report([out], out / "report.html", data=shown, device=run.device)
 

@@ -167,7 +167,8 @@ def _run(
 
         try:
             data = out / run.data_folder(benchmark)
-            simulate(data, folder, run.config, resume=True, on_event=tell, **options)
+            # One page shows all runs; `medfedaug report` draws that of one.
+            simulate(data, folder, run.config, resume=True, on_event=tell, report=False, **options)
         except Exception as error:  # of a plugin or of CUDA's memory, it is this run's alone
             if error in heard:
                 raise

@@ -31,7 +31,7 @@ def finished(phantom_dir, tmp_path_factory):
         find_sites(phantom_dir), methods=methods, network_args=TINY_NETWORK, rounds=1, batch_size=4, seed=3
     )
     torch.set_num_threads(1)
-    simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+    simulate(phantom_dir, out, config, engine="inprocess", device="cpu", report=False)
     return out
 
 

@@ -77,7 +77,7 @@ def test_batches_of_one_image_are_named_where_a_method_needs_more(run, make_site
     out = tmp_path / "out"
     code, _, err = run(
         *("simulate", "--data", tmp_path / "data", "--out", out, "--methods", methods, "--rounds", 1),
-        *("--batch-size", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures"),
+        *("--batch-size", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report"),
         *("--network-args", '{"features":[4,8,8,8,8,4]}'),
     )
     assert code == 0, err

@@ -296,7 +296,7 @@ def test_scores_are_those_of_the_grid_of_the_file(volumes_dir, tmp_path, run):
     save_plan(plan, Plan(spatial_dims=3, spacing=(1.5, 1.5, 1.5), orientation="RAS", patch_size=(16, 16, 16)))
     code, _, err = run(
         *("simulate", "--data", volumes_dir, "--out", tmp_path / "run", "--methods", "fedrdn,fedfa"),
-        *("--engine", "inprocess", "--rounds", 1, "--plan", plan, "--overlap", 0.25, "--no-pictures"),
+        *("--engine", "inprocess", "--rounds", 1, "--plan", plan, "--overlap", 0.25, "--no-report"),
         *("--network-args", json.dumps(TINY_NETWORK), "--cache", tmp_path / "cache", "--memory", 0),
     )
     assert code == 0, err

@@ -14,7 +14,7 @@ from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.runs.evaluate import evaluate_model
 
-OPTIONS = {"engine": "inprocess", "device": "cpu"}
+OPTIONS = {"engine": "inprocess", "device": "cpu", "report": False}
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def test_the_command_starts_from_a_file_and_says_what_it_used(run, phantom_dir, 
     args = ["--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--rounds", 1, "--limit", 1]
     code, out, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--out", tmp_path / "out", *args),
-        *("--engine", "inprocess", "--device", "cpu", "--no-pictures", "--init", path),
+        *("--engine", "inprocess", "--device", "cpu", "--no-report", "--init", path),
         *("--optimizer", "sgd", "--lr", 1e-30),
     )
     assert code == 0, err
@@ -279,7 +279,7 @@ def test_both_engines_start_from_the_same_weights_to_the_same_bits(run, phantom_
         code, _, err = run(
             *("simulate", "--data", phantom_dir, "--methods", "fedrdn,fedfa,fedbn", "--out", out),
             *("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--rounds", 2, "--limit", 1),
-            *("--engine", engine, "--device", "cpu", "--no-pictures", "--threads", 1, "--init", given[0]),
+            *("--engine", engine, "--device", "cpu", "--no-report", "--threads", 1, "--init", given[0]),
             *("--freeze", "conv_0.*", "--freeze", "down_1.*", "--schedule", "cosine", "--loss", "dice_focal"),
         )
         assert code == 0, err

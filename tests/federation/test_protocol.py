@@ -518,7 +518,7 @@ def test_a_simulation_opens_each_site_once(run, phantom_dir, tmp_path, monkeypat
         "inprocess",
         "--device",
         "cpu",
-        "--no-pictures",
+        "--no-report",
     )
     network = ("--network-args", json.dumps({"features": [4, 8, 8, 8, 8, 4]}), "--threads", 1)
     code, _, err = run("simulate", "--data", phantom_dir, "--out", tmp_path / "out", *options, *network)

@@ -50,7 +50,7 @@ def federations(phantom_dir, tmp_path_factory) -> Path:
             batch_size=4,
             limit=1,
         )
-        simulate(phantom_dir, root / "runs" / name, config, engine="inprocess", device="cpu")
+        simulate(phantom_dir, root / "runs" / name, config, engine="inprocess", device="cpu", report=False)
         balanced(root / "runs" / name, root / "data", "site_A")
     return root
 
@@ -164,7 +164,7 @@ def test_windows_of_volumes_export_at_their_size(phantom_dir, tmp_path):
         rounds=1,
         limit=1,
     )
-    simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu")
+    simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
     code, out, err = command("bundle", tmp_path / "run", "--out", tmp_path / "bundle", "--onnx")
     assert code == 0, err
     assert "for images of 16 x 16 x 16:" in out

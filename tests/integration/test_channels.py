@@ -106,7 +106,7 @@ def test_a_federation_of_files_and_of_channels(run, make_site, tmp_path):
     in_files(make_site("B", channels=2))
     code, _, err = run(
         *("simulate", "--data", tmp_path / "data", "--out", tmp_path / "out", "--methods", "fedrdn"),
-        *("--rounds", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures"),
+        *("--rounds", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report"),
         *("--network-args", TINY),
     )
     assert code == 0, err
@@ -135,7 +135,7 @@ def hospitals(make_site):
 def options(data, out, *extra):
     return (
         *("simulate", "--data", data, "--out", out, "--rounds", 2, "--device", "cpu", "--threads", 1),
-        *("--network-args", TINY, "--no-pictures", "--engine", "inprocess", *extra),
+        *("--network-args", TINY, "--no-report", "--engine", "inprocess", *extra),
     )
 
 
@@ -180,7 +180,7 @@ def test_a_site_without_a_channel_trains_and_is_scored(run, hospitals, tmp_path)
 def test_the_engines_agree_where_a_site_lacks_a_channel(hospitals, tiny_config, tmp_path):
     config = tiny_config("fedrdn,fedfa+")
     for engine in ("inprocess", "nvflare"):
-        simulate(hospitals, tmp_path / engine, config, engine=engine, device="cpu")
+        simulate(hospitals, tmp_path / engine, config, engine=engine, device="cpu", report=False)
     one, other = (
         torch.load(tmp_path / engine / "final_model.pt", weights_only=True)
         for engine in ("inprocess", "nvflare")
@@ -209,7 +209,7 @@ def test_what_the_network_sees_of_a_missing_channel(hospitals):
 @pytest.mark.parametrize("methods", ["fedavg", "norm", "fedrdn_v", "nyul", "fedharmo", "mixup", "fedrobust"])
 def test_methods_at_a_site_without_a_channel(hospitals, tiny_config, tmp_path, methods):
     config = tiny_config(methods, rounds=1)
-    results = simulate(hospitals, tmp_path / "out", config, engine="inprocess", device="cpu")
+    results = simulate(hospitals, tmp_path / "out", config, engine="inprocess", device="cpu", report=False)
     assert all(0 <= scores["dice"] <= 1 for scores in results["test"]["sites"].values())
 
 

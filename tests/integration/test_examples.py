@@ -111,7 +111,7 @@ def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path):
     done = subprocess.run(list(map(str, command_line)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "own/results.json").read_text())["engine"] == "processes"
-    ours = ("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--out", tmp_path / "ours")
+    ours = ("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--out", tmp_path / "ours", "--no-report")
     assert command("simulate", *options, *ours)[0] == 0
     for name in ("global_model.pt", "final_model.pt", "global_exchange.pt"):
         own, ours = (

@@ -456,7 +456,7 @@ def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_conf
     arguments = [
         *("simulate", "--data", str(data), "--out", str(out)),
         *("--methods", EVERYTHING, "--rounds", "4", "--batch-size", "4", "--threads", "1"),
-        *("--network-args", json.dumps(config.network_args), "--device", "cpu", "--no-pictures"),
+        *("--network-args", json.dumps(config.network_args), "--device", "cpu", "--no-report"),
     ]
     command = [sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
@@ -488,7 +488,7 @@ def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_conf
 
 def test_one_process_alone_makes_a_run(phantom_dir, tmp_path, tiny_config):
     out, refused = tmp_path / "out", []
-    options = {"engine": "inprocess", "device": "cpu"}
+    options = {"engine": "inprocess", "device": "cpu", "report": False}
 
     def start_another(event):
         for how in ({"overwrite": True}, {"resume": True}):
@@ -525,11 +525,11 @@ def test_a_failed_run_leaves_its_last_good_model(four_sites, tmp_path, tiny_conf
     with pytest.raises(
         RunFailed, match=r"round 3: 1 of 2 .*the last good model: .*final_model\.pt; --resume"
     ):
-        simulate(four_sites, out, config, device="cpu")
+        simulate(four_sites, out, config, device="cpu", report=False)
     expected = run_in_process(tiny_config("fedrdn", rounds=2), four_sites, sites, "cpu")
     assert same(torch.load(out / "final_model.pt", weights_only=True), expected.state)
     assert not (out / "results.json").exists()
-    simulate(four_sites, out, config, device="cpu", engine="inprocess", resume=True)
+    simulate(four_sites, out, config, device="cpu", report=False, engine="inprocess", resume=True)
     whole = run_in_process(config, four_sites, sites, "cpu")
     assert same(torch.load(out / "final_model.pt", weights_only=True), whole.state)
 

@@ -29,7 +29,7 @@ def three_classes(make_site):
 def simulate(run, data, out, *extra):
     return run(
         *("simulate", "--data", data, "--out", out, "--methods", "fedrdn", "--rounds", 2, "--device", "cpu"),
-        *("--threads", 1, "--network-args", TINY, "--no-pictures", "--engine", "inprocess", *extra),
+        *("--threads", 1, "--network-args", TINY, "--no-report", "--engine", "inprocess", *extra),
     )
 
 

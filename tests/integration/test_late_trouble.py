@@ -36,7 +36,7 @@ def spoil(data, number):
 def arguments(data, out, *extra):
     return [
         *("simulate", "--data", data, "--out", out, "--engine", "inprocess", "--device", "cpu"),
-        *("--rounds", 3, "--batch-size", 4, "--threads", 1, "--no-pictures"),
+        *("--rounds", 3, "--batch-size", 4, "--threads", 1, "--no-report"),
         *("--network-args", json.dumps(TINY_NETWORK), *extra),
     ]
 
@@ -93,5 +93,5 @@ def test_pooled_training_does_without_a_site_that_cannot_be_validated(run, two_s
     config = RunConfig(
         methods=tuple(parse_methods("pooled")), network_args=TINY_NETWORK, rounds=3, batch_size=4
     )
-    whole = simulate(two_sites, tmp_path / "whole", config, device="cpu")
+    whole = simulate(two_sites, tmp_path / "whole", config, device="cpu", report=False)
     assert json.loads((out / "results.json").read_text())["test"] == json.loads(json.dumps(whole["test"]))

@@ -403,7 +403,7 @@ def test_a_site_of_a_name_that_nvflare_does_not_take_is_refused_before_anything_
     make_phantom(data, sites=2, patients=4, shape=(16, 16, 4))
     (data / "site_A").rename(data / name)
     arguments = ("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1)
-    code, _, err = run(*arguments, "--no-pictures")
+    code, _, err = run(*arguments, "--no-report")
     assert code == 2
     assert f"'{name}' is not a name for a site" in " ".join(err.split())
     assert not (tmp_path / "out/results.json").exists()

@@ -17,7 +17,7 @@ def refused(run, data, tmp_path):
     """The one line in which `simulate` refuses the data."""
     code, _, err = run(
         *("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1),
-        *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures", "--image-size", 32),
+        *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report", "--image-size", 32),
     )
     told = ("A: ", "left out: ")  # of a fault that is seen when voxels are read
     lines = [line for line in err.splitlines() if not line.startswith(told)]
@@ -359,7 +359,7 @@ def test_folders_without_images_are_no_classes_and_a_class_of_one_site_is_named(
     out = tmp_path / "out"
     code, _, err = run(
         *("simulate", "--data", tmp_path / "photos", "--out", out, "--methods", "fedavg", "--rounds", 1),
-        *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-pictures", "--image-size", 32),
+        *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report", "--image-size", 32),
         *("--network", "lenet5"),
     )
     assert code == 0, err

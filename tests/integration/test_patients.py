@@ -264,7 +264,7 @@ def test_an_evaluation_records_which_scored_cases_are_of_one_patient(
     folder, whose = tested_patients
     make_site("B")
     config = tiny_config("fedavg", classes=("background", "lesion"), rounds=1, local_steps=1)
-    simulate(folder.parent, tmp_path / "run", config, engine="inprocess", device="cpu")
+    simulate(folder.parent, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
     model = tmp_path / "run/global_model.pt"
     plain = evaluate_model(model, folder.parent, device="cpu")["sites"]["A"]
     assert together(plain["patients"]) == whose

@@ -20,7 +20,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/pipelines.md").read_text(encoding="utf-8")
 FAST = {
-    "simulate": ("--engine", "inprocess", "--no-pictures"),
+    "simulate": ("--engine", "inprocess", "--no-report"),
     "evaluate": ("--device", "cpu", "--out", "again.json"),
     "site-config": (),
     "doctor": None,

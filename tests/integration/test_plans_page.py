@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/plans.md").read_text(encodin
 SMALL = ("--network-args", json.dumps(TINY_NETWORK))
 FAST = {
     "plan": SMALL,
-    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-pictures"),
+    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-report"),
     "export": (),
     "site-config": (),
 }

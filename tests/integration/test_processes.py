@@ -50,7 +50,7 @@ def simulation(phantom_dir, tmp_path, tiny_config):
     mark, out = uuid.uuid4().hex, tmp_path / "out"
     arguments = [
         *("simulate", "--data", str(tmp_path / "data"), "--out", str(out)),
-        *("--methods", "fedavg", "--rounds", "10000", "--batch-size", "4", "--threads", "1", "--no-pictures"),
+        *("--methods", "fedavg", "--rounds", "10000", "--batch-size", "4", "--threads", "1", "--no-report"),
         *("--network-args", json.dumps(tiny_config().network_args), "--device", "cpu"),
     ]
     command = [sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments]

@@ -30,7 +30,7 @@ TINY = '{"features":[4,8,8,8,8,4]}'
 def simulate(run, data, out, *extra):
     code, _, err = run(
         *("simulate", "--data", data, "--out", out, "--methods", "fedavg", "--rounds", 1, "--threads", 1),
-        *("--engine", "inprocess", "--device", "cpu", "--no-pictures", *extra),
+        *("--engine", "inprocess", "--device", "cpu", "--no-report", *extra),
     )
     return code, " ".join(err.split())
 

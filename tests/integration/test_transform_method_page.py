@@ -32,7 +32,7 @@ def test_the_transform_of_the_page_trains_repeats_and_has_options(contrast, phan
                 json.dumps(TINY_NETWORK),
                 "--engine",
                 "inprocess",
-                "--no-pictures",
+                "--no-report",
                 "--out",
                 out,
             ),

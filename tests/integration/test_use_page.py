@@ -21,7 +21,7 @@ from medfedaug.statistics import load_statistics
 PAGE = (Path(__file__).resolve().parents[2] / "docs/use.md").read_text(encoding="utf-8")
 SMALL = ("--network-args", json.dumps(TINY_NETWORK))
 FAST = {
-    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-pictures"),
+    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-report"),
     "predict": ("--device", "cpu"),
     "benchmark": ("--set", "rounds=1", f"network_args={json.dumps(TINY_NETWORK)}", "--no-pictures"),
     "bundle": (),

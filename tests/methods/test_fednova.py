@@ -137,7 +137,9 @@ def test_a_simulation_is_the_papers_loop(uneven, tmp_path, engine, momentum):
     """Uneven sites, each of which misses a round."""
     config = configuration(uneven, momentum)
     one = Execution(threads=1)
-    results = simulate(uneven, tmp_path / "out", config, engine=engine, device="cpu", execution=one)
+    results = simulate(
+        uneven, tmp_path / "out", config, engine=engine, device="cpu", report=False, execution=one
+    )
     taking_part = [
         sorted(s for s, r in entry["sites"].items() if "samples" in r) for entry in results["rounds"]
     ]

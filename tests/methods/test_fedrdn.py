@@ -82,7 +82,7 @@ def test_what_is_exchanged_are_the_statistics_of_images_as_the_network_sees_them
         1,
         "--engine",
         "inprocess",
-        "--no-pictures",
+        "--no-report",
     ]
     code, _, err = run("simulate", "--data", root, "--out", out, *command, *options)
     assert code == 0, err

@@ -31,7 +31,7 @@ def test_sites_normalise_with_their_own_statistics(federate):
 def test_a_simulation_writes_the_statistics_that_its_sites_used(phantom_dir, tiny_config, tmp_path):
     """They stay at the sites, and who predicts for a site later needs them."""
     config = tiny_config("norm", rounds=1, limit=2, settings={"norm": {"over": "foreground"}})
-    simulate(phantom_dir, tmp_path / "out", config, engine="inprocess", device="cpu", pictures=False)
+    simulate(phantom_dir, tmp_path / "out", config, engine="inprocess", device="cpu", report=False)
     written = load_statistics(tmp_path / "out/statistics.json")
     folder = open_site(phantom_dir / "site_A", limit=2)
     used = site_statistics(folder, "scale", over="foreground")

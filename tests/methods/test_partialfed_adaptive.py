@@ -175,7 +175,7 @@ def test_a_finished_run_is_evaluated_with_each_sites_weights(phantom_dir, tiny_c
     settings = {"partialfed_adaptive": {"learning_rate": 0.3}}
     config = tiny_config("partialfed_adaptive", rounds=3, settings=settings)
     out = tmp_path / "run"
-    results = simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+    results = simulate(phantom_dir, out, config, engine="inprocess", device="cpu", report=False)
     shares = [round_["sites"]["site_A"]["partialfed_adaptive/loaded"] for round_ in results["rounds"]]
     assert shares[0] == 1.0
     scores = evaluate_model(out / "global_model.pt", phantom_dir, device="cpu")["sites"]

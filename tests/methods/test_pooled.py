@@ -39,7 +39,7 @@ def simulated(phantom_dir, tmp_path_factory):
             rounds=2,
             batch_size=4,
         )
-        simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
+        simulate(phantom_dir, out, config, engine="inprocess", device="cpu", report=False)
         runs[name] = out
     return runs
 

@@ -160,7 +160,7 @@ def test_the_command_trains_a_network_by_its_class_path(run, phantom_dir, tmp_pa
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedrdn,fedfa", "--out", tmp_path / "out"),
         *("--network", "monai.networks.nets.SegResNet", "--network-args", json.dumps(args)),
-        *("--rounds", 1, "--limit", 1, "--engine", "inprocess", "--device", "cpu", "--no-pictures"),
+        *("--rounds", 1, "--limit", 1, "--engine", "inprocess", "--device", "cpu", "--no-report"),
     )
     assert code == 0, err
     record = json.loads((tmp_path / "out/results.json").read_text())

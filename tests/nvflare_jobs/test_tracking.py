@@ -21,7 +21,7 @@ def test_a_simulation_is_tracked_in_mlflow_by_site_and_round(phantom_dir, tmp_pa
     """In TensorBoard: `tests/integration/test_nvflare.py`."""
     pytest.importorskip("alembic", reason="mlflow is not installed")
     out = tmp_path / "out"
-    results = simulate(phantom_dir, out, tiny_config("fedfa"), device="cpu", tracking="mlflow")
+    results = simulate(phantom_dir, out, tiny_config("fedfa"), device="cpu", report=False, tracking="mlflow")
     assert from_mlflow(out / "tracking") == pytest.approx(told(results), rel=1e-6)
 
 

@@ -18,7 +18,7 @@ TINY = '{"features":[4,8,8,8,8,4]}'
 def command(data, out, *extra, methods="fedavg"):
     return [
         *("simulate", "--data", data, "--out", out, "--methods", methods, "--rounds", 1, "--threads", 1),
-        *("--network-args", TINY, "--engine", "inprocess", "--device", "cpu", "--no-pictures", *extra),
+        *("--network-args", TINY, "--engine", "inprocess", "--device", "cpu", "--no-report", *extra),
     ]
 
 
@@ -115,7 +115,7 @@ def test_overwriting_deletes_the_earlier_run_and_no_more(run, phantom_dir, tmp_p
     for path in foreign:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    code, _, err = run(*command(phantom_dir, out, "--overwrite"))
+    code, _, err = run(*command(phantom_dir, out, "--overwrite", "--report", "--no-pictures"))
     assert code == 0, err
     assert all(path.read_text() == "mine" for path in foreign)
     assert not list(out.glob("state/**/*.pt"))

@@ -100,7 +100,8 @@ def test_photographs_are_divided_by_one_number(photo_config, tmp_path):
     for intensity, scaling in (("raw", "none"), ("scale", "fixed")):
         config = photo_config("fedavg", rounds=1, intensity=intensity)
         results = simulate(
-            tmp_path / "photos", tmp_path / intensity, config, engine="inprocess", device="cpu"
+            *(tmp_path / "photos", tmp_path / intensity, config),
+            **{"engine": "inprocess", "device": "cpu", "report": False},
         )
         assert results["input"] == {"scaling": scaling, "normalised_by": None}
     assert not same(weights(tmp_path / "raw"), weights(tmp_path / "scale"))

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from changed_records import changes
+from changed_records import SEEDS, changes
 from finished_runs import simulated
 
 
@@ -20,7 +20,7 @@ def nested(depth):
     return "[" * depth + "]" * depth
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["results.json", "statistics.json"])
 def test_a_changed_record_is_used_or_refused_in_one_line(run, made, tmp_path, name, seed):
     folder = shutil.copytree(made, tmp_path / "run")
@@ -108,7 +108,7 @@ def test_a_value_that_nobody_means_is_refused(run, phantom_dir, tmp_path, option
     values, words = OPTIONS[option]
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
-        *("--no-pictures", "--out", tmp_path / "out", *values),
+        *("--no-report", "--out", tmp_path / "out", *values),
     )
     assert code == 2, err
     assert words in " ".join(err.split())

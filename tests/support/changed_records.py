@@ -7,7 +7,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["CASES", "TEXTS", "VALUES", "changes"]
+import pytest
+
+__all__ = ["CASES", "SEEDS", "TEXTS", "VALUES", "changes"]
 
 VALUES = [
     *(None, "x", "", -1, 0, 1.5, 1e308, 10**400, float("nan"), True),
@@ -15,8 +17,11 @@ VALUES = [
 ]
 """What is put in the place of any entry."""
 
-CASES = 60
-"""Changes of each record; drawn by a seed of their own, since all of them take minutes."""
+CASES = 20
+"""Changes of each record for a seed; drawn, since all of them take minutes."""
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
+"""Of the changes; those of one are tested each time."""
 
 TEXTS = ["", "{", "[" * 100_000 + "]" * 100_000, "\x00", '{"a": 1, "a": 2}', "[1e999]", "[]", "3"]
 """What is no record at all."""

@@ -21,7 +21,7 @@ def simulated(data: Path, out: Path, methods: str, *options) -> Path:
     network = [] if "--network" in options else ["--network-args", json.dumps(TINY_NETWORK)]
     code, _, err = command(
         *("simulate", "--data", data, "--methods", methods, "--out", out, "--engine", "inprocess"),
-        *("--rounds", 1, "--threads", 1, "--batch-size", 4, "--no-pictures", *network, *options),
+        *("--rounds", 1, "--threads", 1, "--batch-size", 4, "--no-report", *network, *options),
     )
     assert code == 0, err
     return out

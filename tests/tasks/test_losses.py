@@ -124,7 +124,7 @@ def test_the_command_takes_loss_and_schedule(run, phantom_dir, tmp_path):
         return run(
             *("simulate", "--data", phantom_dir, "--methods", "fedmix,fedfa", "--set", "fedmix.group=2"),
             *("--out", tmp_path / out, "--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--rounds", 2),
-            *("--limit", 1, "--engine", "inprocess", "--device", "cpu", "--no-pictures", *more),
+            *("--limit", 1, "--engine", "inprocess", "--device", "cpu", "--no-report", *more),
         )
 
     chosen = ("--loss", "monai.losses.TverskyLoss", "--loss-args", '{"alpha": 0.3}', "--schedule", "poly")
@@ -245,7 +245,7 @@ def test_the_command_trains_on_a_loss_of_another_package(squared, run, phantom_d
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedmix", "--set", "fedmix.group=2", "--out", out),
         *("--loss", "squared", "--loss-args", '{"factor": 0.1}', "--rounds", 1, "--limit", 1),
-        *("--engine", "inprocess", "--device", "cpu", "--no-pictures"),
+        *("--engine", "inprocess", "--device", "cpu", "--no-report"),
     )
     assert code == 0, err
     sites = json.loads((out / "results.json").read_text())["rounds"][0]["sites"]

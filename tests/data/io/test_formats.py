@@ -57,7 +57,7 @@ def archives(phantom_dir, tmp_path):
 def test_a_site_of_an_added_format_is_trained_on_and_predicted(run, package, phantom_dir, archives, tmp_path):
     """The model is the one of the same volumes as NIfTI, to the last bit, and so are the label maps."""
     training = ("--rounds", 1, "--lr", 0.02, "--augmentation", "none")  # the phantom's own default
-    arguments = ("--methods", "fedrdn", *training, "--engine", "inprocess", "--no-pictures")
+    arguments = ("--methods", "fedrdn", *training, "--engine", "inprocess", "--no-report")
     states = {}
     for name, data in (("nifti", phantom_dir), ("npz", archives)):
         code, _, err = run("simulate", "--data", data, *arguments, *NETWORK, "--out", tmp_path / name)
@@ -112,7 +112,7 @@ def test_a_site_that_does_not_allow_the_package_says_so_in_a_line(package, archi
 
 def test_a_file_of_an_unknown_suffix_is_no_image(run, phantom_dir, archives, tmp_path):
     """Without the package, an archive is what it was before: no image, by its name or its content."""
-    arguments = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-pictures")
+    arguments = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-report")
     out = tmp_path / "run"
     assert run("simulate", "--data", phantom_dir, *arguments, *NETWORK, "--out", out)[0] == 0
     image = sorted((archives / "site_A/images").iterdir())[0]

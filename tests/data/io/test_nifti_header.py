@@ -12,7 +12,7 @@ import nibabel
 import numpy as np
 import pytest
 
-OPTIONS = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-pictures")
+OPTIONS = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-report")
 NETWORK = ("--network-args", '{"features": [4, 4, 4, 4, 4, 4]}')
 
 

@@ -155,7 +155,7 @@ TINY = '{"features":[4,8,8,8,8,4]}'
 def run_options(data, out, *extra):
     return (
         *("simulate", "--data", data, "--out", out, "--rounds", 1, "--threads", 1, "--device", "cpu"),
-        *("--network-args", TINY, "--batch-size", 2, *extra),
+        *("--network-args", TINY, "--batch-size", 2, "--no-report", *extra),
     )
 
 
@@ -164,9 +164,7 @@ def test_a_channel_that_one_camera_lacks_does_not_stop_a_federation(run, make_pi
     make_pictures("A")
     make_pictures("B", constant=2)
     data, out = tmp_path / "pictures", tmp_path / "out"
-    code, _, err = run(
-        *run_options(data, out, "--methods", "fedrdn", "--engine", "inprocess", "--no-pictures")
-    )
+    code, _, err = run(*run_options(data, out, "--methods", "fedrdn", "--engine", "inprocess", "--no-report"))
     assert code == 0, err
     assert "B: channel 2 is constant in every image; normalised it is 0" in err
     results = json.loads((out / "results.json").read_text())
@@ -238,7 +236,7 @@ def test_the_engines_agree_on_photographs_with_a_constant_channel(make_pictures,
     data = tmp_path / "pictures"
     config = tiny_config("fedrdn,fedfa+", in_channels=3)
     for engine in ("inprocess", "nvflare"):
-        simulate(data, tmp_path / engine, config, engine=engine, device="cpu")
+        simulate(data, tmp_path / engine, config, engine=engine, device="cpu", report=False)
     one, other = (
         torch.load(tmp_path / engine / "final_model.pt", weights_only=True)
         for engine in ("inprocess", "nvflare")
@@ -263,7 +261,7 @@ def test_photographs_of_five_retina_cameras(run, tmp_path):
         1,
         "--image-size",
         32,
-        "--no-pictures",
+        "--no-report",
     )
     code, _, err = run(*run_options(SHARED / "data/retina_vessels", tmp_path / "out", *options))
     assert code == 0, err

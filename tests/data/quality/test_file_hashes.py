@@ -34,7 +34,7 @@ def interrupted(make_site, tmp_path, tiny_config):
     for name in "ABC":
         make_site(name, shape=(16, 16, 4))
     data, out = tmp_path / "data", tmp_path / "out"
-    options = {"engine": "inprocess", "device": "cpu"}
+    options = {"engine": "inprocess", "device": "cpu", "report": False}
     with pytest.raises(Stopped):
         simulate(data, out, tiny_config(), on_event=stop, **options)
     return lambda: simulate(data, out, tiny_config(), resume=True, **options)
@@ -184,6 +184,7 @@ def one_line(run, *arguments) -> str:
 
 
 SIMULATE = ("simulate", "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--device", "cpu")
+SIMULATE += ("--no-report",)
 
 
 @pytest.mark.parametrize(

@@ -543,7 +543,13 @@ def test_nvflare_carries_it_to_the_same_model(photo_config, tmp_path):
     for engine in ("inprocess", "nvflare"):
         out = tmp_path / engine
         results = simulate(
-            tmp_path / "photos", out, config, engine=engine, device="cpu", execution=Execution(threads=1)
+            tmp_path / "photos",
+            out,
+            config,
+            engine=engine,
+            device="cpu",
+            report=False,
+            execution=Execution(threads=1),
         )
         found[engine] = torch.load(out / "final_model.pt", weights_only=True)
         for entry in results["rounds"]:

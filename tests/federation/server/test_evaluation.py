@@ -52,7 +52,7 @@ def hospitals(tmp_path_factory) -> Path:
             *("simulate", "--data", root / "data", "--methods", methods, "--out", root / "runs" / methods),
             *("--engine", "inprocess", "--rounds", rounds, "--local-steps", steps, "--batch-size", 4),
             *("--lr", 0.02, "--network-args", json.dumps(network), "--threads", 1, "--device", "cpu"),
-            "--no-pictures",
+            "--no-report",
         )
         assert code == 0, err
     return root

@@ -247,7 +247,9 @@ def test_methods_that_find_weights_themselves_run_with_the_default(federation, u
 def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneven, tmp_path):
     options = ("--rounds", 1, "--engine", "inprocess", "--network-args", '{"features": [4, 4, 4, 4, 4, 4]}')
     out = tmp_path / "run"
-    code, text, err = run("simulate", "--data", uneven, "--methods", "fedavg", *options, "--out", out)
+    code, text, err = run(
+        *("simulate", "--data", uneven, "--methods", "fedavg", *options, "--out", out, "--no-report")
+    )
     assert code == 0, err
     assert "counts as 45% of the average" in text + err
     assert "--max-share 1" in text + err

@@ -43,7 +43,7 @@ def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_p
     code, printed, err = run(
         *("simulate", "--data", phantom_dir, "--methods", methods, "--out", out, "--rounds", 1),
         *("--engine", "inprocess", "--network-args", json.dumps(TINY_NETWORK), "--threads", 1),
-        *("--batch-size", 4, "--no-pictures"),
+        *("--batch-size", 4, "--no-report"),
     )
     assert code == 0, err
     scored = json.loads((out / "results.json").read_text())["scored"]

@@ -59,7 +59,7 @@ class Machines(Carrier):
             *(self.config, self.data, "cpu", self.state / name, self.policies.get(name)),
             ledger=self.state / name / "ledger.json",
             storage=Storage(2**30, ahead=self.ahead),
-            save_every=self.save_every,
+            save_every=self.save_every if self.kill is None or name == self.kill[0] else 0.0,
         )
         return Site(name, trainer, on_event=lambda event: self.events.append({**event, "site": name}))
 

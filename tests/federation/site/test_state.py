@@ -138,7 +138,7 @@ def test_a_servers_leftovers_go_too(run, phantom_dir, tmp_path):
     network = '{"features": [4, 4, 4, 4, 4, 4]}'
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
-        *("--network-args", network, "--limit", 1, "--no-pictures", "--out", out),
+        *("--network-args", network, "--limit", 1, "--no-report", "--out", out),
     )
     assert code == 0, err
     assert not left.exists()

@@ -82,7 +82,16 @@ def test_a_bundle_runs_by_one_command_and_its_key_metric_selects_and_is_reported
     kind, make, data, tmp_path, run
 ):
     out, bundle = tmp_path / "out", make(kind)
-    command = ["simulate", "--bundle", bundle, "--data", data[kind], "--methods", "fedrdn,fedfa"]
+    command = [
+        "simulate",
+        "--bundle",
+        bundle,
+        "--data",
+        data[kind],
+        "--methods",
+        "fedrdn,fedfa",
+        "--no-report",
+    ]
     code, printed, err = run(
         *command, "--rounds", 2, "--engine", "inprocess", "--out", out, *MORE.get(kind, ())
     )
