@@ -281,6 +281,30 @@ def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run
     assert not (tmp_path / "out.state/images").exists()
 
 
+@pytest.mark.slow
+def test_statistics_of_all_images_wait_for_all_and_a_file_of_them_makes_other_objects(
+    orthanc, run, phantom_dir, tmp_path
+):
+    put(orthanc, tmp_path / "in", "TOGETHER-1", 3)
+    model = simulated(phantom_dir, tmp_path / "run", "fedrdn", *FEW)
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")
+    call += ("--studies", studies(tmp_path / "studies.csv", "TOGETHER-1"), "--parallel", 1)
+    code, _, err = run(*call, "--out", tmp_path / "all")
+    assert code == 0, err
+    told = json.loads((tmp_path / "all/predictions.json").read_text())
+    assert told["statistics"]["of"] == "the 3 images given"
+    assert len(objects(orthanc, "TOGETHER-1")["SEG"]) == 3
+    own = ("--statistics", tmp_path / "all/statistics.json")
+    code, said, err = run(*call, "--out", tmp_path / "later", *own)
+    assert code == 0, err
+    assert "stored 3 objects" in said
+    found = objects(orthanc, "TOGETHER-1")["SEG"]
+    assert len({one.SeriesInstanceUID for one in found}) == 6
+    code, said, _ = run(*call, "--out", tmp_path / "once", *own)
+    assert code == 0
+    assert "stored" not in said
+
+
 def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "MANY-1", 7)
     write_slices(  # a constant volume fails to be predicted, in whatever part of the studies it is
