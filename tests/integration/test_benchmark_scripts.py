@@ -77,6 +77,15 @@ def test_the_script_runs(script, name):
     assert "1 thread(s)" in printed.splitlines()[0]
 
 
+@pytest.mark.slow
+def test_an_epoch_on_volumes_is_compared_with_monais_loop(script, tmp_path):
+    make_phantom(tmp_path, sites=2, patients=5, shape=(32, 32, 16))
+    arguments = ["--data", tmp_path, "--limit", 2, "--repeats", 1, "--plan-memory", 0.2]
+    printed = script("volume_epoch.py", *arguments)
+    assert "medfedaug / MONAI" in printed
+    assert "MONAI: backward pass" in printed
+
+
 def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_path):
     """The script itself compares each Dice with the run's record."""
     run = simulated(phantom_dir, tmp_path / "run", "fedavg")
