@@ -372,5 +372,6 @@ def test_none_is_left_out():
         "shift_gain.py",
         "soak.py",
         "verdict_rule.py",
+        "volume_epoch.py",
     }
     assert set(RUNS) | apart == {p.name for p in FOLDER.glob("*.py")}

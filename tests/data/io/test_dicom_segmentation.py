@@ -147,7 +147,11 @@ def test_a_series_that_lacks_something_is_named_and_the_others_go_on(run, model,
     assert "all its slices are in one file" in failed["frames"]
     assert "its files have no PatientID" in failed["bare"]
     assert "holds 2 DICOM series" in failed["two"]
-    assert sorted(path.name for path in out.iterdir()) == ["predictions.json", "whole.dcm"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "predictions.html",
+        "predictions.json",
+        "whole.dcm",
+    ]
 
 
 def test_without_highdicom_one_line_says_how_to_install_it(run, model, voxels, tmp_path, monkeypatch):
