@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable
 
 import torch
-from measure import alternately, hardware, parser, ratio, report
+from measure import alternately, device_in_use, hardware, parser, ratio, report
 from torch import nn
 
 from medfedaug.methods import build_methods, parse_methods
@@ -81,16 +81,18 @@ def inference(network: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
 
 def main() -> None:
     """Measure training, then inference of a batch and of a single image."""
-    arguments = parser(__doc__, repeats=12)
+    arguments = parser(__doc__, repeats=12, on_gpu=True)
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=128, help="edge of the images, pixels")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
+    device = device_in_use(options.device)
     print(hardware())
     torch.manual_seed(0)
-    network = build_network("resnet18", in_channels=3, out_channels=CLASSES)
-    images = torch.rand(options.batch, 3, options.size, options.size).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, CLASSES, (options.batch,))
+    network = build_network("resnet18", in_channels=3, out_channels=CLASSES).to(device)
+    images = torch.rand(options.batch, 3, options.size, options.size, device=device)
+    images = images.to(memory_format=torch.channels_last)
+    labels = torch.randint(0, CLASSES, (options.batch,), device=device)
     size = f"{options.batch} images of {options.size} x {options.size}"
 
     work = {name: step(*prepared(network, methods), images, labels) for name, methods in METHODS.items()}

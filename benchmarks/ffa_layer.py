@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, device_in_use, hardware, parser, report
 from torch import Tensor, nn
 
 from medfedaug.models import FFALayer
@@ -69,28 +69,29 @@ def step(layer: nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], None]:
 
 def main() -> None:
     """Measure every shape, in both memory layouts."""
-    arguments = parser(__doc__, repeats=15)
+    arguments = parser(__doc__, repeats=15, on_gpu=True)
     arguments.add_argument("--tiny", action="store_true", help="small shapes: does the script run?")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
+    device = device_in_use(options.device)
     print(hardware())
     for shape in [(4, 8, 12, 12), (2, 8, 6, 6, 6)] if options.tiny else SHAPES:
         for layout in ("contiguous", "channels last"):
-            x = torch.randn(shape)
+            x = torch.randn(shape, device=device)
             if layout == "channels last":
                 flat = len(shape) == 4
                 x = x.to(memory_format=torch.channels_last if flat else torch.channels_last_3d)
             gradient = torch.randn_like(x)
             x.requires_grad_()
             channels = shape[1]
-            ffa = FFALayer(channels, prob=1.0)
+            ffa = FFALayer(channels, prob=1.0).to(device)
             ffa.set_gamma(torch.ones(channels), torch.ones(channels))
-            norm = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm3d)(channels)
+            norm = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm3d)(channels).to(device)
             seconds = alternately(
                 {
                     "batch norm": step(norm, x, gradient),
                     "FFA": step(ffa, x, gradient),
-                    "line by line": step(LineByLine(channels), x, gradient),
+                    "line by line": step(LineByLine(channels).to(device), x, gradient),
                 },
                 options.repeats,
             )

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["alternately", "hardware", "parser", "report"]
+__all__ = ["alternately", "device_in_use", "hardware", "parser", "report"]
 
 
-def parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
-    """The arguments that all scripts take."""
+def parser(description: str | None, repeats: int, *, on_gpu: bool = False) -> argparse.ArgumentParser:
+    """The arguments that all scripts take, and `--device` of those that also measure a GPU."""
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -24,11 +24,20 @@ def parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
     result.add_argument(
         "--repeats", type=int, default=repeats, help=f"measurements of each kind (default {repeats})"
     )
+    if on_gpu:
+        result.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     return result
 
 
+def device_in_use(name: str) -> torch.device:
+    """The device of a name; a GPU is started, so that no measurement has its start and `hardware` names it."""
+    device = torch.device(name)
+    torch.empty(1, device=device)
+    return device
+
+
 def hardware() -> str:
-    """Processor, cores, vector instructions, threads and the load of the machine."""
+    """Processor, cores, vector instructions, threads and the load of the machine, and the GPU in use."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -37,21 +46,26 @@ def hardware() -> str:
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     device = torch.backends.cpu.get_cpu_capability()
     threads = torch.get_num_threads()
-    return f"{model}, {os.cpu_count()} cores, {device}, torch {torch.__version__}, {threads} thread(s){load}"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_initialized() else ""
+    cores = f"{model}, {os.cpu_count()} cores, {device}"
+    return f"{gpu}{cores}, torch {torch.__version__}, {threads} thread(s){load}"
 
 
 def alternately(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Seconds for each kind of work, measured in turn many times, so that all have the same conditions.
 
-    With one thread it is processor time, which does not include waiting for other programs; otherwise elapsed
-    time. The first turn is not counted.
+    With one thread it is processor time, which does not include waiting for other programs; otherwise, and
+    where a GPU is in use, elapsed time until the work is done. The first turn is not counted.
     """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    on_gpu = torch.cuda.is_initialized()
+    clock = time.process_time if torch.get_num_threads() == 1 and not on_gpu else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(repeats + 1):
         for name, function in work.items():
             started = clock()
             function()
+            if on_gpu:
+                torch.cuda.synchronize()
             if turn:
                 seconds[name].append(clock() - started)
     return seconds

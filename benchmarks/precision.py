@@ -6,7 +6,7 @@ python benchmarks/precision.py --device cuda
 from __future__ import annotations
 
 import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, device_in_use, hardware, parser, report
 
 from medfedaug.models import build_network
 from medfedaug.models.precision import run_in_bfloat16
@@ -22,12 +22,11 @@ CASES = [
 
 def main() -> None:
     """Measure every network and size."""
-    arguments = parser(__doc__, repeats=5)
-    arguments.add_argument("--device", default="cpu", help="default cpu")
+    arguments = parser(__doc__, repeats=5, on_gpu=True)
     arguments.add_argument("--tiny", action="store_true", help="one small case: does the script run?")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
+    device = device_in_use(options.device)
     print(hardware())
     for name, channels, classes, batch, size in [("lenet5", 3, 10, 2, 32)] if options.tiny else CASES:
         images = torch.rand(batch, channels, size, size, device=device)
@@ -37,8 +36,6 @@ def main() -> None:
             network.zero_grad(set_to_none=True)
             network(images).square().mean().backward()
             optimiser.step()
-            if images.is_cuda:
-                torch.cuda.synchronize(images.device)
 
         work = {}
         for precision in ("float32", "bfloat16"):

@@ -2,6 +2,7 @@
 
     python benchmarks/pretended_gpu.py
     python benchmarks/pretended_gpu.py --methods fedfd_a feddg
+    python benchmarks/pretended_gpu.py --device cuda
 
 A federation of two sites trains with each method on a device that is pretended: its tensors are tensors of
 the CPU in a wrapper that says that they are elsewhere, and they follow CUDA's rules. An operation on tensors
@@ -11,6 +12,9 @@ waited for; the script counts these, by the line of medfedaug that asked, in the
 model is scored.
 Values and gradients are real. What it cannot show: errors of CUDA's own kernels, memory, time, and optimisers
 that take several tensors at once there.
+
+With `--device cuda` the same trainings run on a GPU that is there. Its errors are CUDA's own, and its waits
+those that PyTorch reports (`torch.cuda.set_sync_debug_mode`), copies to the GPU among them.
 
 PyTorch's own `FakeTensorMode` needs a build for CUDA, has no values and no backward pass, and in torch 2.15
 no network can be moved to its device.
@@ -23,13 +27,15 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from measure import hardware
+from measure import device_in_use, hardware
 from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -88,6 +94,22 @@ class PretendedTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """While it is entered, PyTorch's reports of waits for a real GPU are counted."""
+    with warnings.catch_warnings(), mock.patch.object(warnings, "showwarning", _reported):
+        warnings.filterwarnings("always", "called a synchronizing CUDA operation")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def _reported(*warning: object) -> None:
+    _wait("reported")
 
 
 class Pretending(TorchDispatchMode):
@@ -163,9 +185,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--methods", nargs="+", help="by default all that train in a federation")
+    parser.add_argument("--device", help="cuda: a GPU that is there, in place of a pretended one")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    device = device_in_use(options.device) if options.device else DEVICE
     print(
         hardware(), f"\n\n| method | task | waits in {ROUNDS} rounds of {STEPS} steps at 2 sites | outcome |"
     )
@@ -173,7 +197,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = _data(Path(folder))
         for name in options.methods or [name for name in method_names() if name not in ("pooled", "single")]:
-            print("| " + " | ".join((name, *_try(name, data))) + " |", flush=True)
+            print("| " + " | ".join((name, *_try(name, data, device))) + " |", flush=True)
 
 
 def _data(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -197,7 +221,9 @@ def _unscored(trainer: SiteTrainer, split: str, round_: int, *, full: bool | Non
     return {trainer.task.metric: None, "cases": {}}
 
 
-def _try(name: str, data: dict[str, tuple[Path, dict[str, Any]]]) -> tuple[str, str, str]:
+def _try(
+    name: str, data: dict[str, tuple[Path, dict[str, Any]]], device: torch.device
+) -> tuple[str, str, str]:
     said = ""
     for task, (folder, settings) in data.items():
         waits.clear()
@@ -211,8 +237,9 @@ def _try(name: str, data: dict[str, tuple[Path, dict[str, Any]]]) -> tuple[str, 
             said = str(error)
             continue
         try:
-            with Pretending(), mock.patch.object(SiteTrainer, "evaluate_round", _unscored):
-                run_in_process(config, folder, sites, str(DEVICE))
+            watched = Pretending() if device == DEVICE else reporting()
+            with watched, mock.patch.object(SiteTrainer, "evaluate_round", _unscored):
+                run_in_process(config, folder, sites, str(device))
         except MedFedAugError as error:
             said = str(error)
             if "of the CPU beside" in said or "for generator" in said:

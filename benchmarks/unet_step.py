@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable
 
 import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, device_in_use, hardware, parser, report
 from monai.losses import DiceCELoss
 from torch import nn
 
@@ -77,19 +77,20 @@ def steps(network: nn.Module, methods: str, images: torch.Tensor, labels: torch.
 
 def main() -> None:
     """Measure both networks."""
-    arguments = parser(__doc__, repeats=12)
+    arguments = parser(__doc__, repeats=12, on_gpu=True)
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=96, help="edge of the slices, pixels")
     arguments.add_argument("--network", choices=["both", *NETWORKS], default="both")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
+    device = device_in_use(options.device)
     print(hardware())
     for name, features in NETWORKS.items():
         if options.network not in ("both", name):
             continue
         torch.manual_seed(0)
-        network = build_network("basicunet", features=features)
-        images = torch.rand(options.batch, 1, options.size, options.size)
+        network = build_network("basicunet", features=features).to(device)
+        images = torch.rand(options.batch, 1, options.size, options.size, device=device)
         labels = (torch.rand_like(images) < 0.1).float()
         work = {label: steps(network, methods, images, labels) for label, methods in METHODS.items()}
         seconds = alternately(work, options.repeats)
