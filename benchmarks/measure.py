@@ -30,7 +30,7 @@ def parser(description: str | None, repeats: int, *, on_gpu: bool = False) -> ar
 
 
 def device_in_use(name: str) -> torch.device:
-    """The device of a name; a GPU is started, so that no measurement has its start and `hardware` names it."""
+    """The device of a name; a GPU is started, so that no measurement includes that, and is in `hardware`."""
     device = torch.device(name)
     torch.empty(1, device=device)
     return device
