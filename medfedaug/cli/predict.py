@@ -117,7 +117,8 @@ def predict(
         typer.Option(
             metavar="DIR",
             help="Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies "
-            "have the same names there and here. By default that of --data, or else OUT.state.",
+            "have the same names there and here, and patients who are withdrawn there are left out. By "
+            "default that of --data, or else OUT.state.",
             rich_help_panel=PANEL,
         ),
     ] = None,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from medfedaug.data.io.dicom_series import scan
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, Wanted
 from medfedaug.data.pacs.choice import ImportSettings, Planned, plan_import
 from medfedaug.data.pacs.patience import Patience
+from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.ensemble import Ensemble
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.object_identity import object_identity, read_codes
+from medfedaug.runs.object_identity import channel_keys, object_identity, read_codes
 from medfedaug.runs.predict import Event, object_files, predict_images, uses_given_images
 from medfedaug.runs.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
@@ -69,6 +71,7 @@ def predict_studies(
     site: str | None = None,
     statistics: str | Path | None = None,
     codes: str | Path | None = None,
+    flips: bool = False,
     series: str | None = None,
     channels: Mapping[str, str] | None = None,
     pseudonyms: Path | None = None,
@@ -97,10 +100,12 @@ def predict_studies(
         site: the site whose images they are.
         statistics: of `medfedaug.runs.predict.predict_images`, as ``codes``.
         codes: see there.
+        flips: see there.
         series: UID of the image's series, or regular expression for number, description and modality.
         channels: by name, the series that is a channel of the image. The objects refer to the first one, to
             whose grid the others are brought.
-        pseudonyms: folder with the site's key; by default ``OUT.state``.
+        pseudonyms: folder with the site's key; by default ``OUT.state``. A patient who is withdrawn by the
+            list of an import in it is left out.
         overwrite: delete what an earlier call wrote to ``out`` and start anew.
         parallel: studies that are fetched at a time.
         on_event: called with a small dictionary for everything that a user may want to see.
@@ -127,12 +132,14 @@ def predict_studies(
     with only_process(state):
         book = _Book(state / _LIST, again=again, overwrite=overwrite)
         settings = ImportSettings(series=series, channels=channels, allow_burned_in=True, parallel=parallel)
-        plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms or state).of, settings, tell)
+        own = pseudonyms or state
+        plans = plan_import(archive, wanted, Pseudonyms.of_site(own).of, settings, tell)
+        _leave_out_withdrawn(plans, own)
         job = _Job(
             archive=archive,
             out=out,
             state=state,
-            identity=object_identity(models, origin, coded, book.again),
+            identity=partial(object_identity, models, origin, coded, book.again, flips=flips),
             kinds=(ObjectKind.SEGMENTATION, *objects),
             channels=channels,
             named=bool(config.channel_names),
@@ -152,7 +159,9 @@ def predict_studies(
                 statistics=statistics,
                 codes=codes,
                 objects=objects,
+                flips=flips,
                 again=book.again,
+                further={case: job.further(case) for case in cases},
                 overwrite=overwrite and first,
                 among=todo,
                 on_event=_of_all(tell, len(todo), first=first),
@@ -178,6 +187,20 @@ def _of_all(tell: Event, total: int, *, first: bool) -> Event:
             tell(event)
 
     return told
+
+
+def _leave_out_withdrawn(plans: Sequence[Planned], own: Path) -> None:
+    """Refuse studies of patients who are withdrawn, by the list of an import beside the site's key.
+
+    Raises:
+        ConfigError: where the list cannot be read.
+    """
+    if _Book.is_in(own):  # the key is a prediction's
+        return
+    withdrawn = StudyList(own).withdrawn
+    for plan in plans:
+        if plan.patient in withdrawn:
+            plan.problem = "the patient was withdrawn"
 
 
 def _check_channels(config: RunConfig, channels: Mapping[str, str]) -> None:
@@ -208,7 +231,7 @@ class _Job:
     archive: Archive
     out: Path
     state: Path
-    identity: ModelIdentity
+    identity: Callable[..., ModelIdentity]
     kinds: Sequence[ObjectKind]
     channels: Mapping[str, str]
     named: bool
@@ -423,7 +446,13 @@ class _Job:
         )
 
     def _series_uid(self, case: str, kind: ObjectKind) -> str:
-        return self.identity.series_uid(self.images[case][0].uid, kind)
+        return self.identity(further=self.further(case)).series_uid(self.images[case][0].uid, kind)
+
+    def further(self, case: str) -> dict[str, str]:
+        """UIDs of the series besides the first one of which the image of a case is, by channel."""
+        uids = [one.uid for one in self.images[case]]
+        names = [*self.channels] if self.named else []
+        return dict([*zip(channel_keys(names, len(uids)), uids, strict=True)][1:])
 
 
 def _part(case: str, number: int) -> str:
@@ -453,6 +482,15 @@ class _Book:
             self.again = datetime.now(timezone.utc).isoformat()
         elif not again:
             self.again = ""
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Return whether the list in a folder is one of predictions."""
+        try:
+            parse_versioned((folder / _LIST).read_text(encoding="utf-8"), _KIND, _VERSION)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def enter(self, plan: Planned) -> None:
         assert plan.study is not None

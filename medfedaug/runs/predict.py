@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.decoded_cache import keep_decoded
-from medfedaug.data.io.dicom_identity import ObjectKind
+from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import format_of, is_dicom
@@ -31,7 +31,7 @@ from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.object_identity import object_identity, read_codes
+from medfedaug.runs.object_identity import further_series, object_identity, read_codes
 from medfedaug.runs.pass_agreement import PassAgreement
 from medfedaug.runs.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.predictions_file import Predictions
@@ -67,6 +67,7 @@ def predict_images(
     uncertainty_map: bool = False,
     data: str | Path | None = None,
     again: str = "",
+    further: Mapping[str, Mapping[str, str]] | None = None,
     among: Collection[str] = (),
     overwrite: bool = False,
     on_event: Event | None = None,
@@ -99,6 +100,8 @@ def predict_images(
             (`medfedaug.runs.pass_agreement.PassAgreement.deviation`), as NIfTI below ``uncertainty``.
         data: the site's data, whose training label maps say which sizes and numbers of pieces are usual.
         again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
+        further: SeriesInstanceUIDs of the series besides the first one of which the images are, by case and
+            channel; by default those of the DICOM series that are given.
         among: names of all cases of a task that is predicted in parts; those of other parts that could not be
             predicted stay in the record.
         overwrite: delete what an earlier call wrote to ``out`` and start anew.
@@ -136,6 +139,7 @@ def predict_images(
         uncertainty_map=uncertainty_map,
         data=data,
         again=again,
+        further=further or {},
         on_case=on_case or (lambda case: None),
     )
     job.check_apart()
@@ -213,6 +217,7 @@ class _Job:
     uncertainty_map: bool
     data: str | Path | None
     again: str
+    further: Mapping[str, Mapping[str, str]]
     on_case: Callable[[str], object]
 
     @property
@@ -522,9 +527,7 @@ class _Job:
         affine = self.folder.affine(case)
         assert prediction.confidence is not None
         quality = case_quality(prediction.label, prediction.confidence, classes, passes)
-        segments = Segments(
-            classes, object_identity(self.models, self.origin, self.codes, self.again), self.codes
-        )
+        segments = Segments(classes, self.identity(case), self.codes)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
         for kind, file in self.object_files(case, files[0]).items():
             write_object(
@@ -552,6 +555,13 @@ class _Job:
         if passes is not None:
             entry |= self.write_passes(case, passes, affine)
         return entry
+
+    def identity(self, case: Case) -> ModelIdentity:
+        """The maker of the DICOM objects of a case."""
+        further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
+        return object_identity(
+            self.models, self.origin, self.codes, self.again, flips=self.flips, further=further
+        )
 
     def write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
         """Write the uncertainty map, and say how far the passes differ."""

@@ -187,7 +187,7 @@ def test_an_archive_that_refuses_gets_the_predictions_later(run, model, tmp_path
         assert {one.SOPInstanceUID for one in objects(orthanc, "LATER-1")["SEG"]} == sent
 
 
-def test_other_codes_make_other_objects_and_the_sites_key_the_names_of_its_import(
+def test_other_codes_or_flips_make_other_objects_and_the_sites_key_the_names_of_its_import(
     orthanc, run, model, tmp_path
 ):
     put(orthanc, tmp_path / "in", "CODES-1")
@@ -214,6 +214,9 @@ def test_other_codes_make_other_objects_and_the_sites_key_the_names_of_its_impor
     assert stored("one", *codes("one.json", "108369006")) == 2
     assert stored("elsewhere", *codes("same.json", "108369006")) == 2
     assert stored("two", *codes("two.json", "108369007")) == 3
+    assert stored("flips", "--flips") == 4
+    assert stored("flips_elsewhere", "--flips") == 4
+    assert stored("without", "--pseudonyms", tmp_path / "flips.state") == 4
     assert json.loads((tmp_path / "one/predictions.json").read_text())["cases"].keys() != cases.keys()
 
 
@@ -239,7 +242,7 @@ def two_channels(tmp_path_factory):
 def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run, two_channels, tmp_path):
     """The reference are the same voxels as NIfTI, listed by hand in the order of the run."""
     rng, study = np.random.default_rng(0), generate_uid()
-    sent = {"T1": rng.integers(0, 1000, SHAPE), "FLAIR": rng.integers(0, 1000, SHAPE)}
+    sent = {name: rng.integers(0, 1000, SHAPE) for name in ("T1", "FLAIR", "late")}
     frame, files = generate_uid(), {}
     for name, voxels in sent.items():
 
@@ -268,6 +271,7 @@ def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run
     )
     by_hand = tmp_path / "by_hand"
     by_hand.mkdir()
+    del sent["late"]
     for name, voxels in sent.items():
         image = nibabel.Nifti1Image(voxels.astype(np.int16), affine_of(slices))
         nibabel.save(image, by_hand / f"{name}.nii.gz")
@@ -279,6 +283,44 @@ def test_channels_come_from_several_series_on_the_grid_of_the_first(orthanc, run
     assert 0 < expected.sum() < expected.size
     np.testing.assert_array_equal(pixels[..., 0].transpose(2, 1, 0), expected)
     assert not (tmp_path / "out.state/images").exists()
+    exported = [str(files[name][0].relative_to(tmp_path / "in")) for name in ("T1", "FLAIR")]
+    listing = {"channel_names": {"0": "T1", "1": "FLAIR"}, "test": [{"image": exported}]}
+    (tmp_path / "in/dataset.json").write_text(json.dumps(listing))
+    code, _, err = run(
+        "predict", "--model", two_channels, "--images", tmp_path / "in", "--out", tmp_path / "files"
+    )
+    assert code == 0, err
+    (same,) = (tmp_path / "files").rglob("*.dcm")
+    assert pydicom.dcmread(same).SOPInstanceUID == seg.SOPInstanceUID
+    for folder, flair, count in (("late", "ax late", 2), ("once", "ax FLAIR", 2)):
+        channels = ("--channel", "T1=ax T1", "--channel", f"flair={flair}")
+        code, _, err = run(*call, "--out", tmp_path / folder, *channels)
+        assert code == 0, err
+        assert len(objects(orthanc, "CHANNEL-1")["SEG"]) == count
+
+
+def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, model, tmp_path):
+    put(orthanc, tmp_path / "gone", "GONE-1", 2)
+    put(orthanc, tmp_path / "stays", "STAYS-1")
+    archive, site = ("--dicomweb", orthanc.dicomweb), tmp_path / "site_A"
+    both = studies(tmp_path / "studies.csv", "GONE-1", "STAYS-1")
+    assert run("import", *archive, "--studies", both, "--out", site)[0] == 0
+    gone = studies(tmp_path / "gone.csv", "GONE-1")
+    assert run("import", "--withdraw", gone, "--out", site)[0] == 0
+    call = ("predict", "--model", model, *archive, "--studies", both, "--no-previews", "--store")
+    code, said, err = run(*call, "--out", tmp_path / "out", "--pseudonyms", f"{site}.state")
+    assert code == 1
+    assert "stored 1 object of 1 stud" in said.replace("objects", "object")
+    assert err.count("the patient was withdrawn") == 2
+    assert "GONE" not in said + err
+    assert objects(orthanc, "GONE-1") == {}
+    assert len(objects(orthanc, "STAYS-1")["SEG"]) == 1
+    assert not [*(tmp_path / "out.state").glob("fetch*/*")]
+    record = site.with_name("site_A.state") / "studies.json"
+    record.write_text("{")
+    code, _, err = run(*call, "--out", tmp_path / "other", "--pseudonyms", f"{site}.state")
+    assert code == 2
+    assert "restore it from a copy" in err
 
 
 @pytest.mark.slow
