@@ -48,7 +48,8 @@ def steps(network: nn.Module, methods: str, images: torch.Tensor, labels: torch.
         # One round of one site, to have γ and a histogram.
         exchange = method.every_round(server)
         if exchange is not None and part.every_round is not None:
-            exchange.accept("site", part.every_round.collect())
+            sent = {key: value.cpu() for key, value in part.every_round.collect().items()}
+            exchange.accept("site", sent)
             part.every_round.apply(exchange.result())
     network.train()
     criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)

@@ -16,7 +16,7 @@ from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.models.hooks import PickledHook
 
-__all__ = ["InstanceBranch", "assemble_norms", "assembled_norms", "copied_branches", "with_branches"]
+__all__ = ["InstanceBranch", "assemble_norms", "assembled_norms", "copied_branches", "place_branches", "with_branches"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -74,6 +74,19 @@ def assemble_norms(net: Network) -> Network:
 def assembled_norms(net: nn.Module) -> dict[str, _BatchNorm]:
     """The batch norms that `assemble_norms` changed, by dotted name."""
     return {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and "instance" in vars(m)}
+
+
+def place_branches(net: nn.Module) -> None:
+    """Move the instance norms to where their batch norms are, which a network's own `to` leaves behind.
+
+    They are new leaves there: call it before an optimiser takes them.
+    """
+    for norm in assembled_norms(net).values():
+        assert norm.running_mean is not None
+        leaves = vars(vars(norm)["instance"]).values()
+        if any(leaf.device != norm.running_mean.device for leaf in leaves):
+            moved = (leaf.detach().to(norm.running_mean.device).requires_grad_() for leaf in leaves)
+            norm.__dict__["instance"] = InstanceBranch(*moved)
 
 
 def copied_branches(net: nn.Module) -> dict[str, InstanceBranch]:

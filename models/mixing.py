@@ -66,8 +66,10 @@ class MixStyleLayer(StageLayer):
         if not self.training or self.alpha == 0 or float(torch.rand(())) >= self.prob:
             return x
         work = working_precision(x)
-        share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1)).to(work)
-        order = torch.randperm(len(x)).to(x.device)
+        # Drawn on the CPU; a GPU need not be waited for.
+        share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1))
+        share = share.to(work, non_blocking=True)
+        order = torch.randperm(len(x)).to(x.device, non_blocking=True)
         mean, std = (value.detach() for value in feature_statistics(work, self.eps))
         scale = torch.lerp(std[order], std, share) / std
         shift = torch.lerp(mean[order], mean, share) - mean * scale
@@ -103,7 +105,7 @@ class _PartnerLayer(StageLayer, ABC):
             raise ValueError(
                 f"{self.kind} layer {self.stage}: {len(self.partners)} partners for {len(x)} images"
             )
-        return self.combine(x, x[self.partners.to(x.device)])
+        return self.combine(x, x[self.partners.to(x.device, non_blocking=True)])
 
     @abstractmethod
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ class FedDGSite(SitePart, SiteExchange):
                     for site, place in zip(chosen.tolist(), which.tolist(), strict=True)
                 ]
             )
-            share = share.to(inputs.device)
+            share = share.to(inputs.device, non_blocking=True)
             found.append(F.mix_low_amplitudes(inputs, amplitudes, share, self.method.band))
         return found
 

@@ -20,6 +20,7 @@ from medfedaug.models.assembled_norm import (
     assemble_norms,
     assembled_norms,
     copied_branches,
+    place_branches,
     with_branches,
 )
 from medfedaug.models.substitution import call_with
@@ -112,6 +113,7 @@ class GPerXANSite(UnseenNorms):
 
     def __init__(self, method: GPerXAN, context: SiteContext) -> None:
         super().__init__(method, context)
+        place_branches(context.network)  # else a GPU waits for each of them in every pass
         self.every_round = self
         self.weight = method.weight
         self.head = find_head(context.network, method.head)

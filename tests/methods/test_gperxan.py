@@ -240,3 +240,11 @@ def test_a_last_layer_that_stays_at_the_site_guides_nobody(federate, other):
     ):
         federate(f"gperxan,{other}", plan=UNEVEN, **NETWORK)
     federate(f"gperxan,{other}", plan=UNEVEN, settings={"gperxan": {"weight": 0.0}}, **NETWORK)
+
+
+def test_the_instance_norms_are_trained_where_the_network_is():
+    """A network's own `to` does not know of them, and each pass would copy them to a GPU again."""
+    network = GPerXAN().prepare_network(build_network("unet", num_res_units=0)).to("meta")
+    tensors = GPerXAN().at_site(SiteContext("site", network)).tensors()
+    assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
+    assert all(tensor.is_leaf and tensor.requires_grad for tensor in tensors.values())
