@@ -16,7 +16,14 @@ from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.models.hooks import PickledHook
 
-__all__ = ["InstanceBranch", "assemble_norms", "assembled_norms", "copied_branches", "place_branches", "with_branches"]
+__all__ = [
+    "InstanceBranch",
+    "assemble_norms",
+    "assembled_norms",
+    "copied_branches",
+    "place_branches",
+    "with_branches",
+]
 
 Network = TypeVar("Network", bound=nn.Module)
 
