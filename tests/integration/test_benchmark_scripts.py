@@ -172,7 +172,7 @@ def test_runs_of_a_benchmark_become_rows_of_which_folds_are_one(script, run, tmp
     data, runs, table = tmp_path / "data", tmp_path / "runs", tmp_path / "table.csv"
     make_phantom(data, sites=2, patients=6, shape=(32, 32, 3))
     small = ["rounds=1", "image_size=32", 'network_args={"features": [4, 4, 4, 4, 4, 4]}']
-    command = ["--data", data, "--out", runs, "--seeds", 1, "--folds", 3, "--no-report"]
+    command = ["--data", data, "--out", runs, "--seeds", 1, "--folds", 3]
     for methods in (["fedavg", "norm"], ["mixstyle"]):
         code, _, err = run("benchmark", *command, "--methods", *methods, "--set", *small)
         assert code == 0, err
