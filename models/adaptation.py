@@ -159,6 +159,8 @@ class RandomMix:
         """Eq. 2, with the same u for the mean and the standard deviation."""
         u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
         mean, std = (mix_statistics(*pair, u) for pair in zip(own, federation, strict=True))
+        if self.low >= 0 and self.high <= 1:  # between two deviations that have eps in their roots
+            return mean, std
         return mean, std.clamp_min(math.sqrt(norm.eps))
 
 

@@ -229,13 +229,10 @@ def normalising(
     mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The scale and the shift, (B, C) each, of `normalise_features`, whose arguments these are."""
-    scale = std.reciprocal()
-    if weight is not None:
-        scale = weight.to(std.dtype) * scale
-    shift = -mean * scale
-    if bias is not None:
-        shift = bias.to(std.dtype) + shift
-    return scale, shift
+    scale = std.reciprocal() if weight is None else weight.to(std.dtype) / std
+    if bias is None:
+        return scale, -mean * scale
+    return scale, torch.addcmul(bias.to(std.dtype), mean, scale, value=-1)
 
 
 def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:

@@ -178,5 +178,4 @@ def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
         if list(value.shape) not in (list(local.shape), list(local.shape[-1:])):
             raise ValueError(f"expected {name} of shape {list(local.shape[-1:])}, got {list(value.shape)}")
     work = working_precision(local)
-    weight = u.to(work.dtype)
-    return (weight * work + (1.0 - weight) * global_.to(work.dtype)).to(local.dtype)
+    return torch.lerp(global_.to(work.dtype), work, u.to(work.dtype)).to(local.dtype)

@@ -205,8 +205,8 @@ class Moments(torch.autograd.Function):
         if grad_variance is None:
             slope = torch.zeros_like(mean)
         else:
-            slope = 2.0 * grad_variance / voxels
-            constant = constant - slope * mean
+            slope = grad_variance * (2.0 / voxels)
+            constant = torch.addcmul(constant, slope, mean, value=-1)
         if grad is None:
             return affine(x, slope, constant)
         slope, constant = per_channel(slope, x.dim()), per_channel(constant, x.dim())
