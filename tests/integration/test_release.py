@@ -16,7 +16,7 @@ import pytest
 import medfedaug
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("upgrade", "security", "added", "changed", "fixed", "deprecated", "removed")
+KINDS = ("summary", "upgrade", "security", "added", "changed", "fixed", "deprecated", "removed")
 
 
 def script(path: str):
