@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
+from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
@@ -395,6 +396,9 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     yield Check("scored models", None if more else True, told, advice)
     told = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
     yield Check("own models", True, told)
+    named = scanners_text(policy.scanners)
+    told = f"told other sites in an exchange of fingerprints: {named}" if named else "no other site is told"
+    yield Check("scanners", True, told)
 
 
 def _decoding(site: SiteFolder) -> Check:

@@ -108,6 +108,7 @@ class Kit:
         min_images: int | None = None,
         scores: str | None = None,
         lend_models: bool | None = None,
+        scanners: Mapping[str, Sequence[str]] | None = None,
         limits: Mapping[str, int | None] | None = None,
         forbid: bool = False,
         only: bool = False,
@@ -127,6 +128,8 @@ class Kit:
             min_images: statistics leave the site only if they summarise at least this number of images.
             scores: ``"summary"`` or ``"cases"``, see `medfedaug.privacy.PrivacyPolicy`, as for lend_models.
             lend_models: whether the site sends models of its own to be scored at other sites.
+            scanners: models by manufacturer that an exchange of fingerprints tells other sites, in place of
+                those that are set.
             limits: of scores that leave, by their names in `medfedaug.privacy.PrivacyPolicy`:
                 ``max_validation_scores``, ``max_test_scores``, ``max_unknown_models``.
             forbid: refuse jobs that carry code.
@@ -148,11 +151,12 @@ class Kit:
         own |= {"memory": memory} if memory is not None else {}
         own |= {"save_every": save_every} if save_every is not None else {}
         policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "lend_models": lend_models}
-        policy = {name: value for name, value in {**policy, **(limits or {})}.items() if value is not None}
+        policy |= {"scanners": scanners, **(limits or {})}
+        policy = {name: value for name, value in policy.items() if value is not None}
         if self.server and (own or policy or jobs):
             raise ConfigError(
                 f"{self.path}: a server has no data, device, state, memory, cache, save_every, "
-                "min_images, scores, models or job rules of its own"
+                "min_images, scores, models, scanners or job rules of its own"
             )
         if not self.server or plugins or bundles:
             named = {bundle.name: bundle.to_dict() for bundle in bundles}

@@ -35,6 +35,7 @@ def request_to_model(request: Request) -> FLModel:
         "scoring": request.scoring,
         "method_states": _contiguous(request.method_states),
         "masks": request.masks,
+        "scanners": request.scanners,
     }
     return _model(_contiguous(request.weights), {"task": request.task}, meta, request.round)
 
@@ -54,6 +55,7 @@ def request_from_model(model: FLModel) -> Request:
         scoring=_dict(meta.get("scoring")),
         method_states=meta.get("method_states") or {},
         masks=_dict(meta.get("masks")),
+        scanners=_dict(meta.get("scanners")),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.federation.site.site import Site
 from medfedaug.utils.files import write_json
@@ -61,8 +62,11 @@ def write_site_page(site: Site, folder: Path) -> Path:
     )
     spent = "" if released is None else f"; ε of this site's ledger is now {released:.3g}"
     numbers = 0 if own is None else sum(value.numel() for value in own.entries.values())
+    named = "" if own is None else scanners_text(own.scanners)
+    told = f"and told its scanners: {named}" if named else "and told no scanner"
     line = (
-        f"This site sent {numbers} means over its training cases, {noise}{spent}. All sites were told them."
+        f"This site sent {numbers} means over its training cases, {noise}{spent}, {told}. All sites were "
+        "told them."
     )
     write_pages(folder, site.prospect, site=site.name, releases=[line])
     return folder / PAGE

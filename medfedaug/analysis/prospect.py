@@ -220,6 +220,7 @@ class Prospect:
             "patients": site.patients,
             "test_patients": site.test_patients,
             "noise": site.noise,
+            **({"scanners": dict(site.scanners)} if site.scanners else {}),
             "expected": self._expected("site", site.site),
             "together": None if alone is None else alone.to_dict(),
             "detectable": self.detectable(site.test_patients),

@@ -17,6 +17,7 @@ from medfedaug.analysis.plots import colours_by_name, tidy
 from medfedaug.analysis.prediction_judge import LEAST_FEDERATIONS
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
+from medfedaug.config.scanners import scanners_text
 
 __all__ = ["agreement", "answer", "judged_sentence", "sentences", "write_prospect"]
 
@@ -260,16 +261,17 @@ def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> N
 
 def _sites(section: ET.Element, prospect: Prospect) -> None:
     add(section, "h2", "Sites")
-    lines = []
+    lines, named = [], any(one.scanners for one in prospect.sites)
     for one in prospect.sites:
         alone = prospect.over_single["site"].get(FEDAVG, {}).get(one.site)
         looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
         skill, shown = (tell(FEDAVG, "site") for tell in (prospect.has_skill, prospect.is_shown))
         gain = f"{alone.mean:+.3f}" if alone is not None and skill else "–"
         ends = _ends(alone.interval80) if alone is not None and shown else "–"
-        lines.append([one.site, str(one.patients), str(one.test_patients), looked, gain, ends])
+        scanners = [scanners_text(one.scanners) or "–"] if named else []
+        lines.append([one.site, str(one.patients), str(one.test_patients), looked, gain, ends, *scanners])
     header = ["site", "patients", "test patients", "cases looked at", "FedAvg over single", "80%"]
-    table(section, header, lines)
+    table(section, [*header, *(["scanners"] if named else [])], lines)
 
 
 def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
@@ -290,6 +292,14 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
     ]
     if "shares" in first.entries:
         number = str(first.entries["shares"].numel())
+    lines.append(
+        [
+            "scanners",
+            "–",
+            "no mean: manufacturers and models, of a site whose policy names them (by default none)",
+            "appearance: what differs between sites may be the scanner",
+        ]
+    )
         lines.append(["shares", number, "one for the class of the image, and 0 for others", "prevalence"])
     table(section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True)
     noisy = [one for one in prospect.sites if one.noise]

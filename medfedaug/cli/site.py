@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, takes
+from medfedaug.errors import ConfigError
 from medfedaug.privacy import JobRules
 
 Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
@@ -73,6 +75,16 @@ def site_config(
             "default they are kept.",
         ),
     ] = None,
+    name_scanner: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name-scanner",
+            metavar="MANUFACTURER=MODEL",
+            help="Tell other sites a scanner of the site in an exchange of fingerprints (export --prospect), "
+            "repeatable; in place of those that were set. By default none is told.",
+        ),
+    ] = None,
+    keep_scanners: Annotated[bool, typer.Option("--keep-scanners", help="Tell no scanner any more.")] = False,
     state: Annotated[
         Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
     ] = None,
@@ -137,6 +149,7 @@ def site_config(
         min_images=min_images,
         scores=scores.value if scores else None,
         lend_models=lend_models,
+        scanners=_named_scanners(name_scanner or [], keep=keep_scanners),
         limits={
             "max_validation_scores": max_validation_scores,
             "max_test_scores": max_test_scores,
@@ -162,6 +175,23 @@ def site_config(
         )
     if check and changed:
         raise typer.Exit(1)
+
+
+def _named_scanners(given: Sequence[str], *, keep: bool) -> dict[str, list[str]] | None:
+    """Models by manufacturer; ``None`` where nothing is said.
+
+    Raises:
+        ConfigError: for what is no pair, and for pairs beside ``keep``.
+    """
+    pairs = [one.partition("=") for one in given]
+    if not all(maker.strip() and model.strip() for maker, _, model in pairs):
+        raise ConfigError("--name-scanner takes MANUFACTURER=MODEL, such as 'Siemens=Prisma'")
+    if keep and given:
+        raise ConfigError("give one of --name-scanner and --keep-scanners")
+    found: dict[str, list[str]] = {}
+    for maker, _, model in pairs:
+        found.setdefault(maker.strip(), []).append(model.strip())
+    return found if found or keep else None
 
 
 def doctor(

@@ -86,6 +86,7 @@ class Request:
         method_states: in an evaluation, what methods keep for another site's model beside its weights, with
             keys ``<method>/<key>``.
         masks: under secure aggregation, what the sites of the round say to each other.
+        scanners: in an exchange of fingerprints, by site the scanners that it names, as JSON types.
     """
 
     task: str
@@ -99,6 +100,7 @@ class Request:
     scoring: dict[str, Any] = field(default_factory=dict)
     method_states: Payload = field(default_factory=dict)
     masks: dict[str, Any] = field(default_factory=dict)
+    scanners: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

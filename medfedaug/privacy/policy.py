@@ -8,9 +8,10 @@ from dataclasses import field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
+from medfedaug.config.scanners import Scanners, check_scanners
 from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
@@ -22,6 +23,13 @@ SUMMARY: Final = "summary"
 CASES: Final = "cases"
 
 _BOUNDED = (INTENSITY_MEAN, INTENSITY_STD, FEATURE_MEAN, FEATURE_STD)
+
+_NAME = {"type": "string", "minLength": 1, "maxLength": 64}
+_SCANNERS = {
+    "type": "object",
+    "propertyNames": _NAME,
+    "additionalProperties": {"type": "array", "items": _NAME, "minItems": 1},
+}
 
 Count = Annotated[int, Ge(1)]
 Multiplier = Annotated[float, Ge(0)]
@@ -65,6 +73,8 @@ class PrivacyPolicy(OneLineErrors):
             a training job, the run's selected model among them.
         lend_models: whether the site sends a model of its own, trained by it alone or personal, to be scored
             at other sites in an evaluation.
+        scanners: manufacturers of the site's scanners, each with its models, which all sites are told in an
+            exchange of fingerprints (`medfedaug export --prospect`); none by default.
 
     Raises:
         ConfigError: for values that make no sense.
@@ -94,6 +104,9 @@ class PrivacyPolicy(OneLineErrors):
     max_validation_scores: Count = 100
     max_test_scores: Count = 20
     max_unknown_models: Annotated[int, Ge(0)] = 1
+    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(_SCANNERS)] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if self.score_noise_multiplier and self.scores != SUMMARY:
@@ -129,7 +142,8 @@ class PrivacyPolicy(OneLineErrors):
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON types."""
         clip = {kind: list(pair) for kind, pair in self.clip.items()}
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"clip": clip}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"clip": clip, "scanners": dict(self.scanners)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPolicy:

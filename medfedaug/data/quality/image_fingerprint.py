@@ -12,6 +12,7 @@ import torch
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
+from medfedaug.config.scanners import Scanners, check_scanners
 from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
@@ -163,6 +164,7 @@ class ImageFingerprint:
         test_patients: number of those who are tested.
         entries: by name the means in [0, 1] (`entry_shapes`).
         noise: standard deviation of the noise in each mean; 0 where none was added.
+        scanners: those that the site names; none by default.
     """
 
     site: str
@@ -175,6 +177,7 @@ class ImageFingerprint:
     test_patients: int
     entries: Mapping[str, Tensor] = field(repr=False)
     noise: float = 0.0
+    scanners: Scanners = field(default_factory=dict)
 
     def scaled(self, name: str) -> np.ndarray:
         """Return the mean of a quantity in [0, 1], over the cases with the class where it is about these."""
@@ -215,6 +218,7 @@ class ImageFingerprint:
             **told,
             "classes": list(self.classes),
             "entries": entries,
+            **({"scanners": dict(self.scanners)} if self.scanners else {}),
         }
 
     @classmethod
@@ -222,7 +226,7 @@ class ImageFingerprint:
         """Invert `to_dict`.
 
         Raises:
-            ValueError: when an entry or a count cannot be of such a site.
+            ValueError: when an entry, a count or a scanner cannot be of such a site.
         """
         classes, channels = tuple(values["classes"]), int(values["channels"])
         shapes = entry_shapes(values["task"], len(classes), channels)
@@ -241,7 +245,8 @@ class ImageFingerprint:
             if type(values[name]) is not int or values[name] < 0:
                 raise ValueError(f"the fingerprint of {values['site']} has no number of {name}")
         rest = {name: values[name] for name in _PLAIN if name != "channels"}
-        return cls(**rest, classes=classes, channels=channels, entries=entries)
+        scanners = check_scanners(values.get("scanners", {}))
+        return cls(**rest, classes=classes, channels=channels, entries=entries, scanners=scanners)
 
 
 def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[int, ...]]:

@@ -99,7 +99,7 @@ def noise_of(policy: PrivacyPolicy, payload: Payload, cases: int) -> float:
 def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     """Answer with the site's fingerprint, through its guard; empty of a site that does not train.
 
-    Counts that the site's policy keeps back are 0.
+    Counts that the site's policy keeps back are 0, and scanners that it does not name are left out.
 
     Raises:
         PrivacyRefused: when the site's policy does not allow it.
@@ -115,6 +115,8 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     counts = {name: getattr(found, name) for name in _COUNTS}
     reply.payload = namespaced(payload, PROSPECT)
     reply.metrics = {name: count if count >= least else 0 for name, count in counts.items()}
+    if scanners := guard.scanners():
+        reply.metrics["scanners"] = scanners
     reply.metrics["noise"] = noise_of(policy, payload, len(site.cases["training"]))
     reply.num_samples = found.cases
     return reply
@@ -190,7 +192,8 @@ class Prospecting:
             counts = [float(getattr(found, name)) for name in (*_COUNTS, "noise")]
             entries["counts"] = torch.tensor(counts, dtype=torch.float64)
             once.update({f"{PROSPECT}/{name}/{site}": value for name, value in entries.items()})
-        return Request(PROSPECT, run=self.run, once=once)
+        scanners = {site: dict(found.scanners) for site, found in self.sites.items() if found.scanners}
+        return Request(PROSPECT, run=self.run, once=once, scanners=scanners)
 
     def accept_receipt(self, site: str, reply: Reply) -> bool:
         """Accept that a site has received them."""
@@ -213,7 +216,8 @@ def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
         check_tensors(site, payload, {**shapes, "counts": (len(_COUNTS) + 1,)})
         *counts, noise = payload.pop("counts").tolist()
         metrics = {name: int(count) for name, count in zip(_COUNTS, counts, strict=True)}
-        found.append(_fingerprint(site, config, payload, {**metrics, "noise": noise}))
+        told = {**metrics, "noise": noise, "scanners": request.scanners.get(site, {})}
+        found.append(_fingerprint(site, config, payload, told))
     return found
 
 
@@ -232,6 +236,7 @@ def _fingerprint(
         **{name: metrics.get(name) for name in _COUNTS},
         **{"site": site, "task": config.task, "channels": config.in_channels, "classes": config.classes},
         "noise": float(noise),
+        "scanners": metrics.get("scanners", {}),
         "entries": {name: value.double().flatten().tolist() for name, value in payload.items()},
     }
     try:

@@ -142,7 +142,9 @@ def _prospect(config: RunConfig) -> list[str]:
         ),
         "  once: the numbers of training cases, of those that were looked at, and of patients who train and "
         "are tested; 0 where this kit's privacy policy keeps them back",
-        "  All sites of the job are told the fingerprints of all.",
+        "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
+        "(site-config --name-scanner); by default none",
+        "  All sites of the job are told the fingerprints, and the scanners, of all.",
     ]
 
 

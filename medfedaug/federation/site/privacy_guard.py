@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from medfedaug.config.scanners import Scanners
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.privacy.accountant import require_opacus
@@ -248,6 +249,10 @@ class PrivacyGuard:
         if name not in self._means:
             raise PrivacyRefused(self.site, f"{name}: nothing was observed since the last release")
         return exchange.privatised(self._means.pop(name), self.cases)
+
+    def scanners(self) -> Scanners:
+        """Return the scanners that the policy names; none by default."""
+        return dict(self.policy.scanners)
 
     def pending(self) -> dict[str, Payload]:
         """The noisy means that were observed and not collected yet."""

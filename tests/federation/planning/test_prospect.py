@@ -10,6 +10,7 @@ import pytest
 import torch
 from calibrations import write_table
 from hospitals import Deployment, Hospital
+from results import Page
 from running import TINY_NETWORK
 
 from medfedaug.config.run import RunConfig
@@ -20,6 +21,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.federation.messages import PREPARE, PROSPECT, TRAIN, Reply, Request
 from medfedaug.federation.planning.prospect import Prospecting
 from medfedaug.federation.site.job_summary import summary
+from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.privacy.job_log import JobBook
 
@@ -89,6 +91,77 @@ def test_each_site_sends_its_fingerprint_once_and_is_told_those_of_all(data, con
         assert found == [("prospect", "statistics", *about), *[("task", "numbers", *about)] * 2]
         pages = site.kit.rglob("prospect.html")
         assert f"Should {site.name} join?" in next(iter(pages)).read_text()
+
+
+def test_scanners_are_told_where_the_policy_names_them_and_nowhere_else(data, config, hospitals, run):
+    own = {"Siemens": ["Prisma", "Skyra <b>"], "Philips": ["Ingenia"]}
+    sites = hospitals(site_A={"min_images": 3, "scanners": own}, site_B={"min_images": 3})
+    deployment = Deployment(sites)
+    server = deployment.run(config)
+    assert server.prospecting.sites["site_A"].scanners == own
+    assert server.prospecting.sites["site_B"].scanners == {}
+    sent = {name: reply.metrics for name, reply in deployment.replies if reply.payload}
+    assert sent["site_A"]["scanners"] == own
+    assert "scanners" not in sent["site_B"]
+    for site in sites:  # both are told them, and each page says what its own site told
+        (told,) = site.kit.rglob("fingerprints.json")
+        content = json.loads(told.read_text())["sites"]
+        assert content["site_A"]["scanners"] == own
+        assert "scanners" not in content["site_B"]
+        (page,) = site.kit.rglob("prospect.html")
+        page = Page(page.read_text())
+        assert "Siemens Prisma, Skyra <b>; Philips Ingenia" in page.text
+        assert "b" not in page.tags
+        assert ("told its scanners" in page.text, "told no scanner" in page.text) == (
+            site.name == "site_A",
+            site.name == "site_B",
+        )
+        (record,) = site.kit.rglob("prospect.json")
+        assert json.loads(record.read_text())["sites"]["site_A"]["scanners"] == own
+        ledger = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
+        numbers = [one.release.shape for one in ledger if one.release.kind == "numbers"]
+        assert any("scanners" in shape for shape in numbers) == (site.name == "site_A")
+
+
+def test_scanners_of_a_site_that_sends_no_fingerprint_stay(config, hospitals):
+    (site,) = hospitals(site_A={"min_images": 50, "scanners": {"Siemens": ["Prisma"]}})
+    site.start(config, "job-1")
+    reply = site.answer(Request(PROSPECT, run="0" * 32))
+    assert "from 50 on" in reply.error
+    assert not reply.metrics
+    assert "Siemens" not in str(reply)
+
+
+def test_site_config_names_scanners_and_takes_them_back(run, hospitals):
+    (site,) = hospitals(site_A={"min_images": 3})
+    (site.kit / "local/resources.json.default").write_text('{"components": []}')
+
+    def config(*options):
+        return run("site-config", "--kit", site.kit, *options)
+
+    def named():
+        return json.loads((site.kit / "local/medfedaug.json").read_text())["privacy"].get("scanners", {})
+
+    assert config()[0] == 0
+    assert named() == {}
+    code, _, err = config(
+        *("--name-scanner", "Siemens=Prisma", "--name-scanner", "Siemens=Skyra", "--name-scanner", "GE=Signa")
+    )
+    assert code == 0, err
+    assert named() == {"Siemens": ["Prisma", "Skyra"], "GE": ["Signa"]}
+    (check,) = [one for one in examine(site.kit, None, connect=False) if one.name == "scanners"]
+    assert check.found.endswith(": Siemens Prisma, Skyra; GE Signa")
+    for options, expected in (
+        (("--name-scanner", "Siemens"), "MANUFACTURER=MODEL"),
+        (("--name-scanner", "Siemens=Prisma", "--keep-scanners"), "give one of"),
+        (("--name-scanner", f"Siemens={'x' * 65}"), "1 to 64 characters"),
+        (("--name-scanner", "Siemens=a\x1bb"), "control character"),
+    ):
+        code, _, err = config(*options)
+        assert (code, err.count("\n")) == (2, 1)
+        assert expected in err
+    assert config("--keep-scanners")[0] == 0
+    assert named() == {}
 
 
 def test_noise_is_that_of_the_policy_and_the_ledger_has_its_epsilon(data, config, hospitals):
@@ -192,6 +265,14 @@ def test_what_no_site_sends_is_refused_by_name(config):
         reply(noise=float("nan")),
         reply(noise=-1),
         reply(noise="much"),
+        reply(scanners="Siemens"),
+        reply(scanners={"Siemens": "Prisma"}),
+        reply(scanners={"Siemens": ["a\nb"]}),
+        reply(scanners={"Siemens": ["x" * 65]}),
+        reply(scanners={"Siemens": [str(n) for n in range(21)]}),
+        reply(scanners={"Siemens": []}),
+        reply(scanners={"Siemens": [7]}),
+        reply(scanners={7: ["Prisma"]}),
         Reply(PROSPECT, error="no"),
     ):
         assert not asked.accept("B", wrong)
@@ -205,7 +286,18 @@ def test_what_the_server_tells_is_checked_at_the_site(config, hospitals):
     assert not site.answer(Request(PROSPECT, run="0" * 32)).error
     told = site.answer(Request(PROSPECT, run="0" * 32, once={"prospect/mean/site_B": torch.tensor([9.0])}))
     assert "site_B" in told.error or "prospect" in told.error
+    asked = Prospecting(config, "0" * 32)
+    for name in ("site_A", "site_B"):
+        payload = {f"prospect/{entry}": torch.full(shape, 0.5) for entry, shape in asked.shapes.items()}
+        counts = dict.fromkeys(("cases", "looked_at", "patients", "test_patients"), 5)
+        assert asked.accept(name, Reply(PROSPECT, payload=payload, metrics={**counts, "noise": 0.0}))
+    for wrong in ({"Siemens": ["a\x1b[2J"]}, {"Siemens": "Prisma"}, "Siemens"):
+        told = site.answer(replace(asked.telling(), scanners={"site_B": wrong}))
+        assert "site_B" in told.error
+        assert "\x1b" not in told.error
     assert not list(site.kit.rglob("prospect.html"))
+    assert not site.answer(asked.telling()).error
+    assert list(site.kit.rglob("prospect.html"))
 
 
 def test_the_page_of_the_approval_lists_every_entry_and_no_training(config, tmp_path):
@@ -215,5 +307,7 @@ def test_the_page_of_the_approval_lists_every_entry_and_no_training(config, tmp_
     for name in NAMES:
         assert f"    {name} (" in text
     assert "All sites of the job are told" in text
+    assert "scanners, where this kit's privacy policy names them" in text
+    assert "by default none" in text
     assert "weights" not in text
     assert json.dumps(True) in text

@@ -1,0 +1,51 @@
+"""`check_scanners`: the scanners that a site names, by their manufacturers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medfedaug.utils.printable import is_printable
+
+__all__ = ["Scanners", "check_scanners", "scanners_text"]
+
+Scanners = Mapping[str, Sequence[str]]
+"""Models by manufacturer."""
+
+_MOST = 20
+_LONGEST = 64  # characters of Manufacturer and Manufacturer's Model Name in DICOM (PS3.5, 6.2: LO)
+
+
+def check_scanners(value: Any) -> dict[str, list[str]]:
+    """Return scanners as `Scanners`, of JSON types.
+
+    Args:
+        value: JSON, of a site's settings or from another site.
+
+    Raises:
+        ValueError: for what is no list of models by manufacturer; the message repeats nothing of it.
+
+    Example:
+        >>> check_scanners({"Siemens": ["Prisma", "Skyra"]})
+        {'Siemens': ['Prisma', 'Skyra']}
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(one, (list, tuple)) for one in value.values()):
+        raise ValueError('must be lists of models by manufacturer, such as {"Siemens": ["Prisma"]}')
+    texts = [text for maker, models in value.items() for text in (maker, *models)]
+    if not all(isinstance(text, str) and text.strip() and len(text) <= _LONGEST for text in texts):
+        raise ValueError(f"names each manufacturer and model with 1 to {_LONGEST} characters")
+    if not all(map(is_printable, texts)):
+        raise ValueError("holds a control character or one that cannot be seen")
+    if not all(value.values()) or sum(map(len, value.values())) > _MOST:
+        raise ValueError(f"names one model or more of each manufacturer, and {_MOST} at most")
+    return {maker: [*models] for maker, models in value.items()}
+
+
+def scanners_text(scanners: Scanners) -> str:
+    """Return scanners in words; empty for none.
+
+    Example:
+        >>> scanners_text({"Siemens": ["Prisma", "Skyra"], "Philips": ["Ingenia"]})
+        'Siemens Prisma, Skyra; Philips Ingenia'
+    """
+    return "; ".join(f"{maker} {', '.join(models)}" for maker, models in scanners.items())
