@@ -40,7 +40,7 @@ KINDS: Mapping[str, Kind] = {
     "polarity": Kind(
         "appearance", "deviations", "distance of each other's images from 0, in both directions"
     ),
-    "noise": Kind("appearance", "octaves", "noise"),
+    "noise": Kind("appearance", "octaves", "noise of an image"),
     "sharpness": Kind("appearance", "of 1", "roughness of the images on their grid"),
     "resolution": Kind("appearance", "octaves", "edges of a voxel"),
     "field_of_view": Kind("appearance", "octaves", "extent of the images in the plane"),

@@ -71,6 +71,17 @@ img { width: 100%; height: auto; display: block } figure.small img { max-width: 
   th, td { padding: 5px 7px } th:first-child, td:first-child { max-width: 7.5rem }
   table.words th:first-child, table.words td:first-child { max-width: 10rem }
 }
+/* On paper nothing can be scrolled: names of rows break where they must. */
+@page { size: A4; margin: 14mm }
+@media print {
+  html, body { font-size: 13px } body { max-width: none; padding: 0 }
+  .wide { overflow: visible } table { line-height: 1.4 } th, td { padding: 3px 7px }
+  th:first-child, td:first-child { position: static; background: none }
+  th:first-child, td:first-child { max-width: 14rem }
+  td.long:not(:first-child), table.words td:last-child { min-width: 6rem }
+  h1, h2, h3, tbody tr:first-child { break-after: avoid } tbody tr:last-child { break-before: avoid }
+  tr, figure { break-inside: avoid } figure.small img { max-width: 100% }
+}
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _WIDE, _NARROW = 9.0, 4.0  # inches; a phone shows the narrow figure at about its size

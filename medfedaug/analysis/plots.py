@@ -18,7 +18,7 @@ from medfedaug.analysis.grouping import group_runs
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import Run
 
-__all__ = ["gamma_by_layer", "learning_curves", "metric_by_bytes"]
+__all__ = ["gamma_by_layer", "learning_curves", "legend_columns", "metric_by_bytes"]
 
 # Okabe and Ito's palette without black and yellow, each of which is invisible on one of the two backgrounds.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -214,6 +214,18 @@ def _repetitions(members: Sequence[Run]) -> str:
     return " × ".join(f"{len(found)} {name}" for name, found in told if len(found) > 1)
 
 
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return the number of columns of a legend that is no wider than its figure.
+
+    Matplotlib cannot wrap a legend. A character of 9 points is about 0.075 inches wide.
+
+    Args:
+        labels: of its entries.
+        width: of the figure, inches.
+    """
+    return max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
+
+
 def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: Line2D) -> None:
     handles = [
         Line2D(
@@ -227,9 +239,7 @@ def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: L
         )
         for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False)
     ]
-    # Matplotlib cannot wrap a legend. A character is about 0.075 inches wide at this size.
-    longest = max(len(str(handle.get_label())) for handle in (*handles, *more))
-    columns = max(1, min(len(handles) + len(more), int(width / (0.6 + 0.075 * longest))))
+    columns = legend_columns([str(handle.get_label()) for handle in (*handles, *more)], width)
     figure.legend(
         handles=[*handles, *more], loc="outside lower center", ncols=columns, frameon=False, fontsize=9
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,11 @@ from medfedaug.analysis.calibration_table import FEDAVG
 from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.gain_prediction import Expected
 from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
-from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.analysis.plots import colours_by_name, legend_columns, tidy
 from medfedaug.analysis.prediction_judge import LEAST_FEDERATIONS
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
-from medfedaug.data.quality.image_fingerprint import QUANTITIES
 from medfedaug.config.scanners import scanners_text
+from medfedaug.data.quality.image_fingerprint import QUANTITIES
 
 __all__ = ["agreement", "answer", "judged_sentence", "sentences", "write_prospect"]
 
@@ -234,20 +235,18 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
 
 def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> None:
     add(section, "h2", "Where the sites differ")
-    names = [one.site for one in prospect.sites]
+    unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
     for group, advice in _GROUPS.items():
         add(section, "h3", f"{group.capitalize()}: {advice}")
-        kinds = [(kind, entry) for kind, entry in KINDS.items() if entry.group == group]
-        unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
+        kinds = {kind: entry for kind, entry in KINDS.items() if entry.group == group}
+        # A row for each site: there may be fifty, and a sheet of paper has no room for as many columns.
         lines = [
-            [
-                entry.text,
-                entry.unit,
-                *("–" if kind in unknown else f"{prospect.distances[name][kind]:.2f}" for name in names),
-            ]
-            for kind, entry in kinds
+            [name, *("–" if kind in unknown else f"{apart[kind]:.2f}" for kind in kinds)]
+            for name, apart in prospect.distances.items()
         ]
-        table(section, ["mean distance from the others", "unit", *names], lines)
+        table(section, ["site", *map(_named, kinds)], lines)
+        meanings = [f"{_named(kind)}: {entry.text} ({entry.unit})" for kind, entry in kinds.items()]
+        add(section, "p", f"Mean distance from the other sites, {'; '.join(meanings)}.", **{"class": "soft"})
     for reason in prospect.reasons(site):
         add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
     figure(
@@ -292,6 +291,7 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
     ]
     if "shares" in first.entries:
         number = str(first.entries["shares"].numel())
+        lines.append(["shares", number, "one for the class of the image, and 0 for others", "prevalence"])
     lines.append(
         [
             "scanners",
@@ -300,7 +300,6 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
             "appearance: what differs between sites may be the scanner",
         ]
     )
-        lines.append(["shares", number, "one for the class of the image, and 0 for others", "prevalence"])
     table(section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True)
     noisy = [one for one in prospect.sites if one.noise]
     for one in noisy:
@@ -363,7 +362,9 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
         apart: by site and kind.
         width: of the figure, inches.
     """
-    drawing = Figure(figsize=(width, 0.32 * len(KINDS) + 1.2), layout="constrained")
+    columns = legend_columns([*apart], width)
+    height = 0.32 * len(KINDS) + 1 + 0.2 * math.ceil(len(apart) / columns)
+    drawing = Figure(figsize=(width, height), layout="constrained")
     panel = drawing.add_subplot()
     tidy(panel)
     colours, kinds = colours_by_name(apart), list(KINDS)
@@ -377,7 +378,7 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
             alpha=0.8,
             label=site.replace("$", r"\$"),
         )
-    labels = [f"{kind.replace('_', ' ')} ({KINDS[kind].unit})" for kind in kinds]
+    labels = [f"{_named(kind)} ({KINDS[kind].unit})" for kind in kinds]
     panel.set_yticks(range(len(kinds)), labels, fontsize=9)
     panel.invert_yaxis()
     panel.set_xscale("symlog", linthresh=1)
@@ -385,8 +386,12 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
     panel.minorticks_off()
     panel.set_xlim(-0.05, 1.15 * max(1, *(max(values.values()) for values in apart.values())))
     panel.set_xlabel("mean distance from the other sites", fontsize=9)
-    drawing.legend(loc="outside lower center", ncols=3 if width < 5 else 6, frameon=False, fontsize=9)
+    drawing.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return drawing
+
+
+def _named(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def _number(found: Expected) -> str:

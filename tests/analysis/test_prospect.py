@@ -5,10 +5,18 @@ import numpy as np
 import pytest
 import torch
 from calibrations import fingerprint, write_table
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.prospect import make_prospect
-from medfedaug.analysis.prospect_page import agreement, answer, judged_sentence, write_prospect
+from medfedaug.analysis.prospect_page import (
+    agreement,
+    answer,
+    distance_picture,
+    judged_sentence,
+    write_prospect,
+)
 from medfedaug.data.quality.image_fingerprint import entry_shapes
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.significance import detectable_difference
@@ -137,6 +145,19 @@ def test_a_site_with_html_in_its_name_is_text(table, tmp_path):
     sites = [fingerprint("<script>alert(1)</script>"), fingerprint("B")]
     write_prospect(make_prospect(sites, table), tmp_path / "page.html")
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("width", [9.0, 4.0])
+def test_the_legend_of_long_names_is_within_the_picture(width):
+    apart = {f"University_Hospital_of_Town_{n}": dict.fromkeys(KINDS, float(n)) for n in range(12)}
+    drawing = distance_picture(apart, width=width)
+    FigureCanvasAgg(drawing).draw()
+    (legend,), (panel,) = drawing.legends, drawing.axes
+    ends = legend.get_window_extent().transformed(drawing.dpi_scale_trans.inverted())
+    assert ends.x0 >= 0
+    assert ends.x1 <= width
+    assert ends.y1 <= panel.get_window_extent().transformed(drawing.dpi_scale_trans.inverted()).y0
+    assert panel.get_window_extent().height > 2 * drawing.dpi
 
 
 def test_a_table_of_nothing_is_refused():

@@ -1,12 +1,19 @@
 """`medfedaug prospect`: the command on one machine."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from browser import CHROMIUM
-from calibrations import write_table
+from browser import CHROMIUM, probe
+from calibrations import fingerprint, write_table
 
+from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.prospect import make_prospect
+from medfedaug.analysis.prospect_page import write_prospect
 from medfedaug.data.datasets.phantom import make_phantom
+
+A4 = 688
+"""Pixels (1/96 inch) between the margins of a sheet."""
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +61,17 @@ def test_the_page_is_printed_for_a_board(run, tmp_path, data):
     run("prospect", "--data", data, "--out", out, "--pdf", pdf, "--calibration", table)
     assert pdf.read_bytes().startswith(b"%PDF")
     assert pdf.stat().st_size > 20_000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_no_table_is_wider_than_a_sheet_of_paper(tmp_path, monkeypatch):
+    monkeypatch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
+    table = write_table(tmp_path / "own.csv", families=2, each=2, seed=0, noise=0.01)
+    names = [f"University_Hospital_of_Town_{n}" for n in range(12)]
+    sites = [replace(fingerprint(name), scanners={"Siemens Healthineers": ["Prisma"]}) for name in names]
+    page, paper = tmp_path / "prospect.html", tmp_path / "paper.html"
+    write_prospect(make_prospect(sites, Calibration.load([table])), page)
+    paper.write_text(page.read_text().replace("@media print", "@media all"))
+    found = probe(paper, tmp_path, A4)
+    assert (found["tables"], found["beyond"], found["spilled"]) == (0, [], [])
+    assert found["scroll"] <= A4

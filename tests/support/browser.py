@@ -31,6 +31,8 @@ addEventListener("load", () => {
     width: inside.innerWidth,
     scroll: page.documentElement.scrollWidth,
     beyond: beyond.map(e => e.tagName),
+    tables: [...page.querySelectorAll("table")].filter(
+      e => e.getBoundingClientRect().right > inside.innerWidth + 0.5).length,
     spilled: [...page.querySelectorAll("td, th")].filter(e => e.scrollWidth > e.clientWidth + 1)
       .map(e => e.textContent),
     images: images.map(i => [i.complete && i.naturalWidth > 0, i.currentSrc.slice(0, 15)]),
