@@ -63,6 +63,7 @@ from .plots import (
 from .plots import (
     metric_by_bytes as metric_by_bytes,
 )
+from .predictions_page import write_predictions_page as write_predictions_page
 from .report import write_report as write_report
 from .score_table import Row as Row
 from .score_table import Score as Score

@@ -27,7 +27,7 @@ _PIXELS = 480  # width of a picture
 _NOTHING = "–"
 
 
-def write_predictions_page(out: Path) -> Path | None:
+def write_predictions_page(out: str | Path) -> Path | None:
     """Write ``predictions.html`` of the ``predictions.json`` and the previews in a folder.
 
     The page needs no other files. It shows pictures of the first 200 cases.
@@ -42,6 +42,7 @@ def write_predictions_page(out: Path) -> Path | None:
         ConfigError: where the folder's record cannot be read, or another file has the page's name.
         StorageError: when it cannot be written.
     """
+    out = Path(out)
     target, record = out / PAGE, Predictions.read(out)
     if not record:
         return None

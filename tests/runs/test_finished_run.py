@@ -11,6 +11,7 @@ import torch
 from finished_runs import FEW, simulated
 
 import medfedaug as mfa
+from medfedaug.analysis import write_predictions_page
 from medfedaug.errors import ConfigError
 
 
@@ -171,6 +172,8 @@ def test_a_notebook_has_results_table_network_and_predictions(made, run, phantom
     assert code == 0, err
     assert not found.failed
     assert (tmp_path / "own" / image.name).read_bytes() == (tmp_path / "command" / image.name).read_bytes()
+    page = write_predictions_page(str(tmp_path / "own"))
+    assert page.read_bytes() == (tmp_path / "command" / page.name).read_bytes()
 
 
 def test_a_network_whose_layers_stay_at_the_sites_is_that_of_a_site(phantom_dir, tmp_path):
