@@ -22,9 +22,11 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.nvflare_jobs.prospect import FINGERPRINTS, PAGE
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
 
-__all__ = ["rehearse_own_keys", "rehearse_poc", "rehearse_prospect", "rehearse_provisioned"]
+__all__ = ["SCANNER", "rehearse_own_keys", "rehearse_poc", "rehearse_prospect", "rehearse_provisioned"]
 
 _METHODS = "fedrdn,fedfa+"
+SCANNER = "Rehearsed=Model 41"
+"""Manufacturer and model that a hospital names in an exchange of fingerprints."""
 _PATIENCE = 60  # seconds for which a fingerprint is waited for
 
 
@@ -161,8 +163,9 @@ def rehearse_own_keys(
 def rehearse_prospect(work: str | Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Rehearse an exchange of fingerprints between four hospitals with certificates; nothing is trained.
 
-    The first hospital has the policy of a new kit. The second adds noise, the third refuses since it has
-    fewer cases than its policy wants, and the fourth approves the job when the time for answers is over.
+    The first hospital has the policy of a new kit, and names a scanner in it. The second adds noise, the
+    third refuses since it has fewer cases than its policy wants, and the fourth approves the job when the
+    time for answers is over.
 
     Args:
         work: a new folder.
@@ -184,6 +187,7 @@ def rehearse_prospect(work: str | Path, say: Callable[[str], None] = print) -> d
         system.make_data()
         with system.phase("configure kits"):
             system.configure(forbid_code=True, only_ours=True)
+            system.configure_site(plain, "--name-scanner", SCANNER)
             system.set_privacy(noisy, noise_multiplier=0.5, max_epsilon=50)
             system.configure_site(refusing, "--min-images", "1000")
             system.configure_site(late, "--approve")

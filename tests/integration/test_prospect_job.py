@@ -16,7 +16,7 @@ from medfedaug.data.sites import find_sites, open_site
 from medfedaug.experiments.simulate import configure
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.prospect import FINGERPRINTS, PAGE, RECORD
-from medfedaug.nvflare_jobs.provisioning.rehearsal import rehearse_prospect
+from medfedaug.nvflare_jobs.provisioning.rehearsal import SCANNER, rehearse_prospect
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, PATIENT, SERVER
 from medfedaug.nvflare_jobs.simulator import run_job
 
@@ -81,7 +81,7 @@ def test_provisioned_hospitals_learn_fingerprints_and_nothing_else(tmp_path):
     fields |= {"cases", "looked_at", "patients", "test_patients"}
     assert report["learnt"] == {
         plain: {noisy: sorted(fields)},
-        noisy: {plain: sorted(fields)},
+        noisy: {plain: sorted({*fields, "scanners"})},
         refusing: {},
         late: {},
     }
@@ -104,6 +104,14 @@ def test_provisioned_hospitals_learn_fingerprints_and_nothing_else(tmp_path):
     # The search finds what is there: those who were told have the numbers of the site without noise.
     alone = own[plain] - own[noisy] - own[refusing] - own[late]
     assert {name for name in folders if holding(folders[name], alone)} == {plain, noisy, SERVER, "lead"}
+    # The scanner that one hospital names is where its fingerprint is.
+    scanner = SCANNER.partition("=")[2].encode()
+    with_it = {
+        name
+        for name, folder in folders.items()
+        if any(scanner in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    }
+    assert with_it == {plain, noisy, SERVER, "lead"}
     for name in (SERVER, "lead"):
         content = [path.read_bytes() for path in folders[name].rglob("*") if path.is_file()]
         assert not any(PATIENT.encode() in one for one in content)
