@@ -106,7 +106,7 @@ def orthanc(tmp_path_factory):
         yield archive
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config():
     """A run that takes seconds: `tiny_config("fedrdn,fedfa", rounds=2)`."""
 
