@@ -39,8 +39,11 @@ gc.set_threshold(50_000, 20, 100)
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 
-# Files whose tests start NVFlare: minutes, in which they mostly wait for its processes.
-_FIRST = {f"test_{name}.py" for name in ("faults", "nvflare", "plugins", "sweep", "benchmark")}
+# Files that take longest, of which those that start NVFlare mostly wait for its processes.
+_LONGEST = ("faults", "nvflare", "plugins", "sweep", "benchmark", "app_validator")
+_LONGEST += ("agreement", "reply_checks", "interrupted_round", "composition", "damaged_records")
+_LONGEST += ("score_release", "report_images")
+_FIRST = {f"test_{name}.py" for name in _LONGEST}
 
 
 def pytest_collection_modifyitems(items):

@@ -35,7 +35,7 @@ KEEP_ON = {"fedfa": {"running": "continue"}}
 @pytest.fixture
 def four_sites(make_site, tmp_path):
     for name in "ABCD":
-        make_site(name, shape=(32, 32, 4))
+        make_site(name)
     return tmp_path / "data"
 
 
@@ -221,7 +221,7 @@ def stop_after(round_: int):
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(phantom_dir, tmp_path, tiny_config, methods):
-    config = tiny_config(methods, rounds=4, settings=KEEP_ON if "fedfa" in methods else None)
+    config = tiny_config(methods, rounds=4, limit=1, settings=KEEP_ON if "fedfa" in methods else None)
     check_resumed(config, phantom_dir, ["site_A", "site_B", "site_C"], tmp_path)
 
 
@@ -365,7 +365,7 @@ def test_a_run_that_saves_seldom_is_resumed_to_the_bit(
     phantom_dir, tmp_path, tiny_config, monkeypatch, between_files
 ):
     """From a checkpoint some rounds old; also when the sites' files are newer than the server's."""
-    config, sites = tiny_config("fedbn,fedfa", rounds=5), ["site_A", "site_B"]
+    config, sites = tiny_config("fedbn,fedfa", rounds=5, limit=1), ["site_A", "site_B"]
     whole = run_in_process(config, phantom_dir, sites, "cpu")
     # However long a save takes on this machine: after every round, or the first alone.
     monkeypatch.setattr(in_process, "_BRIEF", math.inf if between_files else 0.0)
