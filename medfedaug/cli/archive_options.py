@@ -17,7 +17,7 @@ from medfedaug.errors import ConfigError
 if TYPE_CHECKING:
     from medfedaug.data.pacs.archive import Access, Archive
 
-__all__ = ["PANEL", "ArchiveOptions", "named_pairs", "takes_archive"]
+__all__ = ["PANEL", "ArchiveOptions", "takes_archive"]
 
 PANEL = "The archive"
 """Title of the options in the help of a command."""
@@ -176,24 +176,3 @@ def _token(file: Path | None) -> str | None:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not readable as a token") from error
-
-
-def named_pairs(option: str, example: str, given: list[str] | None, *, first: bool = False) -> dict[str, str]:
-    """Read values ``NAME=VALUE``.
-
-    Args:
-        option: the option that they were given to, for messages.
-        example: a value of it, for messages.
-        given: the values.
-        first: whether they are split at the first sign, since a value may have some; else at the last one.
-
-    Raises:
-        ConfigError: for what is no pair, and for a name that is given twice.
-    """
-    pairs = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
-    if not all(name.strip() and value.strip() for name, _, value in pairs):
-        raise ConfigError(f"{option} takes NAME=VALUE, such as {example}")
-    found = {name.strip(): value.strip() for name, _, value in pairs}
-    if len(found) < len(pairs):
-        raise ConfigError(f"{option} names one thing twice")
-    return found

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import ArchiveOptions, named_pairs, takes_archive
+from medfedaug.cli.archive_options import ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, out_console, say
+from medfedaug.cli.options import named_pairs
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.storage import CACHE_VARIABLE
 from medfedaug.errors import ConfigError

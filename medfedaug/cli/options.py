@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -34,6 +34,8 @@ __all__ = [
     "PlanMemory",
     "Threads",
     "Tracking",
+    "named_pairs",
+    "split_pairs",
     "takes",
 ]
 
@@ -238,3 +240,40 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{option}: a JSON object is needed, got {text}")
     return value
+
+
+def split_pairs(
+    option: str, example: str, given: Sequence[str] | None, *, form: str = "NAME=VALUE", first: bool = False
+) -> list[tuple[str, str]]:
+    """Read values such as ``NAME=VALUE``, without the spaces around either.
+
+    Args:
+        option: the option that they were given to, for messages.
+        example: a value of it, for messages.
+        given: the values.
+        form: of a value, for messages.
+        first: whether they are split at the first sign, since a value may have some; else at the last one.
+
+    Raises:
+        ConfigError: for what is no pair.
+    """
+    split = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
+    pairs = [(name.strip(), value.strip()) for name, _, value in split]
+    if not all(name and value for name, value in pairs):
+        raise ConfigError(f"{option} takes {form}, such as {example}")
+    return pairs
+
+
+def named_pairs(
+    option: str, example: str, given: Sequence[str] | None, *, first: bool = False
+) -> dict[str, str]:
+    """Read values ``NAME=VALUE``, each of another name; arguments as of `split_pairs`.
+
+    Raises:
+        ConfigError: for what is no pair, and for a name that is given twice.
+    """
+    pairs = split_pairs(option, example, given, first=first)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ConfigError(f"{option} names one thing twice")
+    return found

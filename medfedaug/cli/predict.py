@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import PANEL, ArchiveOptions, named_pairs, takes_archive
+from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Device, State
+from medfedaug.cli.options import Device, State, named_pairs
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
-from medfedaug.cli.options import Given, takes
+from medfedaug.cli.options import Given, split_pairs, takes
 from medfedaug.errors import ConfigError
 from medfedaug.privacy import JobRules
 
@@ -183,14 +183,12 @@ def _named_scanners(given: Sequence[str], *, keep: bool) -> dict[str, list[str]]
     Raises:
         ConfigError: for what is no pair, and for pairs beside ``keep``.
     """
-    pairs = [one.partition("=") for one in given]
-    if not all(maker.strip() and model.strip() for maker, _, model in pairs):
-        raise ConfigError("--name-scanner takes MANUFACTURER=MODEL, such as 'Siemens=Prisma'")
+    pairs = split_pairs("--name-scanner", "'Siemens=Prisma'", given, form="MANUFACTURER=MODEL", first=True)
     if keep and given:
         raise ConfigError("give one of --name-scanner and --keep-scanners")
     found: dict[str, list[str]] = {}
-    for maker, _, model in pairs:
-        found.setdefault(maker.strip(), []).append(model.strip())
+    for maker, model in pairs:
+        found.setdefault(maker, []).append(model)
     return found if found or keep else None
 
 
