@@ -7,13 +7,21 @@ from typing import Any
 
 from medfedaug.utils.printable import is_printable
 
-__all__ = ["Scanners", "check_scanners", "scanners_text"]
+__all__ = ["SCANNERS_SCHEMA", "Scanners", "check_scanners", "scanners_text"]
 
 Scanners = Mapping[str, Sequence[str]]
 """Models by manufacturer."""
 
 _MOST = 20
 _LONGEST = 64  # characters of Manufacturer and Manufacturer's Model Name in DICOM (PS3.5, 6.2: LO)
+_NAME = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
+
+SCANNERS_SCHEMA = {
+    "type": "object",
+    "propertyNames": _NAME,
+    "additionalProperties": {"type": "array", "items": _NAME, "minItems": 1},
+}
+"""JSON Schema of what `check_scanners` takes."""
 
 
 def check_scanners(value: Any) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import BeforeValidator, Field, Strict, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
-from medfedaug.config.scanners import Scanners, check_scanners
+from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
 from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
@@ -23,13 +23,6 @@ SUMMARY: Final = "summary"
 CASES: Final = "cases"
 
 _BOUNDED = (INTENSITY_MEAN, INTENSITY_STD, FEATURE_MEAN, FEATURE_STD)
-
-_NAME = {"type": "string", "minLength": 1, "maxLength": 64}
-_SCANNERS = {
-    "type": "object",
-    "propertyNames": _NAME,
-    "additionalProperties": {"type": "array", "items": _NAME, "minItems": 1},
-}
 
 Count = Annotated[int, Ge(1)]
 Multiplier = Annotated[float, Ge(0)]
@@ -104,7 +97,7 @@ class PrivacyPolicy(OneLineErrors):
     max_validation_scores: Count = 100
     max_test_scores: Count = 20
     max_unknown_models: Annotated[int, Ge(0)] = 1
-    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(_SCANNERS)] = field(
+    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = field(
         default_factory=dict
     )
 
