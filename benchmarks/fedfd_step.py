@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable
 
 import torch
-from measure import alternately, device_in_use, hardware, parser, ratio, report
+from measure import alternately, device_in_use, exchange_once, hardware, parser, ratio, report
 from torch import nn
 
 from medfedaug.methods import build_methods, parse_methods
@@ -32,11 +32,8 @@ def prepared(network: nn.Module, methods: str) -> tuple[nn.Module, list]:
         network = method.prepare_network(network)
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parts = [method.at_site(SiteContext("site", network)) for method in chosen]
-    for method, part in zip(chosen, parts, strict=True):
-        exchange = method.every_round(ServerContext(network, 3))
-        if exchange is not None and part.every_round is not None:
-            exchange.accept("site", part.every_round.collect())
-            part.every_round.apply(exchange.result())
+    exchange_once(chosen, parts, ServerContext(network, 3))
+    for part in parts:
         part.start_round()
     return network, parts
 

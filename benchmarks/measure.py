@@ -7,12 +7,16 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-__all__ = ["alternately", "device_in_use", "hardware", "parser", "report"]
+if TYPE_CHECKING:  # an environment of peers has no medfedaug
+    from medfedaug.methods.base import Method, ServerContext, SitePart
+
+__all__ = ["alternately", "device_in_use", "exchange_once", "hardware", "parser", "report"]
 
 
 def parser(description: str | None, repeats: int, *, on_gpu: bool = False) -> argparse.ArgumentParser:
@@ -34,6 +38,15 @@ def device_in_use(name: str) -> torch.device:
     device = torch.device(name)
     torch.empty(1, device=device)
     return device
+
+
+def exchange_once(methods: Sequence[Method], parts: Sequence[SitePart], server: ServerContext) -> None:
+    """Exchange with one site what methods exchange in every round; what it sends is on the CPU."""
+    for method, part in zip(methods, parts, strict=True):
+        exchange = method.every_round(server)
+        if exchange is not None and part.every_round is not None:
+            exchange.accept("site", {key: value.cpu() for key, value in part.every_round.collect().items()})
+            part.every_round.apply(exchange.result())
 
 
 def hardware() -> str:

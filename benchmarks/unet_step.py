@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable
 
 import torch
-from measure import alternately, device_in_use, hardware, parser, report
+from measure import alternately, device_in_use, exchange_once, hardware, parser, report
 from monai.losses import DiceCELoss
 from torch import nn
 
@@ -44,13 +44,7 @@ def steps(network: nn.Module, methods: str, images: torch.Tensor, labels: torch.
     )
     parts = [method.at_site(context) for method in chosen]
     server = ServerContext(network, images.shape[1])
-    for method, part in zip(chosen, parts, strict=True):
-        # One round of one site, to have γ and a histogram.
-        exchange = method.every_round(server)
-        if exchange is not None and part.every_round is not None:
-            sent = {key: value.cpu() for key, value in part.every_round.collect().items()}
-            exchange.accept("site", sent)
-            part.every_round.apply(exchange.result())
+    exchange_once(chosen, parts, server)  # to have γ and a histogram
     network.train()
     criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
