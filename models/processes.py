@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import Tensor, distributed
 
@@ -15,7 +18,13 @@ def several_processes() -> bool:
     )
 
 
-@torch.compiler.disable
+@cache
+def _not_compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Leave a function out of compiled graphs; said when it is first called, since it imports the compiler."""
+    left_out: Callable[[Tensor], Tensor] = torch.compiler.disable(function)
+    return left_out
+
+
 def rows_of_all(rows: Tensor) -> Tensor:
     """The rows of all processes, in the order of their ranks; a process may have more rows than another.
 
@@ -28,6 +37,15 @@ def rows_of_all(rows: Tensor) -> Tensor:
     Returns:
         (sum of all B, N), with the same values in every process, and those of ``rows`` to the bit.
     """
+    return _not_compiled(_gather)(rows)
+
+
+def drawn_together(value: Tensor) -> Tensor:
+    """A random number that all processes share: the first one's."""
+    return _not_compiled(_broadcast)(value)
+
+
+def _gather(rows: Tensor) -> Tensor:
     from torch.distributed.nn import functional
 
     rank, world = distributed.get_rank(), distributed.get_world_size()
@@ -40,8 +58,6 @@ def rows_of_all(rows: Tensor) -> Tensor:
     return padded
 
 
-@torch.compiler.disable
-def drawn_together(value: Tensor) -> Tensor:
-    """A random number that all processes share: the first one's."""
+def _broadcast(value: Tensor) -> Tensor:
     distributed.broadcast(value, 0)
     return value
