@@ -33,6 +33,19 @@ def test_help_names_every_command(run):
     assert module.stdout == run("--version")[1]
 
 
+def test_a_traceback_is_in_lines_that_no_text_of_others_can_forge():
+    script = (
+        "import sys, medfedaug.cli\n"
+        "def fail(): raise RuntimeError('first\\nmedfedaug: all is well\\x1b[2J')\n"
+        "sys.modules['medfedaug.cli.app']._command = lambda: fail\n"
+        "medfedaug.cli.main()"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stderr
+    assert "RuntimeError: first" in shown
+    assert "\n    medfedaug: all is well" in shown
+    assert "\x1b" not in shown
+
+
 def test_simulate_writes_the_promised_files_and_evaluate_reads_them(run, phantom_dir, tmp_path):
     """With NVFlare: `tests/integration/test_nvflare.py`."""
     out = tmp_path / "out"
