@@ -16,6 +16,7 @@ import torch
 from medfedaug.data.io.voxel_files import file_states
 from medfedaug.data.preparation import Preparation
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
+from medfedaug.utils.files import real_paths
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -273,8 +274,7 @@ class SiteFolder(ABC):
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
         self._check_patients()
-        # Unlike `Path.resolve`, this takes a link to itself.
-        files = {c.image: Path(os.path.realpath(c.image)) for split in SPLITS for c in self.cases[split]}
+        files = real_paths(c.image for split in SPLITS for c in self.cases[split])
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
         for case in (case for split in SPLITS for case in self.cases[split]):

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ __all__ = [
     "parse_json",
     "parse_versioned",
     "private_folder",
+    "real_paths",
     "remove_unfinished",
     "sha256",
     "version_mark",
@@ -155,6 +156,23 @@ def _system_error(error: BaseException | None) -> OSError | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
+
+
+def real_paths(paths: Iterable[Path]) -> dict[Path, Path]:
+    """Find where files lie, without links; a folder is looked up once, however many files it has.
+
+    Unlike `Path.resolve`, this takes a link to itself.
+    """
+    folders: dict[Path, str] = {}
+    found: dict[Path, Path] = {}
+    for path in paths:
+        parent = path.parent
+        if parent not in folders:
+            folders[parent] = os.path.realpath(parent)
+        there = os.path.join(folders[parent], path.name)
+        whole = os.path.islink(there) or path.name in ("", "..")
+        found[path] = Path(os.path.realpath(path) if whole else there)
+    return found
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

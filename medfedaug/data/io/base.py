@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,12 +45,12 @@ class Header:
     affine: np.ndarray | None
     white: int | None = None
 
-    @property
+    @cached_property
     def axes(self) -> str:
         """Directions of x, y and z, for instance ``"RAS"``; empty where the file does not say."""
         return "" if self.affine is None else "".join(map(str, nibabel.aff2axcodes(self.affine)))
 
-    @property
+    @cached_property
     def edges(self) -> tuple[float, ...]:
         """The edges of a voxel, mm; empty where the file does not say."""
         return () if self.affine is None else tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
@@ -68,6 +69,8 @@ class Header:
         0 where one of the two does not say where it lies.
         """
         if self.affine is None or other.affine is None:
+            return 0.0
+        if np.array_equal(self.affine, other.affine):
             return 0.0
         corners = np.array([(*corner, 1) for corner in product(*((0, n - 1) for n in self.shape))])
         apart = corners @ (self.affine - other.affine).T

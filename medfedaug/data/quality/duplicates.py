@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import struct
 import zlib
 from collections import defaultdict
@@ -17,6 +16,7 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
 from medfedaug.data.io.formats import format_of, image_suffix
 from medfedaug.data.io.voxel_files import voxel_files
 from medfedaug.errors import DataError, own, warn
+from medfedaug.utils.files import real_paths
 
 __all__ = [
     "check_classes",
@@ -64,11 +64,14 @@ def check_label_maps(site: SiteFolder) -> None:
     """Warn where one file is listed as the label map of two images, which a slip in a list may be."""
     first: dict[Path, Case] = {}
     shared: list[tuple[Case, Case]] = []
-    for case in (case for split in SPLITS for case in site.cases[split]):
-        if isinstance(case.label, Path) and case.index is None:  # slices of one file share its label map
-            one = first.setdefault(Path(os.path.realpath(case.label)), case)
-            if one is not case:
-                shared.append((one, case))
+    # Slices of one file share its label map.
+    cases = [case for split in SPLITS for case in site.cases[split] if case.index is None]
+    labels = [(case, case.label) for case in cases if isinstance(case.label, Path)]
+    places = real_paths(label for _, label in labels)
+    for case, label in labels:
+        one = first.setdefault(places[label], case)
+        if one is not case:
+            shared.append((one, case))
     if shared:
         one, case = shared[0]
         told = f"its label map is that of {own(one.image)}, too"
@@ -88,11 +91,17 @@ def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, E
         Split, site and case of the first and of another.
     """
     listed: dict[Path, list[Entry]] = defaultdict(list)
-    for site in sites:
-        for split in SPLITS:
-            for case in site.cases[split]:
-                if case.index is None:  # slices of one file are told apart by their index
-                    listed[Path(os.path.realpath(case.image))].append((split, site, case))
+    # Slices of one file are told apart by their index.
+    entries = [
+        (split, site, case)
+        for site in sites
+        for split in SPLITS
+        for case in site.cases[split]
+        if case.index is None
+    ]
+    places = real_paths(case.image for *_, case in entries)
+    for entry in entries:
+        listed[places[entry[2].image]].append(entry)
     linked = list(listed.values())
     copied = [[entry for path in paths for entry in listed[path]] for paths in _equal(list(listed))]
     pairs = [_pair(entries, apart) for entries in (*linked, *copied)]
