@@ -60,7 +60,8 @@ class Composition:
         self.definition = define(config)
         # Forked, so that building a network does not change the random numbers of the caller.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(config.seed, "network"))
+            # Of the CPU alone, where networks are built: those of other devices would stay changed.
+            torch.default_generator.manual_seed(derive_seed(config.seed, "network"))
             network = self.definition.network()
             if given is not None:
                 network = _in_place(given, network, config.network)
@@ -73,7 +74,8 @@ class Composition:
                 raise ConfigError(f"network {config.network}: {error}") from error
         self.frozen = _frozen(network, config)
         """Entries that are not trained."""
-        changed = plain ^ set(network.state_dict())
+        state = network.state_dict()
+        changed = plain ^ set(state)
         if changed:
             raise ConfigError(f"a method changed the network's entries: {', '.join(sorted(changed)[:3])}")
         self.network = network
@@ -105,21 +107,21 @@ class Composition:
         )
         """Whether a site's network may have weights that the site made and never sent."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
-        state = network.state_dict()
         self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
         self.sent = [key for key in self.shared if key not in self.frozen]
         """The shared entries that a site sends: all except the frozen ones, which no site changes."""
         self._config = config
         check_compatible([*map(constraints, self.methods), *self._network_constraints()])
-        check_compatible([*self._methods_constraints(), *self._option_constraints()])
+        task = self.task()
+        check_compatible([*self._methods_constraints(task), *self._option_constraints(task)])
         self.sums: SumLayout | None = None
         """What the sites add up, if the server is to learn sums alone."""
         if config.secure_aggregation:
-            self.sums = SumLayout(self.methods, self.server_context(), self.sent, config.max_share)
+            self.sums = SumLayout(self.methods, self._server_context(task), self.sent, config.max_share)
 
-    def _methods_constraints(self) -> Iterator[Constraints]:
+    def _methods_constraints(self, task: Task) -> Iterator[Constraints]:
         """Yield what the methods declare, and where it matters, whether each exchanges something."""
-        matters, context = methods_with(self.methods, "exchange", "excludes"), self.server_context()
+        matters, context = methods_with(self.methods, "exchange", "excludes"), self._server_context(task)
         for method in self.methods:
             found = constraints(method)
             exchanges = (method.before_training(context), method.every_round(context)) if matters else ()
@@ -137,11 +139,11 @@ class Composition:
                 hint=f"{averaged[0]} is one: {_WITHOUT_BATCH_NORM}",
             )
 
-    def _option_constraints(self) -> Iterator[Constraints]:
+    def _option_constraints(self, task: Task) -> Iterator[Constraints]:
         """Yield what the options of the run require, and what its loss excludes."""
         if self._config.max_share not in (MAX_SHARE, 1):
             yield Constraints("max_share", requires=frozenset({"given_shares"}))
-        criterion = self.task().criterion
+        criterion = task.criterion
         if not criterion.takes_probabilities:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))
 
@@ -151,12 +153,17 @@ class Composition:
         Args:
             weights: see `ServerContext`.
         """
+        return self._server_context(self.task(), weights)
+
+    def _server_context(
+        self, task: Task, weights: Callable[[], Mapping[str, float]] = dict
+    ) -> ServerContext:
         return ServerContext(
             self.network,
             self.channels,
             local_entries=self.kept_keys,
             weights=weights,
-            task=self.task(),
+            task=task,
             rounds=self._config.rounds,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
@@ -200,9 +200,22 @@ class LocalTraining:
             )
         return values
 
-    def own_random_numbers(self) -> AbstractContextManager[None]:
-        """A context in which random draws do not change the random numbers outside."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+    @contextmanager
+    def own_random_numbers(self, seed: int | None = None) -> Iterator[None]:
+        """A context in which random draws do not change the random numbers outside.
+
+        Args:
+            seed: where they begin; by default where those outside are.
+        """
+        cuda = self.device.type == "cuda"
+        with torch.random.fork_rng(devices=[self.device] if cuda else []):
+            if seed is not None:
+                # `torch.manual_seed` also notes the seed for devices that nobody uses, with a stack trace each.
+                torch.default_generator.manual_seed(seed)
+            if seed is not None and cuda:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
+            yield
 
     def _forward(self, inputs: Tensor) -> Tensor:
         try:

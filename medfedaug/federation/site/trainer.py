@@ -255,8 +255,7 @@ class SiteTrainer(SiteModel):
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
         collected: Payload = {}
-        with self.training.own_random_numbers():
-            torch.manual_seed(seed)
+        with self.training.own_random_numbers(seed):
             for part in self.parts.values():
                 part.start_round()
             losses = self.training.run(
@@ -337,8 +336,7 @@ class SiteTrainer(SiteModel):
             return
         self.round, self.memory.present = round_, -1
         seed = derive_seed(self.config.seed, self.name, "fine-tuning")
-        with self.training.own_random_numbers():
-            torch.manual_seed(seed)
+        with self.training.own_random_numbers(seed):
             for part in self.parts.values():
                 part.start_round()
             loader = self.training.batches(self._samples, self.own_dataset(seed), seed)
