@@ -41,6 +41,7 @@ from measure import hardware
 from recorded_federations import of_results, of_shift_record
 
 from medfedaug.analysis.calibration_table import PHANTOM
+from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -70,6 +71,8 @@ class Dials:
         spacings: edges of a voxel at each site, mm; none where every volume has one shape.
         scanner_values: numbers of each site's scanner that are given.
         structures: of each site.
+        shape: voxels of a volume; without effect with ``spacings``.
+        dimensions: 2 where the networks see slices, 3 where they see volumes.
     """
 
     patients: tuple[int, ...] = (12,) * SITES
@@ -78,6 +81,8 @@ class Dials:
     spacings: tuple[tuple[float, ...], ...] = ()
     scanner_values: tuple[Mapping[str, float], ...] = ({},) * SITES
     structures: tuple[Structure, ...] = field(default=(Structure(),) * SITES)
+    shape: tuple[int, ...] = SHAPE
+    dimensions: int = 2
 
 
 def _values(R: _RANDOM, name: str, low: float, high: float) -> Dials:
@@ -125,6 +130,9 @@ FAMILIES: dict[str, Callable[[_RANDOM], Dials]] = {
     "label_style": lambda R: _structures(R, lambda: Structure(outline=round(float(R.uniform(-6, 8)), 1))),
     "prevalence": lambda R: _structures(R, lambda: Structure(prevalence=round(float(R.uniform(0.2, 1)), 2))),
     "patients": _patients,
+    "volumes": lambda R: Dials(
+        shift=(round(R.uniform(0, 2), 2),) * SITES, shape=(*SHAPE[:2], 16), dimensions=3
+    ),
 }
 """The dial that each family draws."""
 
@@ -160,7 +168,7 @@ class Federation:
             folder,
             SITES,
             max(dials.patients) + TESTED,
-            SHAPE,
+            dials.shape,
             self.seed * 1000 + self.draw,
             shift=dials.shift,
             inverted=dials.inverted,
@@ -186,7 +194,7 @@ def _share_out(path: Path, number: int) -> None:
     path.write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
 
 
-def train(data: Path, methods: str, norm: str, seed: int, rounds: int) -> dict[str, Any]:
+def train(data: Path, methods: str, norm: str, seed: int, rounds: int, dimensions: int) -> dict[str, Any]:
     """Train one combination; return the test Dice by site and the mean validation score of each round."""
     folders = find_sites(data)
     config = configure(
@@ -194,8 +202,10 @@ def train(data: Path, methods: str, norm: str, seed: int, rounds: int) -> dict[s
         methods=tuple(parse_methods(methods)),
         network_args={"features": [8, 8, 16, 32, 64, 8], "norm": norm},
         rounds=rounds,
-        local_epochs=4,
-        batch_size=8,
+        # An epoch has as many steps as there are slices or volumes.
+        local_epochs=4 if dimensions == 2 else 8,
+        batch_size=8 if dimensions == 2 else 2,
+        plan=Plan(spatial_dims=dimensions),
         learning_rate=0.006,
         schedule="cosine",
         seed=seed,
@@ -233,12 +243,13 @@ def measure(
         started = time.perf_counter()
         line: dict[str, Any] = {"federation": federation.name, **asdict(federation), "first_rounds": rounds}
         line |= {"methods": methods, "norm": norm}
+        run = partial(train, data, methods, norm, federation.seed, dimensions=federation.dials.dimensions)
         try:
             number = rounds
-            found = train(data, methods, norm, federation.seed, number)
+            found = run(number)
             while not is_converged(found["validation"]) and number < _MOST * rounds:
                 number *= 2
-                found = train(data, methods, norm, federation.seed, number)
+                found = run(number)
             line |= found
         except ConfigError as error:  # the method does not go with the norm: recorded, and not tried again
             line |= {"refused": str(error)}

@@ -57,9 +57,9 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
             "predictions did not hold where whole families were left out. Try it with medfedaug compare."
         )
     else:
+        gain, within = _told(prospect, together, FEDAVG, "mean" if site is None else "site")
         found.append(
-            f"Training together is expected to change the score of {whom} by {_number(together)} over "
-            f"training alone{_caveat(prospect, FEDAVG, 'mean' if site is None else 'site')}."
+            f"Training together is expected to change the score of {whom} by {gain} over training alone{within}."
         )
     remedy, since = prospect.remedy, f", since {reasons[0]}" if reasons else ""
     if remedy == FEDAVG:
@@ -67,10 +67,9 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
             f"No method is predicted, with skill, to surely gain over FedAvg: begin with FedAvg.{differ}"
         )
     else:
-        gain = prospect.gains["mean"][remedy][""]
+        gain, within = _told(prospect, prospect.gains["mean"][remedy][""], remedy, "mean")
         found.append(
-            f"The remedy to try first is {remedy}, expected to gain {_number(gain)} over FedAvg"
-            f"{_caveat(prospect, remedy)}{since}."
+            f"The remedy to try first is {remedy}, expected to gain {gain} over FedAvg{within}{since}."
         )
     found += _power(prospect, site)
     return found
@@ -108,10 +107,13 @@ def _power(prospect: Prospect, site: str | None) -> list[str]:
     return [f"With {of} a gain below {smallest:.3f} will not be told from chance."]
 
 
-def _caveat(prospect: Prospect, methods: str, level: str = "mean") -> str:
-    if not prospect.holds(methods, level):
-        return ", of which it is not shown that such intervals hold"
-    return "" if prospect.has_skill(methods, level) else ", which is not shown to err less than saying 0"
+def _told(prospect: Prospect, expected: Expected, methods: str, level: str) -> tuple[str, str]:
+    """What is shown of a gain, a size where there is skill and an interval where it holds, and a caveat."""
+    if not prospect.holds(methods, level) or expected.interval80 is None:
+        return f"{expected.mean:+.3f}", ", of which it is not shown that intervals hold"
+    if prospect.has_skill(methods, level):
+        return f"{expected.mean:+.3f} (80%: {_ends(expected.interval80)})", ""
+    return f"{_ends(expected.interval80)} (80%)", "; fingerprints do not tell where in between"
 
 
 def judged_sentence(prospect: Prospect) -> str:
@@ -392,15 +394,6 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
 
 def _named(kind: str) -> str:
     return kind.replace("_", " ")
-
-
-def _number(found: Expected) -> str:
-    ends = (
-        ""
-        if found.interval80 is None
-        else f" (80%: {found.interval80[0]:+.3f} to {found.interval80[1]:+.3f})"
-    )
-    return f"{found.mean:+.3f}{ends}"
 
 
 def _ends(ends: tuple[float, float] | None) -> str:

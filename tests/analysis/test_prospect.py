@@ -78,6 +78,16 @@ def test_three_sentences_that_claim_no_more_than_was_judged(found):
     assert not any(expected["shown_to_hold"] for expected in few.to_dict()["expected"].values())
 
 
+def test_where_only_the_interval_holds_no_size_is_told(found):
+    judged = {key: replace(one, error=one.error_of_zero) for key, one in found.judged.items()}
+    without = replace(found, judged=judged)
+    low, high = found.together.interval80
+    ends = f"{low:+.3f} to {high:+.3f}"
+    assert f"by {found.together.mean:+.3f} (80%: {ends}) over training alone." in answer(found)[0]
+    assert f"by {ends} (80%) over training alone; fingerprints do not tell" in answer(without)[0]
+    assert f"{found.together.mean:+.3f} " not in answer(without)[0]
+
+
 def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
     page = tmp_path / "prospect.html"
     write_prospect(found, page)

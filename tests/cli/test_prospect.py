@@ -38,7 +38,9 @@ def test_page_and_json_have_the_fields_that_scripts_rely_on(run, tmp_path, data)
     assert "patients_needed" in found
     assert found["calibration"]["federations"] >= 9
     assert "will not be told from chance" in printed
-    assert "Fingerprints do not tell" in printed  # nothing is judged on so few federations
+    alone = found["expected"]["single"]
+    assert alone["shown_to_hold"]
+    assert f"{-alone['high80']:+.3f} to {-alone['low80']:+.3f} (80%) over training alone" in printed
     assert "Should we train together?" in out.read_text()
 
 
