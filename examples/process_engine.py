@@ -28,12 +28,14 @@ class ProcessCarrier(Carrier):
     """Sends a request to all sites, then collects the replies."""
 
     def __init__(self, federation):
-        spawn = multiprocessing.get_context("spawn")
+        # One process imports PyTorch and MONAI, before anything touches a GPU; the sites are its copies.
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(["medfedaug.federation.site.trainer"])
         self.pipes = {}
         for site in federation.sites:
-            self.pipes[site.name], theirs = spawn.Pipe()
+            self.pipes[site.name], theirs = forks.Pipe()
             settings = (theirs, site.name, federation.config, site, federation.device)
-            spawn.Process(target=serve, args=settings, daemon=True).start()
+            forks.Process(target=serve, args=settings, daemon=True).start()
 
     def connected(self):
         return sorted(self.pipes)
