@@ -46,12 +46,25 @@ def test_the_list_is_whole():
         mfa.no_such_name  # noqa: B018
 
 
-def test_simulate_stays_the_function_after_an_import_of_its_module():
+@pytest.fixture(scope="module")
+def simulate_alone():
+    """A new process that imports what runs in one process: what it says of `simulate`, and its packages."""
     script = (
-        "import medfedaug as mfa; from medfedaug.simulate import configure; import medfedaug.simulate; "
-        "print(callable(mfa.simulate), mfa.simulate.__module__)"
+        "import sys; import medfedaug as mfa; from medfedaug.simulate import configure; "
+        "import medfedaug.simulate; print(callable(mfa.simulate), mfa.simulate.__module__); "
+        "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     )
-    assert python(script).split() == ["True", "medfedaug.experiments.simulate"]
+    said, packages = python(script).splitlines()
+    return said, packages.split()
+
+
+def test_simulate_stays_the_function_after_an_import_of_its_module(simulate_alone):
+    assert simulate_alone[0] == "True medfedaug.experiments.simulate"
+
+
+def test_running_in_process_imports_neither_nvflare_nor_opacus_which_noise_alone_needs(simulate_alone):
+    assert "torch" in simulate_alone[1]
+    assert not {"nvflare", "opacus"} & set(simulate_alone[1])
 
 
 @pytest.mark.parametrize("package", ["analysis", "federation", "nvflare_jobs"])
