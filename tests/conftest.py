@@ -23,6 +23,7 @@ from running import TINY_NETWORK, command
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry
@@ -35,7 +36,7 @@ from medfedaug.utils import plugins
 # PyTorch and MONAI make a million objects that live until the end: no collection looks at them again.
 gc.collect()
 gc.freeze()
-gc.set_threshold(50_000, 20, 100)
+gc.set_threshold(200_000, 20, 100)
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read
 
@@ -58,6 +59,13 @@ def _one_thread():
     Of the session, so that it comes before what a module prepares for its tests.
     """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _decoded_once():
+    """Images that many tests read are decoded once, as in `benchmark`; a file that is written anew is not."""
+    with keep_decoded(2**28):
+        yield
 
 
 @pytest.fixture(autouse=True)
