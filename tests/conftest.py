@@ -43,7 +43,7 @@ pytest_plugins = ["results"]  # runs that tests of the analysis read
 # Files that take longest, of which those that start NVFlare mostly wait for its processes.
 _LONGEST = ("faults", "nvflare", "plugins", "sweep", "benchmark", "app_validator")
 _LONGEST += ("agreement", "reply_checks", "interrupted_round", "composition", "damaged_records")
-_LONGEST += ("score_release", "report_images")
+_LONGEST += ("score_release", "report_images", "client", "printable", "names", "compare", "plan", "carry")
 _FIRST = {f"test_{name}.py" for name in _LONGEST}
 
 
