@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -229,16 +230,20 @@ def definitions(parent: ET.Element, summary: str, entries: Mapping[str, str]) ->
         add(listed, "dd", meaning)
 
 
+def _lay_out(drawing: Figure, dots: float) -> None:
+    """Lay out once, for a number of dots an inch; `savefig` draws everything twice, first for the layout."""
+    drawing.dpi, layout = dots, drawing.get_layout_engine()
+    if layout is not None:
+        layout.execute(drawing)
+        drawing.set_layout_engine("none")
+
+
 def _svg(drawing: Figure) -> str:
     stream = io.BytesIO()
     for patch in (drawing.patch, *(axes.patch for axes in drawing.axes)):
         patch.set(facecolor="none", edgecolor="none")
-    # What `savefig` does, which draws everything twice: the first time only for the layout.
-    canvas, layout = FigureCanvasSVG(drawing), drawing.get_layout_engine()
-    drawing.dpi = canvas.fixed_dpi
-    if layout is not None:
-        layout.execute(drawing)
-        drawing.set_layout_engine("none")
+    canvas = FigureCanvasSVG(drawing)
+    _lay_out(drawing, canvas.fixed_dpi)
     # The same runs give the same page: no date, and names drawn from a fixed salt.
     with matplotlib.rc_context({"svg.hashsalt": "medfedaug"}):
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
@@ -249,5 +254,7 @@ def _jpeg(drawing: Figure) -> str:
     stream = io.BytesIO()
     # About 640 pixels for a phone and 1000 for a desktop. Without subsampling, outlines keep their colour.
     dots = 160 if drawing.get_figwidth() < 5 else 110
-    drawing.savefig(stream, format="jpeg", dpi=dots, pil_kwargs={"quality": 80, "subsampling": 0})
+    canvas = FigureCanvasAgg(drawing)
+    _lay_out(drawing, dots)
+    canvas.print_jpg(stream, pil_kwargs={"quality": 80, "subsampling": 0, "dpi": (dots, dots)})
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
