@@ -42,10 +42,10 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE))
 	rm -rf $(DEMO)
 	$(BIN)/medfedaug demo --out $(DEMO)
 
-# A process per core and one more, since tests that start NVFlare wait for its processes; each file is one
-# process's, since what is slow to start is shared within a file. One thread each, or they would wait for
+# A process per core and two more, since tests wait for a disk and for the processes that they start; each file
+# is one process's, since what is slow to start is shared within a file. One thread each, or they would wait for
 # each other.
-TEST_PROCESSES := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+TEST_PROCESSES := $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
 
