@@ -20,7 +20,7 @@ def several_processes() -> bool:
 
 @cache
 def _not_compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Leave a function out of compiled graphs; said when it is first called, since it imports the compiler."""
+    """Leave a function out of compiled graphs, when it is first called, since that imports the compiler."""
     left_out: Callable[[Tensor], Tensor] = torch.compiler.disable(function)
     return left_out
 

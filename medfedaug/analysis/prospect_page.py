@@ -59,7 +59,8 @@ def answer(prospect: Prospect, site: str | None = None) -> list[str]:
     else:
         gain, within = _told(prospect, together, FEDAVG, "mean" if site is None else "site")
         found.append(
-            f"Training together is expected to change the score of {whom} by {gain} over training alone{within}."
+            f"Training together is expected to change the score of {whom} by {gain} over training "
+            f"alone{within}."
         )
     remedy, since = prospect.remedy, f", since {reasons[0]}" if reasons else ""
     if remedy == FEDAVG:

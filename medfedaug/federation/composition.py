@@ -155,9 +155,7 @@ class Composition:
         """
         return self._server_context(self.task(), weights)
 
-    def _server_context(
-        self, task: Task, weights: Callable[[], Mapping[str, float]] = dict
-    ) -> ServerContext:
+    def _server_context(self, task: Task, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
         return ServerContext(
             self.network,
             self.channels,

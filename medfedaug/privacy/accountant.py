@@ -68,7 +68,7 @@ def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float
 
 @lru_cache(maxsize=2**10)
 def _divergence(noise: float, rate: float) -> np.ndarray:
-    """Rényi divergence of one release, at `ORDERS`: a ledger is asked for the same ones before each release."""
+    """Rényi divergence of one release, at `ORDERS`; a ledger asks for the same ones before each release."""
     rdp = require_opacus().analysis.rdp
     found: np.ndarray = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)
     return found

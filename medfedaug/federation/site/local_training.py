@@ -210,7 +210,7 @@ class LocalTraining:
         cuda = self.device.type == "cuda"
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             if seed is not None:
-                # `torch.manual_seed` also notes the seed for devices that nobody uses, with a stack trace each.
+                # `torch.manual_seed` also notes it for devices that nobody uses, with a stack trace each.
                 torch.default_generator.manual_seed(seed)
             if seed is not None and cuda:
                 with torch.cuda.device(self.device):
