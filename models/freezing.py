@@ -31,6 +31,8 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
         >>> sorted(freeze(net, ["0.*"])), net[0].weight.requires_grad
         (['0.bias', '0.weight'], False)
     """
+    if not patterns:
+        return frozenset()
     entries, frozen = net.state_dict(keep_vars=True), set()
     for pattern in patterns:
         found = {id(value) for name, value in entries.items() if fnmatchcase(name, pattern)}
