@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["call_with", "first_names", "shared_by_name", "trained_entries"]
+__all__ = ["call_with", "first_names", "first_names_of", "shared_by_name", "trained_entries"]
 
 
 def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
@@ -38,8 +38,13 @@ def first_names(net: nn.Module) -> dict[str, str]:
     entries. They are sent, kept and frozen under the first; under the second they would undo it, since a
     state dict is loaded in its order.
     """
+    return first_names_of(net.state_dict(keep_vars=True))
+
+
+def first_names_of(entries: Mapping[str, Tensor]) -> dict[str, str]:
+    """Map entries to first names (`first_names`): those of a state dict that keeps its variables."""
     first: dict[int, str] = {}
-    return {key: first.setdefault(id(value), key) for key, value in net.state_dict(keep_vars=True).items()}
+    return {key: first.setdefault(id(value), key) for key, value in entries.items()}
 
 
 def shared_by_name(net: nn.Module, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:

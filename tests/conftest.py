@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+
+# PyTorch and MONAI make a million objects that live until the end: no collection looks at them, now or later.
+gc.disable()
+
 import json
 import os
 import shutil
@@ -33,9 +37,8 @@ from medfedaug.nvflare_jobs import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
 
-# PyTorch and MONAI make a million objects that live until the end: no collection looks at them again.
-gc.collect()
 gc.freeze()
+gc.enable()
 gc.set_threshold(200_000, 20, 100)
 
 pytest_plugins = ["results"]  # runs that tests of the analysis read

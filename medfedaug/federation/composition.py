@@ -20,7 +20,7 @@ from medfedaug.methods.compatibility import Constraints, check_compatible, const
 from medfedaug.metrics.registry import LOCAL, UNSEEN, whose_model
 from medfedaug.models.freezing import freeze
 from medfedaug.models.sizes import check_size, size_multiple
-from medfedaug.models.substitution import first_names
+from medfedaug.models.substitution import first_names_of
 from medfedaug.tasks import Task
 
 __all__ = ["Composition"]
@@ -74,7 +74,7 @@ class Composition:
                 raise ConfigError(f"network {config.network}: {error}") from error
         self.frozen = _frozen(network, config)
         """Entries that are not trained."""
-        state = network.state_dict()
+        state = network.state_dict(keep_vars=True)
         changed = plain ^ set(state)
         if changed:
             raise ConfigError(f"a method changed the network's entries: {', '.join(sorted(changed)[:3])}")
@@ -97,7 +97,7 @@ class Composition:
             "normalised_by": by[0] if by else None,
         }
         """The network's input: how images are scaled, and the method, or the plan, that normalises them."""
-        names = first_names(network)
+        names = first_names_of(state)
         kept = frozenset[str]().union(*(method.local_entries(network) for method in self.methods))
         self.kept_keys = frozenset(names[key] for key in kept)
         self.personalising = [method.name for method in methods_with(self.methods, "personal_model")]

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
-import pty
 import re
 import shutil
-import subprocess
 import sys
 import unicodedata
 import xml.etree.ElementTree as ET
@@ -20,6 +17,7 @@ from cli_arguments import simulate_args
 from hospitals import Deployment, Hospital
 from nvflare.fuel.utils.log_utils import BaseFormatter, JsonFormatter
 from running import TINY_NETWORK
+from terminal import shown_in_a_terminal
 
 from medfedaug import cli
 from medfedaug.analysis import document as documents
@@ -42,7 +40,6 @@ EVIL = (
     "x\x1b[2J\x1b[H\x9b2J\x1b]0;PWN\x07\x7f\x08\r\nall is well\x0b\x0c\x85\u2028\u2029"
     "\u202e\u2066\u200b\u2060\ufeff\u00ad\u3164\ufe0f\udcff[red][link=http://evil.org]"
 )
-COMMAND = [sys.executable, "-m", "medfedaug"]
 
 
 def bad(text: str) -> list[str]:
@@ -65,24 +62,7 @@ def assert_clean(text: str) -> None:
 
 def in_a_terminal(*args: object) -> str:
     """What a pseudo-terminal gets of a command in a process of its own, but for colours."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(
-        [*COMMAND, *map(os.fsencode, map(str, args))], stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    read = b""
-    while True:
-        try:
-            block = os.read(ours, 65536)
-        except OSError:  # Linux says so when the other side is closed
-            break
-        if not block:
-            break
-        read += block
-    os.close(ours)
-    process.wait()
-    return without_colours(read.decode("utf-8", "surrogateescape").replace("\r\n", "\n"))
+    return without_colours(shown_in_a_terminal(*map(str, args)))
 
 
 def without_colours(text: str) -> str:
