@@ -65,6 +65,20 @@ def _one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _plain_convolutions():
+    """PyTorch's own convolutions: for networks as small as the tests' they need half of oneDNN's time."""
+    torch.backends.mkldnn.enabled = False
+
+
+@pytest.fixture(scope="module")
+def onednn():
+    """oneDNN's convolutions, as processes that a test starts have them: for results equal to the last bit."""
+    torch.backends.mkldnn.enabled = True
+    yield
+    torch.backends.mkldnn.enabled = False
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _decoded_once():
     """Images that many tests read are decoded once, as in `benchmark`; a file that is written anew is not."""
     with keep_decoded(2**28):

@@ -59,6 +59,9 @@ OBLIQUE = np.array(
 TWO_STAGES = {"channels": [4, 8], "strides": [2]}
 NOWHERE = Origin("", None, "")
 
+# MONAI alone predicts in a process of its own.
+pytestmark = pytest.mark.usefixtures("onednn")
+
 RUNS = {
     "slices": ("fedavg", {}),
     "resized": ("fedbn", {"image_size": 40}),
