@@ -1,4 +1,4 @@
-"""What holds for all tests of whole federations."""
+"""Settings for all tests of whole federations."""
 
 from __future__ import annotations
 

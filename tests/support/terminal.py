@@ -14,13 +14,14 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["medfedaug.federation.site.trainer"])
 
 
-def start(terminal: DupFd, *args: str) -> None:
-    """Be the command, in a terminal."""
+def start(terminal: DupFd, environment: dict[str, str], *args: str) -> None:
+    """Run the command in a terminal, with the environment of the test: a copy has that of its original."""
     descriptor = terminal.detach()
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
-    os.environ |= {"TERM": "xterm", "COLUMNS": "100"}
+    os.environ.clear()
+    os.environ |= {**environment, "TERM": "xterm", "COLUMNS": "100"}
     sys.argv = ["medfedaug", *args]
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     assert not {"medfedaug.cli", "rich"} & set(sys.modules)
@@ -28,9 +29,9 @@ def start(terminal: DupFd, *args: str) -> None:
 
 
 def shown_in_a_terminal(*args: str) -> str:
-    """What a pseudo-terminal gets of a command."""
+    """Return the text that a pseudo-terminal gets of a command."""
     ours, theirs = pty.openpty()
-    process = FORKS.Process(target=start, args=(DupFd(theirs), *args))
+    process = FORKS.Process(target=start, args=(DupFd(theirs), dict(os.environ), *args))
     process.start()
     os.close(theirs)
     read = b""

@@ -61,7 +61,7 @@ def assert_clean(text: str) -> None:
 
 
 def in_a_terminal(*args: object) -> str:
-    """What a pseudo-terminal gets of a command in a process of its own, but for colours."""
+    """Return the text that a pseudo-terminal gets of a command in a process of its own, but for colours."""
     return without_colours(shown_in_a_terminal(*map(str, args)))
 
 
