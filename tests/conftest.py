@@ -141,7 +141,7 @@ def tiny_config():
     def make(methods: str = "fedavg", **changes) -> RunConfig:
         settings = changes.pop("settings", None)
         values = {
-            "network_args": TINY_NETWORK,
+            **TINY_NETWORK,
             "rounds": 2,
             "batch_size": 4,
             **changes,

@@ -28,7 +28,7 @@ def finished(phantom_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "run"
     methods = tuple(parse_methods("fedrdn,fedfa", {"fedfa": {"prob": 0.3}}))
     config = configure(
-        find_sites(phantom_dir), methods=methods, network_args=TINY_NETWORK, rounds=1, batch_size=4, seed=3
+        find_sites(phantom_dir), methods=methods, **TINY_NETWORK, rounds=1, batch_size=4, seed=3
     )
     torch.set_num_threads(1)
     simulate(phantom_dir, out, config, engine="inprocess", device="cpu", report=False)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmark_files import write_lgg
 from matplotlib import colors
+from running import TINY_NETWORK
 
 from medfedaug.analysis import load_run, write_report
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
@@ -31,7 +32,7 @@ def trained(phantom_dir, tmp_path_factory):
     config = configure(
         find_sites(phantom_dir),
         methods=({"name": "fedrdn", "args": {}},),
-        network_args={"features": [4, 8, 8, 8, 8, 4]},
+        **TINY_NETWORK,
         rounds=1,
         batch_size=4,
     )
@@ -292,7 +293,7 @@ def test_the_run_of_a_fold_is_shown_with_the_patients_of_its_fold(tmp_path):
     config = configure(
         find_sites(tmp_path / "fold", limit=2),
         methods=({"name": "fedavg", "args": {}},),
-        network_args={"features": [4, 8, 8, 8, 8, 4]},
+        **TINY_NETWORK,
         rounds=1,
         limit=2,
     )
@@ -327,7 +328,7 @@ def test_a_network_without_known_stages_has_cases_without_features(
 ):
     monkeypatch.setattr("medfedaug.analysis.features.known_stages", lambda network: None)
     text = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
-    assert text.count("No picture: the stages of BasicUNet are not known.") == 1
+    assert text.count("No picture: the stages of UNet are not known.") == 1
     assert text.count("data:image/jpeg;base64,") == 2
 
 
@@ -364,7 +365,7 @@ def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp
     config = configure(
         find_sites(phantom_dir),
         methods=({"name": "fedbn", "args": {}},),
-        network_args={"features": [4, 8, 8, 8, 8, 4]},
+        **TINY_NETWORK,
         rounds=1,
         batch_size=4,
     )

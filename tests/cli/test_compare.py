@@ -7,7 +7,7 @@ import json
 import pytest
 from calibrations import fingerprint, write_table
 from results import Page
-from running import TINY_NETWORK
+from running import TINY_AXES
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.prospect import make_prospect
@@ -100,7 +100,7 @@ def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_be
 
 def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     options = ("--seeds", 1, "--rounds", 1, "--device", "cpu", "--out", tmp_path / "trial")
-    options += ("--set", f"network_args={json.dumps(TINY_NETWORK)}")
+    options += tuple(part for axis in TINY_AXES for part in ("--set", axis))
     code, out, err = run("compare", "--data", apart, *options, "--json", tmp_path / "trial.json")
     assert code == 0, err
     assert "trying single, fedavg, norm" in out

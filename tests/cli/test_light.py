@@ -54,7 +54,7 @@ def kit(phantom_dir, tmp_path_factory):
     settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
     hospitals = [Hospital(folder / n, phantom_dir / n, **settings) for n in ("site_A", "site_B")]
     methods = ({"name": "fedfa", "args": {}},)
-    Deployment(hospitals).run(RunConfig(methods=methods, network_args=TINY_NETWORK, rounds=1, batch_size=4))
+    Deployment(hospitals).run(RunConfig(methods=methods, **TINY_NETWORK, rounds=1, batch_size=4))
     return folder / "site_A"
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from hospitals import Deployment, Hospital
-from running import SHARED
+from running import SHARED, TINY_OPTIONS
 
 from medfedaug.errors import RunFailed
 from medfedaug.statistics import load_statistics
@@ -78,7 +78,7 @@ def test_batches_of_one_image_are_named_where_a_method_needs_more(run, make_site
     code, _, err = run(
         *("simulate", "--data", tmp_path / "data", "--out", out, "--methods", methods, "--rounds", 1),
         *("--batch-size", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report"),
-        *("--network-args", '{"features":[4,8,8,8,8,4]}'),
+        *TINY_OPTIONS,
     )
     assert code == 0, err
     said = " ".join(err.split())

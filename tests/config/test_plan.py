@@ -10,7 +10,7 @@ import torch
 from asked_plans import asked, prints_of
 from monai.data import MetaTensor
 from monai.transforms import Orientation
-from running import TINY_NETWORK
+from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.plan import Plan, load_plan, save_plan
 from medfedaug.config.run import Execution
@@ -221,7 +221,7 @@ def volume_config(data, methods="fedavg", plan=VOLUMES, **changes):
     from medfedaug.experiments.simulate import configure
     from medfedaug.methods import parse_methods
 
-    values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 2, **changes}
+    values = {**TINY_NETWORK, "rounds": 1, "batch_size": 2, **changes}
     return configure(find_sites(data), methods=tuple(parse_methods(methods)), plan=plan, **values)
 
 
@@ -297,7 +297,8 @@ def test_scores_are_those_of_the_grid_of_the_file(volumes_dir, tmp_path, run):
     code, _, err = run(
         *("simulate", "--data", volumes_dir, "--out", tmp_path / "run", "--methods", "fedrdn,fedfa"),
         *("--engine", "inprocess", "--rounds", 1, "--plan", plan, "--overlap", 0.25, "--no-report"),
-        *("--network-args", json.dumps(TINY_NETWORK), "--cache", tmp_path / "cache", "--memory", 0),
+        *TINY_OPTIONS,
+        *("--cache", tmp_path / "cache", "--memory", 0),
     )
     assert code == 0, err
     results = json.loads((tmp_path / "run/results.json").read_text())
@@ -366,7 +367,7 @@ def test_the_bytes_of_a_step_are_counted():
 
 def test_a_plan_is_made_by_the_federation_and_kept(volumes_dir, tmp_path, run):
     """`plan` makes of the data what `simulate --plan auto` makes of what the sites send."""
-    options = ("--network-args", json.dumps(TINY_NETWORK), "--plan-memory", 0.02, "--crop", "foreground")
+    options = (*TINY_OPTIONS, "--plan-memory", 0.02, "--crop", "foreground")
     code, out, err = run("plan", "--data", volumes_dir, "--out", tmp_path / "plan.json", *options)
     assert code == 0, err
     assert "of 0.02 GiB" in " ".join(out.split())

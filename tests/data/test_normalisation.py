@@ -113,7 +113,7 @@ def test_a_plan_that_is_made_normalises_by_the_names_of_the_channels():
         prints = prints_of(A=(size, edges if located else (0.0, 0.0, 0.0), cases), B=VOLUME, C=VOLUME)
         for found, high in zip(prints.values(), (200.0, 300.0, 900.0), strict=True):
             found["ct"] = torch.tensor([[-100.0, high, 80.0, 40.0]] * max(1, len(names)))
-        return make_plan(prints, asked(memory=1.0, network_args=TINY_NETWORK, channel_names=names, **changes))
+        return make_plan(prints, asked(memory=1.0, **TINY_NETWORK, channel_names=names, **changes))
 
     plan = made(("CT",)).changes["plan"]
     assert (plan.normalisation, plan.ct_intensities) == (("ct",), (-100.0, 300.0, 80.0, 40.0))

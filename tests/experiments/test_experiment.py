@@ -7,7 +7,6 @@ import json
 
 import pytest
 import yaml
-from running import TINY_NETWORK
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.volumes import VolumeFolder
@@ -17,7 +16,8 @@ from medfedaug.experiments.run_list import plan
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.planner import make_plan
 
-TINY = ("rounds=1", "batch_size=8", f"network_args={json.dumps(TINY_NETWORK)}")
+NETWORK = 'network_args={"features": [4, 8, 8, 8, 8, 4]}'
+TINY = ("rounds=1", "batch_size=8", NETWORK)
 
 
 @pytest.fixture
@@ -86,8 +86,7 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
         "out": "runs",
     }
     file.write_text(yaml.safe_dump(content))
-    network = f"network_args={json.dumps(TINY_NETWORK)}"
-    code, _, err = run(*arguments(None, None, "--experiment", file, "--seeds", 1, "--set", network))
+    code, _, err = run(*arguments(None, None, "--experiment", file, "--seeds", 1, "--set", NETWORK))
     assert code == 0, err
     assert results(out) == [f"{name}/patch_size=[16,16]/seed-0" for name in ("fedavg", "fedfa")]
     record = json.loads((out / "fedfa/patch_size=[16,16]/seed-0/results.json").read_text())

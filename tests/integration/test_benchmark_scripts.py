@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from benchmark_files import write_lgg
 from finished_runs import simulated
+from running import TINY_AXES
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.privacy import epsilon_spent
@@ -171,7 +172,7 @@ def test_an_interrupted_calibration_goes_on_and_its_table_has_what_was_trained(s
 def test_runs_of_a_benchmark_become_rows_of_which_folds_are_one(script, run, tmp_path):
     data, runs, table = tmp_path / "data", tmp_path / "runs", tmp_path / "table.csv"
     make_phantom(data, sites=2, patients=6, shape=(32, 32, 3))
-    small = ["rounds=1", "image_size=32", 'network_args={"features": [4, 4, 4, 4, 4, 4]}']
+    small = ["rounds=1", "image_size=32", *TINY_AXES]
     command = ["--data", data, "--out", runs, "--seeds", 1, "--folds", 3]
     for methods in (["fedavg", "norm"], ["mixstyle"]):
         code, _, err = run("benchmark", *command, "--methods", *methods, "--set", *small)
@@ -305,7 +306,7 @@ def test_accuracy_against_the_noise_of_weights_runs_and_continues(script, phanto
 @pytest.mark.slow
 def test_the_time_of_a_protocol_is_measured(script, tmp_path):
     write_lgg(tmp_path / "lgg_multisite")
-    small = ["--set", 'network_args={"features": [4, 4, 4, 4, 4, 4]}', "--precision", "bfloat16"]
+    small = ["--set", *TINY_AXES, "--precision", "bfloat16"]
     printed = script("protocol.py", "lgg_multisite", "--data", tmp_path, *small, "--rounds", 3)
     assert "a round" in printed
     assert "the protocol's 100 rounds" in printed

@@ -45,7 +45,7 @@ def federations(phantom_dir, tmp_path_factory) -> Path:
         config = configure(
             find_sites(phantom_dir),
             methods=tuple(parse_methods(name, None)),
-            network_args=TINY_NETWORK,
+            **TINY_NETWORK,
             rounds=1,
             batch_size=4,
             limit=1,
@@ -159,7 +159,7 @@ def test_windows_of_volumes_export_at_their_size(phantom_dir, tmp_path):
     config = configure(
         find_sites(phantom_dir),
         methods=tuple(parse_methods("fedavg", None)),
-        network_args=TINY_NETWORK,
+        **TINY_NETWORK,
         plan=Plan(spatial_dims=3, patch_size=(16, 16, 16)),
         rounds=1,
         limit=1,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.decoded_cache import keep_decoded
@@ -21,8 +22,6 @@ from medfedaug.methods.contexts import SiteContext
 from medfedaug.methods.fedrdn import FedRDNServer, FedRDNSite
 from medfedaug.statistics import load_statistics, usable_pairs
 from medfedaug.transforms import FedRDN
-
-TINY = '{"features":[4,8,8,8,8,4]}'
 
 
 def in_files(folder, names=("flair", "t2")):
@@ -107,7 +106,7 @@ def test_a_federation_of_files_and_of_channels(run, make_site, tmp_path):
     code, _, err = run(
         *("simulate", "--data", tmp_path / "data", "--out", tmp_path / "out", "--methods", "fedrdn"),
         *("--rounds", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report"),
-        *("--network-args", TINY),
+        *TINY_OPTIONS,
     )
     assert code == 0, err
     scored = json.loads((tmp_path / "out/results.json").read_text())["test"]["sites"]
@@ -135,7 +134,8 @@ def hospitals(make_site):
 def options(data, out, *extra):
     return (
         *("simulate", "--data", data, "--out", out, "--rounds", 2, "--device", "cpu", "--threads", 1),
-        *("--network-args", TINY, "--no-report", "--engine", "inprocess", *extra),
+        *TINY_OPTIONS,
+        *("--no-report", "--engine", "inprocess", *extra),
     )
 
 
@@ -271,15 +271,13 @@ def test_a_job_says_the_channels_by_name(run, hospitals, tmp_path):
     """`export` takes the names, and a site that is opened for the job finds its places."""
     code, _, err = run(
         *("export", "--methods", "fedrdn", "--rounds", 1, "--min-sites", 2, "--out", tmp_path / "job"),
-        *("--channel-name", "FLAIR", "--channel-name", "T2", "--network-args", TINY),
+        *("--channel-name", "FLAIR", "--channel-name", "T2", *TINY_OPTIONS),
         *("--classes", "background,lesion"),
     )
     assert code == 0, err
     found = "".join(path.read_text() for path in (tmp_path / "job").rglob("*.json"))
     assert '"channel_names": ["FLAIR", "T2"]' in " ".join(found.split()).replace("[ ", "[").replace(" ]", "]")
-    config = RunConfig(
-        channel_names=("FLAIR", "T2"), classes=("background", "lesion"), network_args=json.loads(TINY)
-    )
+    config = RunConfig(channel_names=("FLAIR", "T2"), classes=("background", "lesion"), **TINY_NETWORK)
     assert config.in_channels == 2
     trainer = SiteTrainer(config, hospitals / "B", "cpu")
     trainer.open("B")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from changed_records import SEEDS, TEXTS, changes
 from finished_runs import simulated
-from running import TINY_NETWORK, command
+from running import TINY_OPTIONS, command
 
 from medfedaug.config.plan import Plan
 from medfedaug.runs.folder import is_json_with
@@ -53,7 +53,7 @@ def trained(out: Path, data: Path) -> tuple[object, ...]:
     return (
         *("simulate", "--data", data, "--methods", "fedbn,fedfa", "--out", out, "--engine", "inprocess"),
         *("--rounds", 2, "--threads", 1, "--batch-size", 4, "--no-report", "--limit", 2),
-        *("--network-args", json.dumps(TINY_NETWORK)),
+        *TINY_OPTIONS,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from monai.bundle import ConfigWorkflow
-from running import TINY_NETWORK, command
+from running import command
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.models import ffa_layers
@@ -106,7 +106,7 @@ def test_the_bundle_needs_no_ignite():
 def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path):
     """In a process of its own, as a user starts it: it registers an engine, and starts one for each site."""
     script = EXAMPLES / "process_engine.py"
-    options = ("--data", root, "--rounds", 1, "--network-args", json.dumps(TINY_NETWORK))
+    options = ("--data", root, "--rounds", 1, "--network-args", '{"features": [4, 8, 8, 8, 8, 4]}')
     command_line = [sys.executable, script, *options, "--out", tmp_path / "own"]
     done = subprocess.run(list(map(str, command_line)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
@@ -84,7 +85,7 @@ def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
     }
     assert third.keys() == {"A", "B"}
     assert "expected finite values, got" in third["A"]
-    assert "conv_0.conv_0.conv.weight: expected shape (4, 1, 3, 3), got (1,)" in third["B"]
+    assert "model.0.conv.weight: expected shape (4, 1, 3, 3), got (1,)" in third["B"]
     assert fourth.keys() == {"A", "B"}
     assert "float8" in fourth["B"]
     assert results["rounds"][3]["sites"]["C"]["nested"] == {}
@@ -456,7 +457,8 @@ def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_conf
     arguments = [
         *("simulate", "--data", str(data), "--out", str(out)),
         *("--methods", EVERYTHING, "--rounds", "4", "--batch-size", "4", "--threads", "1"),
-        *("--network-args", json.dumps(config.network_args), "--device", "cpu", "--no-report"),
+        *TINY_OPTIONS,
+        *("--device", "cpu", "--no-report"),
     ]
     command = [sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:

@@ -17,14 +17,14 @@ from dicom_files import write_slices
 from hospitals import Deployment, Hospital
 from label_objects import write_segmentation
 from planted import plant, values
-from running import SHARED
+from running import SHARED, TINY_OPTIONS
 
 from medfedaug.data.base import SPLITS
 
 pytestmark = pytest.mark.slow
 
 LGG = SHARED / "data/lgg_multisite"
-NETWORK = ("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}')
+NETWORK = TINY_OPTIONS
 TRAINING = (
     *("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--rounds", 2, "--local-epochs", 1),
     *(*NETWORK, "--device", "cpu", "--threads", 1, "--no-pictures"),

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 from benchmark_files import write_volume
-
-TINY = '{"features":[4,8,8,8,8,4]}'
+from running import TINY_OPTIONS
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def three_classes(make_site):
 def simulate(run, data, out, *extra):
     return run(
         *("simulate", "--data", data, "--out", out, "--methods", "fedrdn", "--rounds", 2, "--device", "cpu"),
-        *("--threads", 1, "--network-args", TINY, "--no-report", "--engine", "inprocess", *extra),
+        *("--threads", 1, *TINY_OPTIONS, "--no-report", "--engine", "inprocess", *extra),
     )
 
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from benchmark_files import write_volume
-from running import TINY_NETWORK
+from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
 from medfedaug.experiments.simulate import simulate
@@ -37,7 +37,8 @@ def arguments(data, out, *extra):
     return [
         *("simulate", "--data", data, "--out", out, "--engine", "inprocess", "--device", "cpu"),
         *("--rounds", 3, "--batch-size", 4, "--threads", 1, "--no-report"),
-        *("--network-args", json.dumps(TINY_NETWORK), *extra),
+        *TINY_OPTIONS,
+        *extra,
     ]
 
 
@@ -90,8 +91,6 @@ def test_pooled_training_does_without_a_site_that_cannot_be_validated(run, two_s
     code, _, err = run(*arguments(two_sites, out, *pooled, "--resume"))
     assert code == 0, err
     assert "resumed after round 1" in err
-    config = RunConfig(
-        methods=tuple(parse_methods("pooled")), network_args=TINY_NETWORK, rounds=3, batch_size=4
-    )
+    config = RunConfig(methods=tuple(parse_methods("pooled")), **TINY_NETWORK, rounds=3, batch_size=4)
     whole = simulate(two_sites, tmp_path / "whole", config, device="cpu", report=False)
     assert json.loads((out / "results.json").read_text())["test"] == json.loads(json.dumps(whole["test"]))

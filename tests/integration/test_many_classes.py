@@ -63,7 +63,7 @@ def test_labels_above_255_are_trained_on_scored_and_written(run, make_many, tmp_
 
     model = simulated(data, tmp_path / "run", "fedavg", *options)
     weights = torch.load(model / "global_model.pt", weights_only=True)
-    weights["final_conv.bias"][299] += 100  # the one class that it says
+    weights["model.2.conv.bias"][299] += 100  # the one class that it says
     torch.save(weights, model / "global_model.pt")
     rehashed(model)
     out, scores, bundle = tmp_path / "out", tmp_path / "scores.json", tmp_path / "bundle"

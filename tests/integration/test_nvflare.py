@@ -12,7 +12,7 @@ import pytest
 import torch
 from nvflare.apis.fl_context import FLContext
 from reference import same
-from running import TINY_NETWORK, assert_complete, command
+from running import assert_complete, command
 from tracked import from_tensorboard, told
 
 from medfedaug.config.run import Execution, RunConfig
@@ -59,7 +59,7 @@ def simulated(phantom_dir, tmp_path_factory):
         code, printed, err = command(
             *("simulate", "--data", phantom_dir, "--out", out, "--device", "cpu", "--no-pictures"),
             *("--methods", "fedrdn,fedfa,fedbn", "--set", "fedbn.unseen=average", "--rounds", 3),
-            *("--network-args", json.dumps(TINY_NETWORK), "--threads", 1, "--batch-size", 4),
+            *("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--threads", 1, "--batch-size", 4),
             *(("--tracking", "tensorboard") if find_spec("tensorboard") else ()),
         )
     assert code == 0, err

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmark_files import write_volume
 from PIL import Image
+from running import TINY_OPTIONS
 
 
 def refused(run, data, tmp_path):
@@ -190,7 +191,7 @@ def test_slices_voxels_and_names_may_be_few_small_and_odd(run, make_site, tmp_pa
     code, _, err = run(
         *("simulate", "--data", tmp_path / "data", "--out", tmp_path / "out", "--methods", "fedrdn"),
         *("--rounds", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1),
-        *("--network-args", '{"features":[4,8,8,8,8,4]}'),
+        *TINY_OPTIONS,
     )
     assert code == 0, err
     assert "<b>.nii.gz" not in (tmp_path / "out/report.html").read_text()

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from running import TINY_NETWORK
+from running import TINY_OPTIONS
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import make_phantom
@@ -17,7 +17,7 @@ from medfedaug.federation.planning.fingerprint import fingerprint_shapes
 from medfedaug.methods import registry
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/plans.md").read_text(encoding="utf-8")
-SMALL = ("--network-args", json.dumps(TINY_NETWORK))
+SMALL = TINY_OPTIONS
 FAST = {
     "plan": SMALL,
     "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-report"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import uuid
 import psutil
 import pytest
 from filelock import FileLock, Timeout
+from running import TINY_OPTIONS
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.checkpoint import server_checkpoint
@@ -51,7 +51,8 @@ def simulation(phantom_dir, tmp_path, tiny_config):
     arguments = [
         *("simulate", "--data", str(tmp_path / "data"), "--out", str(out)),
         *("--methods", "fedavg", "--rounds", "10000", "--batch-size", "4", "--threads", "1", "--no-report"),
-        *("--network-args", json.dumps(tiny_config().network_args), "--device", "cpu"),
+        *TINY_OPTIONS,
+        *("--device", "cpu"),
     ]
     command = [sys.executable, "-c", "from medfedaug.cli import main; main()", *arguments]
     process = subprocess.Popen(

@@ -17,6 +17,7 @@ import SimpleITK as sitk
 import torch
 from finished_runs import rehashed
 from PIL import Image
+from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import MedFedAugWarning
@@ -24,7 +25,6 @@ from medfedaug.experiments.simulate import configure
 from medfedaug.experiments.simulate import simulate as run_simulation
 
 LENET = ("--network", "lenet5", "--image-size", 32)
-TINY = '{"features":[4,8,8,8,8,4]}'
 
 
 def simulate(run, data, out, *extra):
@@ -101,7 +101,7 @@ def test_a_label_map_elsewhere_than_its_image_is_refused(run, two_sites, tmp_pat
 
 def test_what_headers_round_is_no_distance(run, two_sites, tmp_path):
     place(two_sites[1] / "labels/3.nii.gz", shifted(0.05))
-    assert simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)[0] == 0
+    assert simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)[0] == 0
 
 
 def copied(folder):
@@ -174,7 +174,7 @@ def test_files_that_only_look_alike_are_no_copies(run, two_sites, tmp_path):
                 sitk.WriteImage(sitk.GetImageFromArray(voxels.T), folder / target)
                 row[kind] = target
         (folder / "dataset.json").write_text(json.dumps(content))
-    assert simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)[0] == 0
+    assert simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)[0] == 0
     shutil.rmtree(tmp_path / "out")
     shutil.copytree(two_sites[0] / "0", two_sites[0] / "9")
     edit(two_sites[0], lambda c: c["test"][0].update(image="9/flair.mhd", label="9/label.mha"))
@@ -238,13 +238,13 @@ def test_classes_of_another_name_or_order_are_refused(run, two_sites, tmp_path):
     refused(run, tmp_path, "site B", "label 0 is 'lesion', and 'background' for site A")
     for name in ("Lesion", "foreground"):
         edit(two_sites[1], lambda c, name=name: c["labels"].update({"0": "background", "1": name}))
-        code, said = simulate(run, tmp_path / "data", tmp_path / name, "--network-args", TINY)
+        code, said = simulate(run, tmp_path / "data", tmp_path / name, *TINY_OPTIONS)
         assert code == 0, said
 
 
 def test_a_job_of_other_classes_is_refused_by_the_site(run, two_sites, tmp_path):
     """A model of vessels is no model of lesions, nor is a job."""
-    assert simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)[0] == 0
+    assert simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)[0] == 0
     results = tmp_path / "out/results.json"
     record = json.loads(results.read_text())
     assert record["config"]["classes"] == ["background", "lesion"]
@@ -265,7 +265,7 @@ def test_paths_that_climb_out_of_the_sites_folder_are_refused(run, two_sites, tm
     (two_sites[1] / "images/3.nii.gz").rename(tmp_path / "far.nii.gz")
     (two_sites[1] / "images/3.nii.gz").symlink_to(tmp_path / "far.nii.gz")
     edit(two_sites[1], lambda c: c["test"][0].update(image="labels/../images/3.nii.gz"))
-    code, said = simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)
+    code, said = simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)
     assert code == 0, said
 
 
@@ -294,7 +294,7 @@ def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine
     for index in cases:
         for kind in ("images", "labels"):
             place(two_sites[1] / f"{kind}/{index}.nii.gz", affine)
-    code, said = simulate(run, tmp_path / "data", tmp_path / "out", "--network-args", TINY)
+    code, said = simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)
     assert code == 0, said
     assert said.count("warning") == bool(words) * (2 if cases == (1,) else 1)
     for word in words:
@@ -361,27 +361,27 @@ def test_images_whose_white_is_not_known_are_refused(run, make_photos, tmp_path,
 SPOILT = {
     "empty": (
         dict.clear,
-        "lacks 118 of the 118 entries that its run's network shares: conv_0.conv_0.conv.weight",
+        "lacks 26 of the 26 entries that its run's network shares: model.0.conv.weight",
     ),
     "one entry missing": (
-        lambda model: model.pop("final_conv.bias"),
-        "lacks 1 of the 118 entries that its run's network shares: final_conv.bias",
+        lambda model: model.pop("model.2.conv.bias"),
+        "lacks 1 of the 26 entries that its run's network shares: model.2.conv.bias",
     ),
     "NaN": (
         lambda model: [value.fill_(float("nan")) for value in model.values() if value.is_floating_point()],
         "NaN or infinite values in",
     ),
     "one infinity": (
-        lambda model: model["final_conv.bias"].fill_(float("inf")),
-        "NaN or infinite values in 1 entries: final_conv.bias",
+        lambda model: model["model.2.conv.bias"].fill_(float("inf")),
+        "NaN or infinite values in 1 entries: model.2.conv.bias",
     ),
     "another network": (
         lambda model: model.update(more=torch.zeros(2)),
         "its run's network has no entries more",
     ),
     "another shape": (
-        lambda model: model.update({"final_conv.bias": torch.zeros(3)}),
-        "final_conv.bias has the shape (3,), in its run's network (2,)",
+        lambda model: model.update({"model.2.conv.bias": torch.zeros(3)}),
+        "model.2.conv.bias has the shape (3,), in its run's network (2,)",
     ),
 }
 
@@ -391,7 +391,7 @@ def finished(tmp_path_factory, phantom_dir):
     """A finished run, whose model the tests spoil."""
     out = tmp_path_factory.mktemp("finished") / "out"
     sites = find_sites(phantom_dir)
-    config = configure(sites, rounds=1, network_args=json.loads(TINY))
+    config = configure(sites, rounds=1, **TINY_NETWORK)
     run_simulation(phantom_dir, out, config, engine="inprocess", device="cpu")
     return out
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
 import torch
 from installed_package import install
-from running import TINY_NETWORK
+from running import TINY_OPTIONS
 
 HEADING = "## The commonest method of your own: a transform"
 
@@ -28,8 +27,7 @@ def test_the_transform_of_the_page_trains_repeats_and_has_options(contrast, phan
         code, _, err = run(
             *("simulate", "--data", phantom_dir, "--methods", methods, "--rounds", 1, "--local-epochs", 1),
             *(
-                "--network-args",
-                json.dumps(TINY_NETWORK),
+                *TINY_OPTIONS,
                 "--engine",
                 "inprocess",
                 "--no-report",

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from running import TINY_NETWORK
+from running import TINY_AXES, TINY_OPTIONS
 from written_series import series
 
 from medfedaug.data.datasets.phantom import make_phantom
@@ -19,11 +19,11 @@ from medfedaug.methods import registry
 from medfedaug.statistics import load_statistics
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/use.md").read_text(encoding="utf-8")
-SMALL = ("--network-args", json.dumps(TINY_NETWORK))
+SMALL = TINY_OPTIONS
 FAST = {
     "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-report"),
     "predict": ("--device", "cpu"),
-    "benchmark": ("--set", "rounds=1", f"network_args={json.dumps(TINY_NETWORK)}", "--no-pictures"),
+    "benchmark": ("--set", "rounds=1", *TINY_AXES, "--no-pictures"),
     "bundle": (),
     "statistics": (),
     "card": (),

@@ -10,6 +10,7 @@ import torch
 from opacus.accountants import RDPAccountant
 from reference import assert_models
 from robust import PLAN, SITES, by_hand
+from running import TINY_ARGS
 from torch import nn
 
 from medfedaug.config.run import Execution
@@ -210,15 +211,13 @@ def test_what_leaves_without_its_noise_is_refused(two_sites, beside):
 
 def test_running_statistics_are_refused_unless_they_stay(tiny_config):
     with pytest.raises(ConfigError, match=r"running statistics.*running_mean.*\"norm\": \"instance\""):
-        FederationServer(tiny_config("dp_fedavg", network_args={"features": [4] * 6, "norm": "batch"}))
+        FederationServer(tiny_config("dp_fedavg", network_args={**TINY_ARGS, "norm": "batch"}))
     for methods in ("dp_fedavg,fedbn", "dp_fedavg,silobn"):
-        FederationServer(tiny_config(methods, network_args={"features": [4] * 6, "norm": "batch"}))
+        FederationServer(tiny_config(methods, network_args={**TINY_ARGS, "norm": "batch"}))
     unseen = {"silobn": {"unseen": "average"}}
     with pytest.raises(ConfigError, match="silobn provides exchange"):
         FederationServer(
-            tiny_config(
-                "dp_fedavg,silobn", settings=unseen, network_args={"features": [4] * 6, "norm": "batch"}
-            )
+            tiny_config("dp_fedavg,silobn", settings=unseen, network_args={**TINY_ARGS, "norm": "batch"})
         )
 
 

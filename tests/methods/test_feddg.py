@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import UNEVEN, Draws, assert_models, federated_averaging, images_of
+from running import TINY_NETWORK
 from scipy import ndimage
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -190,7 +191,7 @@ def test_images_of_another_size_have_other_low_frequencies(pictures, make_region
     found = [site for site in find_sites(pictures) if site.name in "AD"]
     for band in (BAND, 0.0):
         methods = parse_methods("feddg", {"feddg": {"band": band}})
-        config = configure(found, methods=methods, rounds=1, network_args={"features": [4] * 6})
+        config = configure(found, methods=methods, rounds=1, **TINY_NETWORK)
         if band:
             with pytest.raises(RunFailed, match=r"6 low frequencies where site A has 3: images of other"):
                 run_in_process(config, pictures, "AD", "cpu")

@@ -9,6 +9,7 @@ import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, layers
 from monai.networks.nets import BasicUNet
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, step_down
+from running import TINY_ARGS
 from torch import nn
 
 from medfedaug.errors import ConfigError
@@ -111,8 +112,8 @@ def test_arguments_out_of_range_are_named(spec, words):
 
 @pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "silobn"])
 def test_a_network_without_batch_norm_is_refused_with_the_way_out(tiny_config, methods):
-    config = tiny_config(methods, network_args={"features": [4, 8, 8, 8, 8, 4], "norm": "group"})
-    with pytest.raises(ConfigError, match=r"BasicUNet has no .*norm='batch'"):
+    config = tiny_config(methods, network_args={**TINY_ARGS, "norm": ["group", {"num_groups": 1}]})
+    with pytest.raises(ConfigError, match=r"UNet has no .*norm='batch'"):
         Composition(config)
 
 

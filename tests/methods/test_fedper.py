@@ -40,7 +40,7 @@ def test_a_site_that_did_not_train_has_no_last_layer_and_no_score(federate):
 
 
 def test_the_last_layer_of_a_unet_is_its_last_convolution(tiny_config):
-    composition = Composition(tiny_config("fedper"))
+    composition = Composition(tiny_config("fedper", network="basicunet", network_args={"features": [4] * 6}))
     assert composition.kept_keys == {"final_conv.weight", "final_conv.bias"}
 
 

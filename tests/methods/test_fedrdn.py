@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
+from running import TINY_OPTIONS
 from torch import nn
 
 from medfedaug.methods import (
@@ -70,7 +71,7 @@ def test_what_is_exchanged_are_the_statistics_of_images_as_the_network_sees_them
     else:
         root = make_site("A", shape=(40, 32, 4)).parent
         make_site("B", shape=(40, 32, 4))
-        options += ["--network-args", '{"features": [4, 4, 4, 4, 4, 4]}']
+        options += TINY_OPTIONS
         expected = {site: equation_5(volumes(root, site)) for site in sites}
     out = tmp_path / "out"
     command = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, same, step_down
+from running import TINY_ARGS
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 
@@ -80,6 +81,6 @@ def test_fixbn_refuses_what_it_cannot_do(phantom_dir, tiny_config):
         FixBN(exploration=2)
     with pytest.raises(ConfigError, match="fixbn: Sequential has no batch norm that keeps statistics"):
         FixBN().prepare_network(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
-    args = {"features": [4, 4, 8, 8, 8, 4], "norm": "instance"}
-    with pytest.raises((ConfigError, RunFailed), match="fixbn: BasicUNet has no batch norm"):
+    args = {**TINY_ARGS, "norm": "instance"}
+    with pytest.raises((ConfigError, RunFailed), match="fixbn: UNet has no batch norm"):
         run_in_process(tiny_config("fixbn", network_args=args), phantom_dir, ["site_A"], "cpu")

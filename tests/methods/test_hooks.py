@@ -23,7 +23,7 @@ from medfedaug.methods.base import (
 from medfedaug.privacy import PrivacyPolicy
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has no training cases
-KEPT = "down_1.convs.conv_0.adn.N.bias"
+KEPT = "model.1.submodule.0.adn.N.bias"
 
 
 def hooks(cls) -> set[str]:

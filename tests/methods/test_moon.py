@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from reference import UNEVEN, assert_models, copied, descend, federated_averaging, same
+from running import TINY_ARGS
 from small_networks import SEGMENTING
 from torch import nn
 
@@ -110,7 +111,7 @@ def test_of_a_feature_map_the_mean_over_space_is_compared():
 
 def test_moon_for_nothing_is_fedavg_to_the_bit(phantom_dir, tiny_config):
     """Its passes draw nothing and change no statistics, also beside layers that do."""
-    args = {"features": [4, 4, 8, 8, 8, 4], "dropout": 0.2}
+    args = {**TINY_ARGS, "dropout": 0.2}
     settings = {"moon": {"weight": 1e-30}}
     idle = run_in_process(
         tiny_config("fedfa,moon,fedbn", settings=settings, network_args=args), phantom_dir, SITES, "cpu"

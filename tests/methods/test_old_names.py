@@ -38,7 +38,7 @@ class Keeper(Method):
     needs_global_start = True
 
     def kept_at_site(self, network):
-        return frozenset(key for key in network.state_dict() if key.startswith("final_conv"))
+        return frozenset(key for key in network.state_dict() if key.startswith("model.2.conv"))
 
     def at_site(self, context):
         return KeeperSite(context)
@@ -55,7 +55,9 @@ def test_a_method_with_old_names_keeps_and_scores_what_it_did(keeper, tiny_confi
         server = run_in_process(
             tiny_config("keeper", rounds=1), phantom_dir, ["site_A", "site_B", "site_C"], "cpu"
         )
-    assert not any(key.startswith("final_conv") for key in server.shared)
+    kept = {"model.2.conv.weight", "model.2.conv.bias"}
+    assert kept <= server.state.keys()
+    assert kept.isdisjoint(server.shared)
     # An unseen site is scored with what the method falls back to.
     assert server.results()["test"]["unseen"]["site_C"]["dice"] is not None
     said = {str(one.message).partition(";")[0] for one in warned}

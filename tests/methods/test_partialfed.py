@@ -145,7 +145,7 @@ def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_conf
     trainer.open("site_A")
     trainer.enter_run(run)
     kept = sorted(trainer.kept_keys)
-    assert kept == ["final_conv.bias", "final_conv.weight"]
+    assert kept == ["model.2.conv.bias", "model.2.conv.weight"]
     initial = {key: value.clone() for key, value in trainer.network.state_dict().items()}
     sent = trainer.train(1).weights
     own = {key: trainer.network.state_dict()[key].clone() for key in kept}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from monai.utils import CommonKeys as Keys
 from reference import Recorder, assert_same, descend, entries, pixels, same
+from running import TINY_NETWORK
 
 from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
@@ -35,7 +36,7 @@ def simulated(phantom_dir, tmp_path_factory):
         out = tmp_path_factory.mktemp(name) / "out"
         config = RunConfig(
             methods=({"name": name},),
-            network_args={"features": [4, 8, 8, 8, 8, 4]},
+            **TINY_NETWORK,
             rounds=2,
             batch_size=4,
         )

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from running import TINY_OPTIONS
 
 from medfedaug.analysis import load_run, patient_table, summary_table, write_report
 from medfedaug.analysis.report_summary import answer
@@ -78,9 +79,9 @@ def test_one_class_for_all_images(recalls, nothing):
 
 def test_a_run_that_learned_nothing_says_so_in_the_terminal_and_on_its_page(run, phantom_dir, tmp_path):
     """It starts from a network that calls everything background, with a learning rate that moves nothing."""
-    last = {"final_conv.weight": torch.zeros(2, 4, 1, 1), "final_conv.bias": torch.tensor([5.0, -5.0])}
+    last = {"model.2.conv.weight": torch.zeros(8, 2, 3, 3), "model.2.conv.bias": torch.tensor([5.0, -5.0])}
     torch.save(last, tmp_path / "background.pt")
-    small = ["--network-args", '{"features": [4, 4, 4, 4, 4, 4]}', "--rounds", "1", "--engine", "inprocess"]
+    small = [*TINY_OPTIONS, "--rounds", "1", "--engine", "inprocess"]
     still = ["--lr", "1e-12", "--limit", "2", "--no-pictures", "--init", str(tmp_path / "background.pt")]
     where = ["--data", str(phantom_dir), "--out", str(tmp_path / "r")]
     code, _, err = run("simulate", *where, "--methods", "fedavg", *small, *still)

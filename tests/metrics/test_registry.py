@@ -10,6 +10,7 @@ from statistics import fmean
 import pytest
 from installed_package import install
 from results import Page
+from running import TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -50,8 +51,7 @@ def test_a_metric_of_a_package_is_in_the_results_and_in_the_report(run, package,
         "--no-pictures",
     )
     network = (
-        "--network-args",
-        '{"features": [4, 8, 8, 8, 8, 4]}',
+        *TINY_OPTIONS,
         "--engine",
         "inprocess",
         "--device",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from results import Page
+from running import TINY_ARGS
 from scipy.stats import t as student_t
 
 from medfedaug.experiments.simulate import simulate
@@ -313,7 +314,8 @@ def test_three_classes_from_the_command_to_the_page(run, tmp_path):
     """Every score by class of the run again from its label maps, on each site's own grid."""
     assert run("phantom", "--out", tmp_path / "data", "--sites", 2, "--patients", 3, "--classes", 3)[0] == 0
     arguments = ("--data", tmp_path / "data", "--rounds", 3, "--lr", 0.01, "--engine", "inprocess")
-    network = ("--network-args", '{"features": [4, 8, 8, 8, 8, 4], "norm": "instance"}', "--batch-size", 4)
+    instance = json.dumps({**TINY_ARGS, "norm": "instance"})
+    network = ("--network", "unet", "--network-args", instance, "--batch-size", 4)
     plain = ("--methods", "fedavg", "--surface-tolerance", 4, "--no-pictures", "--device", "cpu")
     out = tmp_path / "out"
     code, printed, err = run("simulate", *arguments, *network, *plain, "--out", out)

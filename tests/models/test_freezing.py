@@ -22,7 +22,7 @@ def matching(config):
 )
 def test_frozen_entries_neither_change_nor_travel_to_the_server(phantom_dir, tiny_config, methods):
     plain = tiny_config(methods, rounds=2, limit=1)
-    config = tiny_config(methods, rounds=2, limit=1, freeze=["conv_0.*", "down_*.convs.conv_0.*"])
+    config = tiny_config(methods, rounds=2, limit=1, freeze=["model.0.*", "*.submodule.0.adn.*"])
     before = Composition(config).network.state_dict()
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     frozen = matching(config)
@@ -42,18 +42,18 @@ def test_frozen_entries_neither_change_nor_travel_to_the_server(phantom_dir, tin
 
 def test_running_statistics_that_match_are_used_in_training(phantom_dir, tiny_config):
     """A norm whose weights alone are frozen goes on to follow its batches."""
-    config = tiny_config(rounds=1, limit=1, freeze=["conv_0.*.weight"])
+    config = tiny_config(rounds=1, limit=1, freeze=["model.0.*.weight"])
     before = Composition(config).network.state_dict()
     server = run_in_process(config, phantom_dir, SITES, "cpu")
-    mean = "conv_0.conv_0.adn.N.running_mean"
+    mean = "model.0.adn.N.running_mean"
     assert not torch.equal(server.state[mean], before[mean])
-    assert torch.equal(server.state["conv_0.conv_0.conv.weight"], before["conv_0.conv_0.conv.weight"])
+    assert torch.equal(server.state["model.0.conv.weight"], before["model.0.conv.weight"])
 
 
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
-        (["encoder.*"], r"freeze: no entry matches 'encoder\.\*'; entries are for instance conv_0"),
+        (["encoder.*"], r"freeze: no entry matches 'encoder\.\*'; entries are for instance model\.0"),
         (["*"], "freeze: no parameter is left to be trained"),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_plan_that_is_made_supervises_networks_that_have_heads():
     no, reasons = made(**small, given=["deep_supervision"], plan=Plan())
     assert not no
     assert reasons["deep_supervision no"] == "given"
-    assert not made(network_args=TINY_NETWORK)[0]
+    assert not made(**TINY_NETWORK)[0]
 
 
 def test_one_head_is_left_alone_and_anything_else_is_refused():

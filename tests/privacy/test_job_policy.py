@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from hospitals import Deployment, Hospital
-from running import TINY_NETWORK
+from running import TINY_ARGS
 from small_networks import needs_einops
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -88,8 +88,8 @@ REFUSED = {
     ),
     "a large model": (
         {},
-        {"max_model_mb": 0.01},
-        "and the site's rule max_model_mb is 0.01",
+        {"max_model_mb": 0.005},
+        "and the site's rule max_model_mb is 0.005",
         "",
     ),
     "a large exchange": (
@@ -117,7 +117,7 @@ def test_no_job_learns_whether_a_file_exists(hospital, tiny_config, tmp_path, ar
     told = []
     for file in (there, tmp_path / "nowhere.pt"):
         named = json.loads(json.dumps(args).replace("FILE", str(file)))
-        site.start(tiny_config(network_args={**TINY_NETWORK, **named}), "job-1")
+        site.start(tiny_config(network_args={**TINY_ARGS, **named}), "job-1")
         error = site.answer(Request("prepare")).error
         assert error
         told.append(error.replace(str(file), "FILE"))
@@ -363,7 +363,7 @@ def test_a_server_cannot_change_a_job_that_was_admitted(hospital, tiny_config):
     site = hospital()
     site.start(tiny_config(), "job-1")
     assert not site.answer(Request("prepare")).error
-    planned = {"batch_size": 1, "plan": {}, "network_args": TINY_NETWORK}
+    planned = {"batch_size": 1, "plan": {}, "network_args": TINY_ARGS}
     assert "a plan for a job that is not planned" in site.answer(Request("prepare", planned=planned)).error
     # What was planned is under the same rules.
     config = tiny_config(planning={"memory": 1.0})
@@ -422,7 +422,7 @@ def test_noise_is_not_promised_where_training_starts_from_weights_of_the_site(ho
     noise = {"min_images": 1, "noise_multiplier": 1.0, "max_epsilon": 500.0}
     clip = {"feature_mean": [-3, 3], "feature_std": [0, 3]}
     site.set(data=str(site.data), device="cpu", privacy={**noise, "clip": clip}, jobs={"min_cases": 1})
-    network = {**TINY_NETWORK, "norm": "instance"}
+    network = {**TINY_ARGS, "norm": "instance"}
     for methods, refused in (("fedfa", False), ("fedfa,partialfed_adaptive", True)):
         config = tiny_config(methods, network_args=network)
         site.start(config, f"job-{methods}")

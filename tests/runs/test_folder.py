@@ -6,19 +6,18 @@ import json
 
 import pytest
 import torch
-from running import SHARED
+from running import SHARED, TINY_OPTIONS
 
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.server.checkpoint import load_checkpoint, server_checkpoint
 from medfedaug.runs.folder import make_workspace
 
-TINY = '{"features":[4,8,8,8,8,4]}'
-
 
 def command(data, out, *extra, methods="fedavg"):
     return [
         *("simulate", "--data", data, "--out", out, "--methods", methods, "--rounds", 1, "--threads", 1),
-        *("--network-args", TINY, "--engine", "inprocess", "--device", "cpu", "--no-report", *extra),
+        *TINY_OPTIONS,
+        *("--engine", "inprocess", "--device", "cpu", "--no-report", *extra),
     ]
 
 

@@ -7,7 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from running import TINY_NETWORK
+from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.analysis import load_run, summary_table
 from medfedaug.config.run import RunConfig
@@ -23,8 +23,6 @@ from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.doctor import examine
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.statistics import load_statistics
-
-TINY = '{"features": [4, 8, 8, 8, 8, 4]}'
 
 
 def weights(folder):
@@ -44,7 +42,7 @@ def runs(phantom_dir, tmp_path_factory):
         name = (methods, intensity, *sorted(changes.items()))
         if name not in made:
             out = tmp_path_factory.mktemp("run") / f"{methods}-{intensity}"
-            values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 4, **changes}
+            values = {**TINY_NETWORK, "rounds": 1, "batch_size": 4, **changes}
             config = RunConfig(methods=tuple(parse_methods(methods)), intensity=intensity, **values)
             simulate(phantom_dir, out, config, engine="inprocess", device="cpu")
             made[name] = out
@@ -201,7 +199,7 @@ def test_statistics_names_a_site_with_several_scales(run, three_scales, phantom_
     ("intensity", "advice"), [("raw", "use --intensity scale"), ("scale", "--intensity scale, as here")]
 )
 def test_simulate_names_a_site_with_several_scales(run, three_scales, tmp_path, intensity, advice):
-    options = ("--methods", "fedrdn", "--rounds", 1, "--network-args", TINY, "--threads", 1, "--limit", 3)
+    options = ("--methods", "fedrdn", "--rounds", 1, *TINY_OPTIONS, "--threads", 1, "--limit", 3)
     engine = ("--engine", "inprocess", "--device", "cpu", "--no-pictures")
     code, out, err = run(
         "simulate",

@@ -12,7 +12,6 @@ import pytest
 import torch
 from finished_runs import FEW, balanced, dice_of, rehashed, simulated
 from PIL import Image
-from running import TINY_NETWORK
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.photographs import load_label_photograph
@@ -42,16 +41,8 @@ def maps(out: Path) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def normalised(tmp_path_factory, phantom_dir) -> Path:
     """A run that normalises with the site's statistics, and leaves running statistics at the sites."""
-    settings = ("--network-args", json.dumps({**TINY_NETWORK, "norm": "batch"}), "--set", "silobn.unseen=own")
-    run = simulated(
-        phantom_dir,
-        tmp_path_factory.mktemp("run") / "run",
-        "fedrdn,silobn",
-        *FEW,
-        "--network",
-        "basicunet",
-        *settings,
-    )
+    out = tmp_path_factory.mktemp("run") / "run"
+    run = simulated(phantom_dir, out, "fedrdn,silobn", *FEW, "--set", "silobn.unseen=own")
     return balanced(run, phantom_dir, "site_A")
 
 
@@ -208,8 +199,7 @@ def test_prediction_opens_no_ledger_and_keeps_no_rounds(run, phantom_dir, tmp_pa
 
 
 def test_adapters_are_those_of_the_run_and_fine_tuning_is_left_out(run, phantom_dir, tmp_path):
-    network = ("--network-args", json.dumps({**TINY_NETWORK, "norm": "batch"}), "--network", "basicunet")
-    model = simulated(phantom_dir, tmp_path / "run", "fedfd_a,finetune", *network, *FEW)
+    model = simulated(phantom_dir, tmp_path / "run", "fedfd_a,finetune", *FEW)
     balanced(model, phantom_dir, "site_C")
     # Adapters that choose an image's own statistics, by their last bias.
     exchange = torch.load(model / "global_exchange.pt", weights_only=True)

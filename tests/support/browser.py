@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from running import TINY_NETWORK
 
 from medfedaug.analysis import write_report
 from medfedaug.data.sites import find_sites
@@ -80,7 +81,7 @@ def page(phantom_dir, tmp_path_factory):
     config = configure(
         find_sites(phantom_dir),
         methods=({"name": "fedrdn", "args": {}}, {"name": "fedfa", "args": {}}),
-        network_args={"features": [4, 8, 8, 8, 8, 4]},
+        **TINY_NETWORK,
         rounds=1,
         batch_size=4,
     )

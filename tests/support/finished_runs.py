@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from monai.utils import CommonKeys as Keys
-from running import TINY_NETWORK, command
+from running import TINY_OPTIONS, command
 
 from medfedaug.federation.server.output import file_hashes
 from medfedaug.runs.finished_run import FinishedRun
@@ -18,7 +18,7 @@ FEW = ("--limit", 1)  # cases of each split and site
 
 def simulated(data: Path, out: Path, methods: str, *options) -> Path:
     """A run of one round over the sites in a folder."""
-    network = [] if "--network" in options else ["--network-args", json.dumps(TINY_NETWORK)]
+    network = [] if "--network" in options else [*TINY_OPTIONS]
     code, _, err = command(
         *("simulate", "--data", data, "--methods", methods, "--out", out, "--engine", "inprocess"),
         *("--rounds", 1, "--threads", 1, "--batch-size", 4, "--no-report", *network, *options),
@@ -43,7 +43,7 @@ def balanced(run: Path, data: Path, site: str) -> Path:
     image = trainer.evaluation_transform()({Keys.IMAGE: case.image})[Keys.IMAGE]
     logits = trainer.task.logits(trainer.network, image, trainer.device, 4, case.placement)
     weights = torch.load(run / "global_model.pt", weights_only=True)
-    (key,) = [key for key in weights if key.startswith("final_conv") and key.endswith("bias")]
+    *_, key = (name for name in weights if name.endswith("bias"))
     # Some voxels of each class, but for those that are near the border of two by rounding.
     for index in range(1, len(logits)):
         apart = (logits[index] - logits[0]).flatten().double().sort().values

@@ -17,7 +17,11 @@ from medfedaug.federation.composition import Composition
 from medfedaug.statistics import load_statistics
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
-TINY_NETWORK = {"features": [4, 8, 8, 8, 8, 4]}
+TINY_ARGS = {"channels": [4, 8, 8], "strides": [2, 2], "num_res_units": 0, "act": "relu"}
+TINY_NETWORK = {"network": "unet", "network_args": TINY_ARGS}
+"""Settings of a U-Net of three levels, a step of which takes a fifth of that of the default, as narrow."""
+TINY_OPTIONS = ("--network", "unet", "--network-args", json.dumps(TINY_ARGS))
+TINY_AXES = ("network=unet", f"network_args={json.dumps(TINY_ARGS)}")
 
 
 def command(*args) -> tuple[int, str, str]:

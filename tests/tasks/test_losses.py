@@ -8,6 +8,7 @@ import pytest
 import torch
 from monai.losses import DiceCELoss, HausdorffDTLoss
 from outside_package import outside_package as outside_package
+from running import TINY_OPTIONS
 from torch import nn
 
 from medfedaug.config.run import RunConfig, recorded_settings
@@ -123,7 +124,7 @@ def test_the_command_takes_loss_and_schedule(run, phantom_dir, tmp_path):
     def simulate(out, *more):
         return run(
             *("simulate", "--data", phantom_dir, "--methods", "fedmix,fedfa", "--set", "fedmix.group=2"),
-            *("--out", tmp_path / out, "--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--rounds", 2),
+            *("--out", tmp_path / out, *TINY_OPTIONS, "--rounds", 2),
             *("--limit", 1, "--engine", "inprocess", "--device", "cpu", "--no-report", *more),
         )
 

@@ -152,7 +152,7 @@ def evil_entries(book: JobBook) -> list[JobEntry]:
     """A book as an earlier version wrote it: each setting, and all that is told of a job."""
     entries = []
     for name, value in evil_settings(RunConfig):
-        config = {**RunConfig(network_args=TINY_NETWORK, purpose="a test").to_dict(), name: value}
+        config = {**RunConfig(**TINY_NETWORK, purpose="a test").to_dict(), name: value}
         origin = Origin(**{f.name: EVIL for f in dataclasses.fields(Origin) if str(f.type) == "str"})
         decision = Decision(
             **{f.name: EVIL if str(f.type) == "str" else 1.0 for f in dataclasses.fields(Decision)}

@@ -116,7 +116,7 @@ def test_a_series_without_anything_found_has_a_segmentation_too(run, phantom_dir
     for name in ("results.json", "global_model.pt"):
         (empty / name).write_bytes((model / name).read_bytes())
     weights = torch.load(empty / "global_model.pt", weights_only=True)
-    weights["final_conv.bias"][0] += 1000
+    weights["model.2.conv.bias"][0] += 1000
     torch.save(weights, empty / "global_model.pt")
     rehashed(empty)
     folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from installed_package import install
+from running import TINY_OPTIONS
 
 from medfedaug.data.io import formats
 from medfedaug.data.io.base import ImageFormat
@@ -20,7 +21,7 @@ from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process
 from medfedaug.utils import plugins
 
-NETWORK = ("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--batch-size", 4, "--device", "cpu")
+NETWORK = (*TINY_OPTIONS, "--batch-size", 4, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")

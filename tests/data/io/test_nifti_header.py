@@ -11,9 +11,10 @@ import zlib
 import nibabel
 import numpy as np
 import pytest
+from running import TINY_OPTIONS
 
 OPTIONS = ("--methods", "fedavg", "--rounds", 1, "--engine", "inprocess", "--no-report")
-NETWORK = ("--network-args", '{"features": [4, 4, 4, 4, 4, 4]}')
+NETWORK = TINY_OPTIONS
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, PngImagePlugin
-from running import SHARED
+from running import SHARED, TINY_OPTIONS
 
 from medfedaug.analysis.case_views import case_picture, extreme_cases
 from medfedaug.analysis.intensities import intensity_histograms
@@ -149,13 +149,11 @@ def test_photographs_have_one_scale_and_lie_as_columns_and_rows(make_pictures):
     assert site.scaling == deep.scaling == "fixed"
 
 
-TINY = '{"features":[4,8,8,8,8,4]}'
-
-
 def run_options(data, out, *extra):
     return (
         *("simulate", "--data", data, "--out", out, "--rounds", 1, "--threads", 1, "--device", "cpu"),
-        *("--network-args", TINY, "--batch-size", 2, "--no-report", *extra),
+        *TINY_OPTIONS,
+        *("--batch-size", 2, "--no-report", *extra),
     )
 
 

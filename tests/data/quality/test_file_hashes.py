@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmark_files import write_volume
+from running import TINY_OPTIONS
 
 from medfedaug.data.quality import file_hashes
 from medfedaug.data.sites import open_site
@@ -83,7 +84,7 @@ CHANGES = {
 def test_a_run_is_not_continued_with_other_files(interrupted, tmp_path, run, reason):
     CHANGES[reason](tmp_path / "data")
     before = sorted(path for path in (tmp_path / "out").rglob("*"))
-    config = ("--network-args", '{"features": [4, 8, 8, 8, 8, 4]}', "--batch-size", 4, "--rounds", 2)
+    config = (*TINY_OPTIONS, "--batch-size", 4, "--rounds", 2)
     code, _, err = run(
         *("simulate", "--data", tmp_path / "data", "--out", tmp_path / "out", "--methods", "fedavg"),
         *(*config, "--engine", "inprocess", "--device", "cpu", "--resume"),

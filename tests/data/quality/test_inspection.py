@@ -17,6 +17,7 @@ import torch
 from benchmark_files import write_volume
 from browser import CHROMIUM, probe
 from results import Page
+from running import TINY_NETWORK
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
@@ -374,7 +375,7 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
     assert "Images lie far from 0" in Page((tmp_path / "i.html").read_text()).text
 
     folders = find_sites(tmp_path / "data")
-    config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, network_args={"features": [4] * 6})
+    config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, **TINY_NETWORK)
     with pytest.warns(MedFedAugWarning, match="far from 0 under other sites' pairs") as found:
         run_in_process(replace(config, local_steps=1), tmp_path / "data", folders, "cpu")
     warned = {str(one.message) for one in found if "far from 0" in str(one.message)}

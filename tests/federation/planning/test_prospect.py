@@ -46,9 +46,7 @@ def small_table(tmp_path, monkeypatch):
 
 @pytest.fixture
 def config():
-    return RunConfig.from_dict(
-        {"prospect": True, "classes": ("background", "lesion"), "network_args": TINY_NETWORK}
-    )
+    return RunConfig.from_dict({"prospect": True, "classes": ("background", "lesion"), **TINY_NETWORK})
 
 
 @pytest.fixture

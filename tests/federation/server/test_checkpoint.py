@@ -100,7 +100,7 @@ def test_a_site_that_lost_the_first_request_trains_with_the_method_afterwards(
             kept.append(self.sites["site_B"].trainer.memory.once)
             return {site: "it did not answer" for site in sites if site not in reached}
 
-    config = tiny_config(method, network_args=TINY_NETWORK, rounds=2)
+    config = tiny_config(method, **TINY_NETWORK, rounds=2)
     execution = Execution(min_sites=1)
     server = run_in_process(config, phantom_dir, SITES, device="cpu", execution=execution, carrier=Losing)
     trained = [[name for name in SITES if "train_loss" in entry["sites"][name]] for entry in server.rounds]

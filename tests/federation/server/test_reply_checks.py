@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 from reference import same
+from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
@@ -255,7 +256,7 @@ def test_methods_that_find_weights_themselves_run_with_the_default(federation, u
 
 
 def test_the_command_says_whose_share_was_lowered_and_the_word_for_it(run, uneven, tmp_path):
-    options = ("--rounds", 1, "--engine", "inprocess", "--network-args", '{"features": [4, 4, 4, 4, 4, 4]}')
+    options = ("--rounds", 1, "--engine", "inprocess", *TINY_OPTIONS)
     out = tmp_path / "run"
     code, text, err = run(
         *("simulate", "--data", uneven, "--methods", "fedavg", *options, "--out", out, "--no-report")

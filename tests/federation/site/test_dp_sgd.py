@@ -10,7 +10,7 @@ import reference
 import torch
 from PIL import Image
 from private_steps import by_hand, epsilon
-from running import TINY_NETWORK
+from running import TINY_ARGS
 
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
@@ -111,7 +111,7 @@ def test_a_case_changes_a_step_by_no_more_than_the_clip(federation):
 
 def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_config):
     """A volume has many slices: one of them at most is in a step, and no step has the same cases."""
-    config = tiny_config(batch_size=2, network_args={**TINY_NETWORK, "norm": "instance"}, local_epochs=20)
+    config = tiny_config(batch_size=2, network_args={**TINY_ARGS, "norm": "instance"}, local_epochs=20)
     trainer = SiteTrainer(config, phantom_dir / "site_A", "cpu", policy=private())
     trainer.open("site_A")
     loader = trainer.training.batches(trainer.samples, trainer.own_dataset(0), 0)
@@ -143,7 +143,7 @@ def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_con
 
 
 def test_volumes_train_with_a_step_of_nobody_too(phantom_dir, tiny_config):
-    config = tiny_config(batch_size=1, network_args={**TINY_NETWORK, "norm": "instance"}, rounds=1)
+    config = tiny_config(batch_size=1, network_args={**TINY_ARGS, "norm": "instance"}, rounds=1)
     server = run_in_process(config, phantom_dir, ["site_A", "site_B"], "cpu", policy=private())
     for metrics in server.rounds[0]["sites"].values():
         assert "train_loss" not in metrics

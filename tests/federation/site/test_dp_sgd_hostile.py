@@ -16,7 +16,7 @@ from hospitals import Hospital
 from PIL import Image
 from private import PrivateSite, dropping, private, smooth
 from private_steps import by_hand, epsilon
-from running import TINY_NETWORK
+from running import TINY_ARGS
 from torch import nn
 
 from medfedaug.config.plan import Plan
@@ -29,7 +29,7 @@ from medfedaug.methods.base import Method, SitePart
 from medfedaug.models import networks
 from medfedaug.privacy import PrivacyLedger
 
-INSTANCE = {**TINY_NETWORK, "norm": "instance"}
+INSTANCE = {**TINY_ARGS, "norm": "instance"}
 OF_NOISE = {"privacy/epsilon", "privacy/delta", "privacy/weights"}
 """What leaves with an update before there is a validation score."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from running import TINY_NETWORK
+from running import TINY_OPTIONS
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, run_in_process
@@ -42,7 +42,7 @@ def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_p
     out = tmp_path / "out"
     code, printed, err = run(
         *("simulate", "--data", phantom_dir, "--methods", methods, "--out", out, "--rounds", 1),
-        *("--engine", "inprocess", "--network-args", json.dumps(TINY_NETWORK), "--threads", 1),
+        *("--engine", "inprocess", *TINY_OPTIONS, "--threads", 1),
         *("--batch-size", 4, "--no-report"),
     )
     assert code == 0, err

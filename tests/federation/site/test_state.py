@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from hospitals import Deployment, Hospital
+from running import TINY_OPTIONS
 
 from medfedaug.utils.files import write_atomic
 
@@ -135,10 +136,10 @@ def test_a_servers_leftovers_go_too(run, phantom_dir, tmp_path):
     out = tmp_path / "run"
     (out / "state/server").mkdir(parents=True)
     left = killed(out / "state/server/medfedaug.pt")
-    network = '{"features": [4, 4, 4, 4, 4, 4]}'
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"),
-        *("--network-args", network, "--limit", 1, "--no-report", "--out", out),
+        *TINY_OPTIONS,
+        *("--limit", 1, "--no-report", "--out", out),
     )
     assert code == 0, err
     assert not left.exists()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from finished_runs import rehashed
 from PIL import Image
-from running import TINY_NETWORK, command
+from running import TINY_ARGS, TINY_NETWORK, command
 
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
@@ -115,7 +115,7 @@ def train(phantom_dir, tmp_path_factory):
 
     def make(methods: str, data: Path = phantom_dir, **changes) -> Path:
         out = tmp_path_factory.mktemp("run")
-        values = {"network_args": TINY_NETWORK, "rounds": 1, "batch_size": 4, "limit": 1, **changes}
+        values = {**TINY_NETWORK, "rounds": 1, "batch_size": 4, "limit": 1, **changes}
         config = configure(find_sites(data), methods=tuple(parse_methods(methods, None)), **values)
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def balance(run: Path, images: Path) -> None:
         seen = trainer.evaluation_transform()({"image": case.image})["image"]
         logits = trainer.task.logits(trainer.network, seen, trainer.device, 4, case.placement)
     weights = torch.load(run / "global_model.pt", weights_only=True)
-    weights["final_conv.bias"][1] -= (logits[1] - logits[0]).median()
+    weights["model.2.conv.bias"][1] -= (logits[1] - logits[0]).median()
     torch.save(weights, run / "global_model.pt")
     rehashed(run)
 
@@ -313,8 +313,8 @@ def untrained(runs, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "layer"),
     [
-        ({"network_args": {"features": [8] * 6, "norm": "group"}}, "GroupNorm"),
-        ({"network_args": {**TINY_NETWORK, "norm": "instance"}}, "InstanceNorm2d"),
+        ({"network": "basicunet", "network_args": {"features": [8] * 6, "norm": "group"}}, "GroupNorm"),
+        ({"network_args": {**TINY_ARGS, "norm": "instance"}}, "InstanceNorm2d"),
         (
             {"network": "unet", "network_args": {"channels": [4, 8], "strides": [2], "norm": "layer"}},
             "GroupNorm",
@@ -342,7 +342,7 @@ def test_networks_are_monais_own_to_the_last_bit(untrained, changes, layer):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"network_args": {**TINY_NETWORK, "norm": "group"}}, "MONAI's class makes another one"),
+        ({"network_args": {**TINY_ARGS, "norm": "group"}}, "MONAI's class makes another one"),
         ({"network": "basicunetplusplus", "network_args": {"features": [4] * 6}}, "gives several outputs"),
     ],
 )
@@ -354,7 +354,7 @@ def test_networks_that_monai_has_not_like_that_are_refused(untrained, changes, s
 @pytest.mark.parametrize(
     ("methods", "says"),
     [
-        ("fedfd_a", "fedfd_a: at inference the network computes what MONAI's basicunet does not"),
+        ("fedfd_a", "fedfd_a: at inference the network computes what MONAI's unet does not"),
         ("fedharmo", "fedharmo: MONAI has no transform that does what NormalizeAmplituded does"),
     ],
 )
