@@ -42,12 +42,20 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE))
 	rm -rf $(DEMO)
 	$(BIN)/medfedaug demo --out $(DEMO)
 
-# A process per core and two more, since tests wait for a disk and for the processes that they start; each file
-# is one process's, since what is slow to start is shared within a file. One thread each, or they would wait for
-# each other.
+# A process per core and two more, since tests wait for the processes that they start; each file is one process's,
+# since what is slow to start is shared within a file. One thread each, or they would wait for each other. Their files
+# lie in memory where 4 GiB of it are free for them: ledgers are written through to a disk at every step, and waited for.
 TEST_PROCESSES := $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
+TEST_FILES = $(shell m=/dev/shm; f=$$(df -Pk $$m 2>/dev/null | awk 'NR == 2 {print $$4}'); \
+  if [ -w $$m ] && [ "$${f:-0}" -gt 4194304 ]; then echo $$m; else echo "$${TMPDIR:-/tmp}"; fi)
+define RUN_TESTS
+	folder=$$(mktemp -d "$(TEST_FILES)/medfedaug-XXXXXX") && trap 'rm -rf "$$folder"' EXIT && \
+	  TMPDIR="$$folder" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile \
+	  --no-loadscope-reorder
+endef
+
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
+	$(RUN_TESTS) --durations 15
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
@@ -55,8 +63,7 @@ test-slow: install
 # Lines and branches that the fast tests run, those in processes that they start too: `make test` stays without it.
 coverage: install
 	rm -rf build/coverage && mkdir -p build/coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-	  --cov --cov-report term:skip-covered --cov-report html --cov-report xml
+	$(RUN_TESTS) --cov --cov-report term:skip-covered --cov-report html --cov-report xml
 
 lint: install types
 	$(BIN)/ruff check .
