@@ -57,19 +57,19 @@ def surface_distances(predicted: Tensor, truth: Tensor, edges: Sequence[float]) 
         The metrics of these distances are those of `monai.metrics.compute_hausdorff_distance` and
         `monai.metrics.compute_surface_dice`, which measure every distance twice and search a tree of surface
         voxels: with scattered predictions, as of an untrained network, that takes twenty times as long as the
-        distance transform here.
+        distance transform here. Surfaces are found by the same erosion (SciPy's), without MONAI's transforms
+        around it, which take four to twenty times as long for small images.
     """
-    from monai.metrics.utils import get_mask_edges
-    from monai.transforms.utils import distance_transform_edt
+    from scipy import ndimage  # imported here: commands that compute nothing import this module
 
-    if not bool(truth.any()) or not bool(predicted.any()):
+    masks = np.asarray(predicted), np.asarray(truth)
+    if not all(mask.any() for mask in masks):
         return None
-    one, two = (np.asarray(surface) for surface in get_mask_edges(predicted, truth))
-    found = []
-    for own, other in ((one, two), (two, one)):
-        distances = np.asarray(distance_transform_edt(~other[None], sampling=list(edges)))
-        found.append(distances[0][own])
-    return found[0], found[1]
+    # Both surfaces lie within the box of the two structures.
+    (box,) = ndimage.find_objects((masks[0] | masks[1]).astype(np.uint8))
+    one, two = (mask[box] & ~ndimage.binary_erosion(mask[box]) for mask in masks)
+    of_one, of_two = (ndimage.distance_transform_edt(~surface, sampling=edges) for surface in (one, two))
+    return of_two[one], of_one[two]
 
 
 class LabelMaps:
