@@ -210,7 +210,7 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
 
 def _title(panel: Axes, *lines: str, room: float) -> None:
     text = "\n".join(_shortened(line, room) for line in lines)
-    panel.set_title(text, fontsize=_TITLE, color=INK, parse_math=False)
+    panel.set_title(text, fontsize=_TITLE, color=INK, parse_math=False, y=1.0)
 
 
 def _shortened(text: str, room: float) -> str:

@@ -72,7 +72,7 @@ def alpha_by_layer(weights: Mapping[str, Mapping[str, Tensor]], *, width: float 
         panel.fill_between(layers, lower, upper, color=PALETTE[0], alpha=0.35, linewidth=0)
         panel.plot(layers, median, color=PALETTE[0], linewidth=1.4, marker=".", markersize=4)
         panel.set_ylim(-0.03, 1.03)
-        panel.set_title(site, fontsize=10, parse_math=False)
+        panel.set_title(site, fontsize=10, parse_math=False, y=1.0)
         panel.grid(color="0.5", alpha=0.25, linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(labelsize=8)

@@ -379,7 +379,7 @@ def _panels(by_site: dict[str, np.ndarray], width: float) -> tuple[Figure, list[
     for channel, panel in enumerate(panels):
         tidy(panel)
         if number > 1:
-            panel.set_title(f"channel {channel}", fontsize=10)
+            panel.set_title(f"channel {channel}", fontsize=10, y=1.0)
     colours = colours_by_name(by_site)
     figure_.legend(
         handles=[

@@ -115,7 +115,7 @@ def intensity_histograms(
     for channel in range(number):
         for index, (title, view) in enumerate(zip(_TITLES, views, strict=True)):
             panel = figure.add_subplot(rows, columns, channel * 3 + index + 1)
-            panel.set_title(title + (f", {names[channel]}" if number > 1 else ""), fontsize=10)
+            panel.set_title(title + (f", {names[channel]}" if number > 1 else ""), fontsize=10, y=1.0)
             tidy(panel)
             panel.set_yticks([])  # the height of a density has no meaning of its own
             panel.spines["left"].set_visible(False)

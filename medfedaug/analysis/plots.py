@@ -130,9 +130,13 @@ def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, rows * height + 0.5), layout="constrained")
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
     for panel, title in zip(panels, titles, strict=True):
-        panel.set_title(title, fontsize=10, parse_math=False)
+        # Matplotlib measures all ticks to place a title and the label of an axis, unless it is told where.
+        panel.set_title(title, fontsize=10, parse_math=False, y=1.0)
+        panel.yaxis.set_label_coords(0, 0.5)  # it has no label
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+    for panel in panels[:-columns]:
+        panel.xaxis.set_label_coords(0.5, 0)  # it has none either
     for panel in panels[-columns:]:  # the lowest panel of each column
         panel.set_xlabel("round", fontsize=9)
     return figure, panels
