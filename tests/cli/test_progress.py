@@ -20,9 +20,9 @@ from medfedaug.utils.event_text import follow
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(run, phantom_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET", 0.04)
+    monkeypatch.setattr(progress, "QUIET", 0.01)
     arguments = simulate_args(phantom_dir, tmp_path / "out", "fedavg")
-    code, _, err = run(*arguments, "--rounds", 2)
+    code, _, err = run(*arguments, "--rounds", 2, "--local-epochs", 10)
     assert code == 0, err
     going_on = [line for line in err.splitlines() if line.startswith("... ")]
     assert any("0 of 2 rounds after" in line and "known after the first" in line for line in going_on)
