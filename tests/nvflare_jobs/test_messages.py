@@ -78,7 +78,7 @@ ABSURD = {
     },
     "weights of 1e30": lambda s: {"weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], 1e30)}},
     "statistics of 1e30": lambda s: {"payload": {"fedfa/enc1/mean": torch.full((4,), 1e30)}},
-    "statistics of -1e30": lambda s: {"payload": {"fedfa/enc5/std": torch.full((8,), -1e30)}},
+    "statistics of -1e30": lambda s: {"payload": {"fedfa/enc3/std": torch.full((8,), -1e30)}},
     "a negative deviation": lambda s: {"payload": {"fedfa/enc2/std": torch.tensor([-1e-3] + [1.0] * 7)}},
     "a histogram of 1e9": lambda s: {"payload": {"fedfa_h/histogram": torch.full((8, 8), 1e9)}},
     "a negative histogram": lambda s: {"payload": {"fedfa_h/histogram": torch.eye(8) * 2 - 1 / 8}},
