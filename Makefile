@@ -44,12 +44,11 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE))
 
 # A process per core and two more, since tests wait for the processes that they start; each file is one process's,
 # since what is slow to start is shared within a file. One thread each, or they would wait for each other. Their files
-# lie in memory where 4 GiB of it are free for them: ledgers are written through to a disk at every step, and waited for.
+# lie in memory where there is room for them: ledgers are written through to a disk at every step, and waited for.
 TEST_PROCESSES := $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-TEST_FILES = $(shell m=/dev/shm; f=$$(df -Pk $$m 2>/dev/null | awk 'NR == 2 {print $$4}'); \
-  if [ -w $$m ] && [ "$${f:-0}" -gt 4194304 ]; then echo $$m; else echo "$${TMPDIR:-/tmp}"; fi)
 define RUN_TESTS
-	folder=$$(mktemp -d "$(TEST_FILES)/medfedaug-XXXXXX") && trap 'rm -rf "$$folder"' EXIT && \
+	folder=$$(mktemp -d "$$(sh tests/support/folder_in_memory.sh)/medfedaug-XXXXXX") && \
+	  trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
 	  TMPDIR="$$folder" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile \
 	  --no-loadscope-reorder
 endef
