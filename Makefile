@@ -43,13 +43,13 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE))
 	$(BIN)/medfedaug demo --out $(DEMO)
 
 # A process per core and two more, since tests wait for the processes that they start; each file is one process's,
-# since what is slow to start is shared within a file. One thread each, or they would wait for each other. Their files
-# lie in memory where there is room for them: ledgers are written through to a disk at every step, and waited for.
+# since what is slow to start is shared within a file. Their files lie in memory where there is room for them: ledgers
+# are written through to a disk at every step, and waited for.
 TEST_PROCESSES := $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
 define RUN_TESTS
 	folder=$$(mktemp -d "$$(sh tests/support/folder_in_memory.sh)/medfedaug-XXXXXX") && \
 	  trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
-	  TMPDIR="$$folder" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile \
+	  TMPDIR="$$folder" $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile \
 	  --no-loadscope-reorder
 endef
 

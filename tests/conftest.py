@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 
+# Two processes give the same bits with the same number of threads alone, and tests share the cores. PyTorch
+# reads it when it is imported, here and in every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # PyTorch and MONAI make a million objects that live until the end: no collection looks at them, now or later.
 gc.disable()
 
 import json
-import os
 import shutil
 import subprocess
 import sys

@@ -34,6 +34,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples/loops"
 TORCH, ENGINE = EXAMPLES / "torch_loop_medfedaug.py", EXAMPLES / "monai_engine_medfedaug.py"
 SITES = ["site_A", "site_B"]
 
+pytestmark = pytest.mark.usefixtures("onednn")  # scripts in other processes give the same bits
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
@@ -576,10 +578,11 @@ def test_the_pages_loop_trains_and_its_commands_work(kits, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)[0])
     make_phantom("data", sites=2, patients=4, shape=(32, 32, 16))
-    simulate, *others = re.findall(r"^ *```bash\n(.*?)^ *```", section, re.M | re.S)
-    words = shlex.split(simulate.replace("\\\n", " "))
-    code, _, err = command(*words[1:], "--threads", 1, "--device", "cpu", "--no-report")
-    assert code == 0, err
+    simulate, check, *others = re.findall(r"^ *```bash\n(.*?)^ *```", section, re.M | re.S)
+    for line in (check, simulate):
+        words = shlex.split(line.replace("\\\n", " "))
+        code, _, err = command(*words[1:], "--threads", 1, "--device", "cpu", "--no-report")
+        assert code == 0, err
     results = json.loads(Path("runs/own_loop/results.json").read_text())
     assert len(results["rounds"]) == 3
     assert all(site["train_loss"] > 0 for entry in results["rounds"] for site in entry["sites"].values())

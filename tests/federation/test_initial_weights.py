@@ -273,6 +273,7 @@ def test_a_job_carries_the_weights_as_numbers_and_the_server_checks_them(run, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("onednn")
 def test_both_engines_start_from_the_same_weights_to_the_same_bits(run, phantom_dir, tmp_path, given):
     states, records = [], []
     for engine in ("nvflare", "inprocess"):

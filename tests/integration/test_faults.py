@@ -453,7 +453,7 @@ def test_a_killed_simulation_resumes_to_the_bit(phantom_dir, tmp_path, tiny_conf
     data, out = tmp_path / "data", tmp_path / "out"
     for site in ("site_A", "site_B"):
         shutil.copytree(phantom_dir / site, data / site)
-    config = tiny_config(EVERYTHING, rounds=4)
+    config = tiny_config(EVERYTHING, rounds=4, augmentation="full")  # as the command augments own data
     arguments = [
         *("simulate", "--data", str(data), "--out", str(out)),
         *("--methods", EVERYTHING, "--rounds", "4", "--batch-size", "4", "--threads", "1"),
