@@ -262,7 +262,10 @@ class DimseArchive(Archive):
                 )
             if association.acceptor.primitive is not None:
                 raise RequestRefused(f"{self.place} accepts none of what is asked for")
-            hint = "; with --tls, check --authority, --certificate and --key" if self._access.tls else ""
+            # Some end the connection so soon after a refusal that it is not read any more.
+            hint = f"; check whether it knows the AE title {self._access.aet}"
+            if self._access.tls:
+                hint += ", and, with --tls, --authority, --certificate and --key"
             raise ArchiveError(
                 f"{self.place} cannot be reached, or ends the connection{hint}", timed_out=True
             )
