@@ -27,6 +27,7 @@ from pynetdicom import (
     build_role,
     evt,
 )
+from pynetdicom.pdu import A_ASSOCIATE_RJ
 from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelFind,
     StudyRootQueryRetrieveInformationModelGet,
@@ -53,6 +54,7 @@ from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
     from pynetdicom.association import Association
+    from pynetdicom.events import Event
     from pynetdicom.presentation import PresentationContext
 
 __all__ = ["DimseArchive"]
@@ -246,26 +248,30 @@ class DimseArchive(Archive):
         entity = AE(ae_title=self._access.aet)
         entity.connection_timeout = entity.acse_timeout = self._access.timeout
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
+        refusals: list[A_ASSOCIATE_RJ] = []
+
+        def note(event: Event) -> None:
+            if isinstance(event.pdu, A_ASSOCIATE_RJ):
+                refusals.append(event.pdu)
+
         association = entity.associate(
             self._host,
             self._port,
             contexts=contexts,
             ae_title=self._aet,
             ext_neg=[*roles],
-            evt_handlers=[*handlers],
+            evt_handlers=[*handlers, (evt.EVT_PDU_RECV, note)],
             tls_args=self._client_tls(),
         )
         if not association.is_established:
-            if association.is_rejected:
+            # pynetdicom overlooks a refusal that came, and closed the connection, before it waits for one.
+            if association.is_rejected or refusals:
                 raise ArchiveError(
                     f"{self.place} refuses the AE title {self._access.aet}; enter it there, or give --aet"
                 )
             if association.acceptor.primitive is not None:
                 raise RequestRefused(f"{self.place} accepts none of what is asked for")
-            # Some end the connection so soon after a refusal that it is not read any more.
-            hint = f"; check whether it knows the AE title {self._access.aet}"
-            if self._access.tls:
-                hint += ", and, with --tls, --authority, --certificate and --key"
+            hint = "; with --tls, check --authority, --certificate and --key" if self._access.tls else ""
             raise ArchiveError(
                 f"{self.place} cannot be reached, or ends the connection{hint}", timed_out=True
             )
