@@ -28,9 +28,10 @@ __all__ = [
 
 _ASSIGNMENTS = 10_000  # of signs; up to 13 differences have fewer assignments
 K = TypeVar("K")
+P = TypeVar("P", bound=Hashable)
 
 
-def t_two_sided(t: float, df: int) -> float:
+def t_two_sided(t: float, df: float) -> float:
     """Probability that a Student's t variable is at least as far from zero as ``t``.
 
     Args:
@@ -51,7 +52,7 @@ def t_two_sided(t: float, df: int) -> float:
     return float(2 * student_t.sf(abs(t), df))
 
 
-def t_quantile(confidence: float, df: int) -> float:
+def t_quantile(confidence: float, df: float) -> float:
     """The ``t`` such that a Student's t variable is between ``-t`` and ``t`` with probability ``confidence``.
 
     Example:
@@ -308,25 +309,25 @@ class PatientTest:
 
 
 def patient_means(
-    pairs: Mapping[K, tuple[float, float]], patient: Callable[[K], Hashable]
-) -> list[tuple[float, float]]:
-    """A pair of scores of each patient: the means over the patient's cases.
+    pairs: Mapping[K, tuple[float, float]], patient: Callable[[K], P]
+) -> dict[P, tuple[float, float]]:
+    """Return a pair of scores of each patient: the means over the patient's cases.
 
     Args:
         pairs: by case, a score and that of the baseline.
         patient: whose a case is.
 
     Returns:
-        The pairs in the order of the patients' first cases.
+        The pairs by patient, in the order of the patients' first cases.
 
     Example:
         >>> patient_means({"a1": (0.5, 0.25), "a2": (1.0, 0.75), "b1": (0.5, 0.5)}, lambda case: case[0])
-        [(0.75, 0.5), (0.5, 0.5)]
+        {'a': (0.75, 0.5), 'b': (0.5, 0.5)}
     """
-    found: dict[Hashable, list[tuple[float, float]]] = {}
+    found: dict[P, list[tuple[float, float]]] = {}
     for case, pair in pairs.items():
         found.setdefault(patient(case), []).append(pair)
-    return [(fmean(a for a, _ in own), fmean(b for _, b in own)) for own in found.values()]
+    return {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in found.items()}
 
 
 def compare_patients(

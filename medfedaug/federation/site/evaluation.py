@@ -144,7 +144,7 @@ class _EvaluatedSite(Site):
         asked, ours, theirs = self.scored[model].asked, self.scored[model].cases, self.scored[other].cases
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
         patients = self.trainer.folder.patients("test")
-        scores = patient_means(pairs, lambda case: patients.get(case, case))
+        scores = [*patient_means(pairs, lambda case: patients.get(case, case)).values()]
         if len(scores) < 2:
             return {}
         metric = self.trainer.task.metric
