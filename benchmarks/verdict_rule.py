@@ -1,70 +1,104 @@
-"""How often a difference is claimed where there is none, and how often an interval holds the true difference.
+"""How often the rule of the report claims a difference in a table without any, and how often intervals hold.
 
     python benchmarks/verdict_rule.py
 
-Two methods that differ by nothing are compared on simulated patients. A training moves all scores of a
-method by one amount (its deviation as a multiple of the standard error over patients; the retina
-experiment has 0.5 to 3), and a patient's difference has a deviation of its own. Counted are experiments
-whose interval over patients excludes 0, by the number of trainings, and those that the rule of the
-report calls better or worse. The second table has the coverage of the 95% interval over patients where
-the differences are skewed.
+A table compares ten methods with one reference, all trained with five seeds and tested on forty patients of
+four sites. No method differs from the reference in the mean. A training moves all scores of a method by one
+amount; its deviation is given as a multiple of the standard error over patients (the retina experiment has
+0.5 to 3). A patient's difference has a deviation of 1 and the shape of the row, and each score a deviation of
+its own. Counted are tables with at least one verdict of the rule, before and after each of its parts, for
+verdicts that one site carries too. The second table has the coverage of the 95% intervals over trainings and
+patients together, and over patients alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from medfedaug.analysis.verdict import ENOUGH_SEEDS, side_of_zero
-from medfedaug.metrics.significance import paired_t_test, sign_flip_test
+from medfedaug.analysis.verdict import LEVEL, Verdict, chance, judge
+from medfedaug.metrics.crossed import CrossedTest, crossed_test, holm
+from medfedaug.metrics.significance import PairedTest, paired_t_test, sign_flip_test
 
-EXPERIMENTS, PATIENTS = 1000, 40
-NOTHING = side_of_zero((-1.0, 1.0))
-
-
-def false_alarms(training: float, seeds: int, random: np.random.Generator) -> tuple[float, float]:
-    """The shares of experiments with an interval over patients without 0, and with a verdict."""
-    alarms = verdicts = 0
-    for _ in range(EXPERIMENTS):
-        patients = random.normal(0, 1, PATIENTS)
-        moved = random.normal(0, training / np.sqrt(PATIENTS), seeds)
-        noise = random.normal(0, 0.5, (seeds, PATIENTS))
-        scores = moved[:, None] + patients[None] + noise
-        _, *by_patient = sign_flip_test(scores.mean(axis=0))
-        alarms += side_of_zero(by_patient) != NOTHING
-        if seeds >= ENOUGH_SEEDS:
-            over_seeds = paired_t_test(scores.mean(axis=1), np.zeros(seeds))
-            verdicts += side_of_zero((over_seeds.low, over_seeds.high), by_patient) != NOTHING
-    return alarms / EXPERIMENTS, verdicts / EXPERIMENTS
+TABLES, METHODS, SEEDS, PATIENTS, SITES = 1000, 10, 5, 40, 4
+SHAPES = ("normal", "exponential", "log-normal")
 
 
-def coverage(draw: str, patients: int, random: np.random.Generator) -> float:
-    """The share of intervals over patients that hold the true mean difference, 0."""
-    held = 0
-    for _ in range(EXPERIMENTS):
-        if draw == "normal":
-            differences = random.normal(0, 1, patients)
-        elif draw == "exponential":
-            differences = random.exponential(1, patients) - 1
-        else:
-            differences = random.lognormal(0, 1, patients) - np.exp(0.5)
-        _, low, high = sign_flip_test(differences)
-        held += low <= 0 <= high
-    return held / EXPERIMENTS
+def differences(shape: str, size: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """Draw patients' differences with mean 0 and deviation 1."""
+    if shape == "normal":
+        return random.normal(0, 1, size)
+    if shape == "exponential":
+        return random.exponential(1, size) - 1
+    return (random.lognormal(0, 1, size) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e)
+
+
+def scores(shape: str, training: float, random: np.random.Generator) -> np.ndarray:
+    """Draw the differences of all methods from one reference: methods x seeds x patients."""
+    moved = random.normal(0, training / np.sqrt(2 * PATIENTS), (METHODS + 1, SEEDS, 1))
+    each = random.normal(0, 0.5 / np.sqrt(2), (METHODS + 1, SEEDS, PATIENTS))
+    drawn = moved + each
+    return drawn[1:] - drawn[:1] + differences(shape, (METHODS, 1, PATIENTS), random)
+
+
+def false_tables(shape: str, training: float, random: np.random.Generator) -> dict[str, float]:
+    """Return the shares of tables with a verdict."""
+    sites = np.arange(PATIENTS) % SITES
+    counted = {"uncorrected": 0, "Holm": 0, "rule": 0}
+    for _ in range(TABLES):
+        tests: list[tuple[PairedTest, CrossedTest | None]] = []
+        table = scores(shape, training, random)
+        for method in table:
+            by_site = np.stack([method[:, sites == site].mean(axis=1) for site in range(SITES)])
+            tests.append((paired_t_test(by_site.mean(axis=0), np.zeros(SEEDS)), crossed_test(method)))
+        p_values = [chance(*both) for both in tests]
+        adjusted = holm(p_values)
+        counted["uncorrected"] += min(p_values) <= 0.05
+        counted["Holm"] += min(adjusted) <= 0.05
+        counted["rule"] += any(
+            is_claim(judge(over_seeds, SEEDS, crossed, PATIENTS, adjusted=p))
+            for (over_seeds, crossed), p in zip(tests, adjusted, strict=True)
+            if p <= LEVEL
+        )
+    return {name: number / TABLES for name, number in counted.items()}
+
+
+def is_claim(verdict: Verdict) -> bool:
+    """Return whether a verdict says that methods differ."""
+    return verdict.word in ("better", "worse")
+
+
+def coverage(shape: str, training: float, random: np.random.Generator) -> tuple[float, float]:
+    """Return the shares of intervals that hold the true mean difference, 0."""
+    both = patients = 0
+    for _ in range(TABLES // METHODS):
+        for method in scores(shape, training, random):
+            found = crossed_test(method)
+            assert found is not None
+            both += found.low <= 0 <= found.high
+            _, low, high = sign_flip_test(method.mean(axis=0))
+            patients += low <= 0 <= high
+    return both / TABLES, patients / TABLES
 
 
 def main() -> None:
     """Print both tables."""
     random = np.random.default_rng(0)
-    print("| deviation of trainings | trainings | interval over patients without 0 | verdict |")
-    print("|---:|---:|---:|---:|")
-    for training in (0.5, 1.0, 2.0, 3.0):
-        for seeds in (1, 2, 3, 5):
-            alarms, verdicts = false_alarms(training, seeds, random)
-            print(f"| {training:g} | {seeds} | {alarms:.2f} | {verdicts:.2f} |", flush=True)
-    print("\n| differences | patients | coverage of the 95% interval |\n|---|---:|---:|")
-    for draw in ("normal", "exponential", "lognormal"):
-        for patients in (20, 40, 110):
-            print(f"| {draw} | {patients} | {coverage(draw, patients, random):.3f} |", flush=True)
+    print("| differences | deviation of trainings | p at most 0.05 | the same, Holm | the rule |")
+    print("|---|---:|---:|---:|---:|")
+    for shape in SHAPES:
+        for training in (0.0, 0.5, 1.0, 2.0, 3.0):
+            shares = false_tables(shape, training, random).values()
+            print(
+                f"| {shape} | {training:g} | {' | '.join(f'{share:.3f}' for share in shares)} |", flush=True
+            )
+    print("\n| differences | deviation of trainings | seeds and patients | patients alone |")
+    print("|---|---:|---:|---:|")
+    for shape in SHAPES:
+        for training in (0.5, 1.0, 2.0):
+            shares = coverage(shape, training, random)
+            print(
+                f"| {shape} | {training:g} | {' | '.join(f'{share:.3f}' for share in shares)} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""`compare_groups`: every method against FedAvg, over seeds and by patient, with one verdict."""
+"""`compare_groups`: every method against a reference, over seeds and by patient, with one verdict."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_seeds
-from medfedaug.analysis.verdict import Verdict, judge
+from medfedaug.analysis.verdict import Verdict, chance, judge, lacks
+from medfedaug.metrics.crossed import CrossedTest, crossed_test, holm
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
 from medfedaug.metrics.registry import Metric
 from medfedaug.metrics.significance import (
@@ -21,13 +23,13 @@ from medfedaug.runs.input_scaling import OTHER_INPUT, input_note
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 
 __all__ = [
-    "DELTA",
     "MIN_PATIENTS",
     "MIN_SEEDS",
     "RESOLUTION",
     "UNSEEN",
     "Comparison",
     "compare_groups",
+    "delta",
     "difference_cells",
     "input_notes",
     "unlike_notes",
@@ -37,17 +39,16 @@ MIN_SEEDS = 3  # two pairs leave only one degree of freedom, with a useless inte
 MIN_PATIENTS = 6  # with five, the p-value cannot be below 0.05
 UNSEEN = "unseen sites"
 
-DELTA = f"Δ to {BASELINE} [95% CI]"
 RESOLUTION = "could see"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a method with FedAvg under otherwise equal settings, at one kind of site.
+    """Comparison of a method with a reference under otherwise equal settings, at one kind of site.
 
     Attributes:
         label: the method's label.
-        baseline: FedAvg's label.
+        baseline: the reference's label.
         where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
         num_seeds: the number of common seeds with all folds and sites.
         difference: the mean over these seeds of the difference of the means; ``None`` without a common one.
@@ -57,13 +58,17 @@ class Comparison:
         num_patients: the number of common patients; a case whose patient no site names counts as one.
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
             differences are 0.
+        crossed: the comparison of seeds and patients together; ``None`` where one of them does not vary.
+        without: for each site the same of the patients of all other sites.
+        adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` where the
+            verdict is open.
         metric: the score, and what is counted (`medfedaug.runs.run.compared_metric`).
         learned: whether one of the two learned anything (`medfedaug.metrics.nothing_learned`).
-        other_input: whether the method's input was scaled differently from that of FedAvg.
+        other_input: whether the method's input was scaled differently from that of the reference.
         model: whose model the method's scores are of.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
-        other_plans: the runs for which the sites' fingerprints decided otherwise than for FedAvg's run of the
-            same seed, fold and held-out site.
+        other_plans: the runs for which the sites' fingerprints decided otherwise than for the reference's run
+            of the same seed, fold and held-out site.
     """
 
     label: str
@@ -75,38 +80,51 @@ class Comparison:
     run_seeds: int
     num_patients: int
     patients: PatientTest | None
+    crossed: CrossedTest | None
+    without: Mapping[str, CrossedTest | None]
     metric: Metric
     learned: bool
     other_input: bool
     model: str
     other_files: tuple[str, ...]
     other_plans: tuple[str, ...]
+    adjusted: float | None = None
 
     @property
     def verdict(self) -> Verdict | None:
         """The verdict (`medfedaug.analysis.verdict.judge`); ``None`` where neither learned anything."""
         if not self.learned:
             return None
-        return judge(self.seeds, self.num_seeds, self.patients, self.num_patients, self.metric)
+        return judge(
+            self.seeds,
+            self.num_seeds,
+            self.crossed,
+            self.num_patients,
+            self.metric,
+            adjusted=self.adjusted,
+            without=self.without,
+        )
 
 
-def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
-    """Compare every method with its FedAvg, at sites that trained or were left out, and at unseen sites.
+def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> list[Comparison]:
+    """Compare every method with the reference, at sites that trained or were left out, and at unseen sites.
 
-    A case's score is the mean over the seeds and folds that a method and FedAvg have in common, and a
+    A case's score is the mean over the seeds and folds that a method and the reference have in common, and a
     patient's that over the patient's cases. A patient is one pair, however many seeds and cases there are.
     One who is named alike at two sites counts as two.
 
-    Methods of which neither learned anything (`medfedaug.metrics.nothing_learned`) are not compared.
+    Methods of which neither learned anything (`medfedaug.metrics.nothing_learned`) are not compared. The
+    p-values of all comparisons that have enough seeds and patients are adjusted together.
 
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.
+        reference: the methods that all others are compared with, joined by commas.
     """
     pooled, _ = whole_seeds(groups)
     metric = compared_metric([run for members in groups.values() for run in members])
     found = []
     for label, members in groups.items():
-        baseline = _baseline(groups, label)
+        baseline = _baseline(groups, label, reference)
         if baseline is None:
             continue
         theirs = {run.repetition: run for run in groups[baseline]}
@@ -118,6 +136,8 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
             scores = _by_patient(pairs, where == trained)
             if where == UNSEEN and not scores:
                 continue
+            table = _differences(pairs, scores, where == trained) if learned else {}
+            paired = [*scores.values()]
             found.append(
                 Comparison(
                     label=label,
@@ -129,12 +149,17 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
                     if learned and len(means) >= MIN_SEEDS and _vary(means)
                     else None,
                     run_seeds=len({run.seed for run, _ in pairs}),
-                    num_patients=len(scores),
+                    num_patients=len(paired),
                     patients=compare_patients(
-                        *zip(*scores, strict=True), higher_is_better=metric.higher_is_better
+                        *zip(*paired, strict=True), higher_is_better=metric.higher_is_better
                     )
-                    if learned and len(scores) >= MIN_PATIENTS and any(one != other for one, other in scores)
+                    if learned and len(paired) >= MIN_PATIENTS and any(one != other for one, other in paired)
                     else None,
+                    crossed=_crossed([*table.values()]),
+                    without={
+                        site: _crossed([row for (other, _), row in table.items() if other != site])
+                        for site in sorted({site for site, _ in table})
+                    },
                     metric=metric,
                     learned=learned,
                     other_input=members[0].input.differs(groups[baseline][0].input),
@@ -143,19 +168,43 @@ def compare_groups(groups: Mapping[str, Sequence[Run]]) -> list[Comparison]:
                     other_plans=_other_plans(pairs),
                 )
             )
-    return found
+    return _adjusted(found)
 
 
-def input_notes(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> tuple[str, ...]:
+def _adjusted(found: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons, those that can have a verdict with the p-value adjusted for their number."""
+    judged = [
+        k
+        for k, one in enumerate(found)
+        if one.learned and one.seeds and one.crossed and not lacks(one.num_seeds, one.num_patients)
+    ]
+    adjusted = holm([chance(found[k].seeds, found[k].crossed) for k in judged])
+    by_index = dict(zip(judged, adjusted, strict=True))
+    return [replace(one, adjusted=by_index.get(k)) for k, one in enumerate(found)]
+
+
+def delta(reference: str) -> str:
+    """Return the heading of the column of differences.
+
+    >>> delta("fedavg")
+    'Δ to fedavg [95% CI]'
+    """
+    return f"Δ to {reference} [95% CI]"
+
+
+def input_notes(
+    groups: Mapping[str, Sequence[Run]], marked: Sequence[str], reference: str = BASELINE
+) -> tuple[str, ...]:
     """The note on rows whose input was scaled differently from that of the row they are compared with.
 
     Args:
         groups: all groups of the table.
         marked: the labels of these rows.
+        reference: as of `compare_groups`.
     """
     notes: dict[str, list[str]] = {}
     for label in dict.fromkeys(marked):
-        notes.setdefault(_baseline(groups, label) or next(iter(groups)), []).append(label)
+        notes.setdefault(_baseline(groups, label, reference) or next(iter(groups)), []).append(label)
     return tuple(
         input_note(reference, {label: groups[label][0].input for label in (reference, *labels)})
         for reference, labels in notes.items()
@@ -163,7 +212,7 @@ def input_notes(groups: Mapping[str, Sequence[Run]], marked: Sequence[str]) -> t
 
 
 def unlike_notes(found: Iterable[Comparison]) -> tuple[str, ...]:
-    """Notes on methods that did not have the same files, or the same plan, as their FedAvg."""
+    """Notes on methods that did not have the same files, or the same plan, as their reference."""
     notes: dict[str, dict[str, None]] = {}
     for one in found:  # a method is compared at training sites and at unseen ones, and named once
         for note in _unlike(one):
@@ -197,14 +246,15 @@ def marked(label: str, other_input: bool) -> str:
     return f"{label} {OTHER_INPUT}" if other_input else label
 
 
-def _baseline(groups: Mapping[str, Sequence[Run]], label: str) -> str | None:
-    """The FedAvg that a group can be compared with, which differs only in its methods.
+def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -> str | None:
+    """The group of the reference that a group can be compared with, which differs only in its methods.
 
     With ``intensity`` ``"by_method"`` its input may be scaled differently; one with the same input is
     preferred.
     """
     run = groups[label][0]
-    plain = [name for name, members in groups.items() if name != label and members[0].methods == (BASELINE,)]
+    wanted = {*reference.split(",")}
+    plain = [name for name, members in groups.items() if name != label and {*members[0].methods} == wanted]
     for decided in (False, True):  # a plan that was given may be the one that fingerprints led to elsewhere
         able = [other for other in plain if _comparable(groups[other][0], run, decided)]
         if able:
@@ -272,7 +322,9 @@ def _means(one: Mapping[str, float | None], two: Mapping[str, float | None]) -> 
     return (fmean(a for a, _ in known), fmean(b for _, b in known)) if known else None
 
 
-def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[float, float]]:
+def _by_patient(
+    pairs: Sequence[tuple[Run, Run]], about: bool, seed: int | None = None
+) -> dict[tuple[str, str], tuple[float, float]]:
     """One pair of scores for each patient: means over the runs in which both methods have one, and the cases.
 
     There is none where the sites measure a length in different units.
@@ -280,10 +332,16 @@ def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[flo
     Args:
         pairs: the runs of two methods.
         about: whether to use the sites that the runs are about, or those that are unseen in all runs.
+        seed: of the runs to use; ``None`` uses all.
+
+    Returns:
+        The pairs by site and patient.
     """
     mine = {site for pair in pairs for run in pair for site in run.tested}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for run, other in pairs:
+        if seed is not None and run.seed != seed:
+            continue
         sites = {*run.tested} & {*other.tested} if about else ({*run.unseen} & {*other.unseen}) - mine
         for site in sorted(sites):
             ours, theirs = run.case_scores.get(site, {}), other.case_scores.get(site, {})
@@ -294,8 +352,24 @@ def _by_patient(pairs: Sequence[tuple[Run, Run]], about: bool) -> list[tuple[flo
     means = {key: (fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)}
     runs = [run for pair in pairs for run in pair]
     if units_differ(runs, {site for site, _ in means}):
-        return []
+        return {}
     return patient_means(means, _patients(runs))
+
+
+def _differences(
+    pairs: Sequence[tuple[Run, Run]], patients: Iterable[tuple[str, str]], about: bool
+) -> dict[tuple[str, str], list[float]]:
+    """By patient, the difference with each common seed; NaN where a seed has no score."""
+    by_seed = [_by_patient(pairs, about, seed) for seed in sorted({run.seed for run, _ in pairs})]
+    nothing = (math.nan, math.nan)
+    return {
+        patient: [one - other for scores in by_seed for one, other in [scores.get(patient, nothing)]]
+        for patient in patients
+    }
+
+
+def _crossed(by_patient: Sequence[Sequence[float]]) -> CrossedTest | None:
+    return crossed_test([*zip(*by_patient, strict=True)]) if by_patient else None
 
 
 def _patients(runs: Iterable[Run]) -> Callable[[tuple[str, str]], tuple[str, str]]:

@@ -220,11 +220,12 @@ def _without_mean(seeds: Sequence[Tested]) -> list[Tested]:
     return [replace(seed, mean=None, whole=False) for seed in seeds]
 
 
-def unscored_notes(pooled: Mapping[str, Sequence[Tested]]) -> list[str]:
+def unscored_notes(pooled: Mapping[str, Sequence[Tested]], reference: str = BASELINE) -> list[str]:
     """Notes on means that lack a site which has a score in other rows or seeds.
 
     Args:
         pooled: of `whole_seeds`.
+        reference: the methods that all others are compared with.
     """
     scored = {
         s for seeds in pooled.values() for seed in seeds for s, v in seed.sites.items() if v is not None
@@ -237,7 +238,7 @@ def unscored_notes(pooled: Mapping[str, Sequence[Tested]]) -> list[str]:
                 found.setdefault((label, ", ".join(names)), []).append(seed.seed)
     return [
         f"{label}, seed {', '.join(map(str, numbers))}: no score at {names}; its mean is over the other "
-        f"sites, and a difference to {BASELINE} over those that both have a score of."
+        f"sites, and a difference to {reference} over those that both have a score of."
         for (label, names), numbers in found.items()
     ]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from medfedaug.analysis.comparison import (
-    DELTA,
     MIN_PATIENTS,
     RESOLUTION,
     compare_groups,
+    delta,
     difference_cells,
     input_notes,
     marked,
@@ -29,7 +29,7 @@ __all__ = ["PatientRow", "PatientTable", "patient_table"]
 
 @dataclass(frozen=True)
 class PatientRow:
-    """Comparison of one method with FedAvg, patient by patient.
+    """Comparison of one method with the reference, patient by patient.
 
     Attributes:
         label: the methods.
@@ -37,9 +37,10 @@ class PatientRow:
         seeds: the number of seeds that the methods have in common.
         test: the comparison.
         verdict: the verdict of this comparison and the comparison over seeds.
-        other_input: whether its input was scaled differently from that of FedAvg.
+        other_input: whether its input was scaled differently from that of the reference.
         model: whose model its scores are of.
         cases: what is counted, ``"patients"`` or ``"images"``.
+        reference: the methods that it is compared with.
     """
 
     label: str
@@ -50,6 +51,7 @@ class PatientRow:
     other_input: bool = False
     model: str = NOT_RECORDED
     cases: str = "patients"
+    reference: str = BASELINE
 
     def sentence(self, metric: str) -> str:
         """The result, the verdict, and the resolution of the experiment, in words."""
@@ -57,7 +59,8 @@ class PatientRow:
         p = "p < 0.001" if t.p < 0.001 else f"p = {t.p:.3f}"
         return (
             f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.in_text} against "
-            f"{BASELINE} on the same {t.patients} {self.cases} (95% interval {t.low:+.3f} to {t.high:+.3f}, "
+            f"{self.reference} on the same {t.patients} {self.cases} (95% interval {t.low:+.3f} to "
+            f"{t.high:+.3f}, "
             f"{p}), with {self.seeds} seed{'s' * (self.seeds != 1)}. Verdict: {self.verdict}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
             + (f" The two did not see the same input ({OTHER_INPUT})." if self.other_input else "")
@@ -66,7 +69,7 @@ class PatientRow:
 
 @dataclass(frozen=True)
 class PatientTable(TextTable):
-    """Methods against FedAvg, patient by patient.
+    """Methods against the reference, patient by patient.
 
     Attributes:
         metric: name of the score.
@@ -74,6 +77,7 @@ class PatientTable(TextTable):
         cases: what a pair stands for: ``"patients"`` or ``"images"``.
         notes: notes that a reader needs to understand the numbers.
         reduced: see `medfedaug.analysis.text_table.TextTable`.
+        reference: the methods that all others are compared with.
     """
 
     metric: str
@@ -81,11 +85,13 @@ class PatientTable(TextTable):
     cases: str
     notes: tuple[str, ...] = ()
     reduced: str = ""
+    reference: str = BASELINE
 
     @property
     def header(self) -> list[str]:
         """Headings of the columns."""
-        return ["method", DELTA, "p", RESOLUTION, "better / worse", self.cases, "tested at", MODEL, "verdict"]
+        difference = [delta(self.reference), "p", RESOLUTION, "better / worse"]
+        return ["method", *difference, self.cases, "tested at", MODEL, "verdict"]
 
     @property
     def body(self) -> list[list[str]]:
@@ -120,10 +126,10 @@ class PatientTable(TextTable):
         ]
 
 
-def patient_table(runs: Sequence[Run]) -> PatientTable:
-    """Methods against FedAvg, paired by patient.
+def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTable:
+    """Methods against the reference, paired by patient.
 
-    A case's score is the mean over the seeds and folds that a method and FedAvg have in common, and a
+    A case's score is the mean over the seeds and folds that a method and the reference have in common, and a
     patient's that over the patient's cases (`compare_groups`). A patient is one pair, however many seeds and
     cases there are. If each site was left out in turn, its patients are scored by
     the run without it. The table has the mean difference over the patients, its 95% interval and p-value
@@ -132,9 +138,11 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
 
     Args:
         runs: finished runs of one metric.
+        reference: the methods that all others are compared with, joined by commas.
 
     Returns:
-        The table, with a row for each method that has FedAvg under the same settings with common patients.
+        The table, with a row for each method that has the reference under the same settings with common
+        patients.
 
     Raises:
         ConfigError: as `summary_table`.
@@ -144,23 +152,34 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
     single = cases.removesuffix("s")
     rows: list[PatientRow] = []
     few: dict[str, list[str]] = {}
-    comparisons = compare_groups(groups)
+    comparisons = compare_groups(groups, reference)
     for found in comparisons:
         if found.patients is not None and found.verdict is not None:
-            told = (found.label, found.where, found.run_seeds, found.patients, found.verdict)
-            rows.append(PatientRow(*told, found.other_input, found.model, cases))
+            rows.append(
+                PatientRow(
+                    label=found.label,
+                    where=found.where,
+                    seeds=found.run_seeds,
+                    test=found.patients,
+                    verdict=found.verdict,
+                    other_input=found.other_input,
+                    model=found.model,
+                    cases=cases,
+                    reference=reference,
+                )
+            )
         elif found.num_patients and found.learned:
             count = f"{found.num_patients} of the {found.where}' {cases}"
             why = "Too few" if found.num_patients < MIN_PATIENTS else "No difference"
-            few.setdefault(f"{why} to compare: {count} in common with {BASELINE}", []).append(found.label)
-    notes = list(input_notes(groups, [row.label for row in rows if row.other_input]))
+            few.setdefault(f"{why} to compare: {count} in common with {reference}", []).append(found.label)
+    notes = list(input_notes(groups, [row.label for row in rows if row.other_input], reference))
     notes += unlike_notes(comparisons)
     if rows:
         seeds = max(row.seeds for row in rows)
         over = ["the common seeds"] if seeds > 1 else []
         over += ["the patient's cases"] if any(any(run.patients.values()) for run in runs) else []
         notes.append(
-            f"Δ: mean over the {cases} of the difference to {BASELINE}"
+            f"Δ: mean over the {cases} of the difference to {reference}"
             + (f" (for each {single}, of its mean over {' and '.join(over)})" if over else "")
             + "; interval and p are those of one test, which changes the signs of differences at random, p "
             f"two-sided and not corrected for the number of rows. All {cases} have the same weight, whatever "
@@ -174,6 +193,6 @@ def patient_table(runs: Sequence[Run]) -> PatientTable:
             f"This covers chance in the choice of the {cases}, but not in training"
             + (", about which one seed says nothing." if seeds == 1 else " beyond its mean over the seeds.")
         )
-        notes.append(rule(BASELINE, cases))
+        notes.append(rule(reference, cases))
     notes += [f"{what} ({', '.join(labels)})." for what, labels in few.items()]
-    return PatientTable(runs[0].metric, tuple(rows), cases, tuple(notes))
+    return PatientTable(runs[0].metric, tuple(rows), cases, tuple(notes), reference=reference)

@@ -54,6 +54,7 @@ def write_report(
     notes: Sequence[str | Sequence[Sequence[str]]] = (),
     reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
+    reference: str = BASELINE,
 ) -> Path:
     """Write one page about one or more runs: scores, comparisons, curves, bytes, γ, failures, configuration.
 
@@ -68,6 +69,7 @@ def write_report(
         reduced: how all runs are reduced, compared with the full experiment
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
+        reference: the methods that all others are compared with, joined by commas.
 
     Returns:
         ``out_html``.
@@ -87,7 +89,7 @@ def write_report(
         _evaluations(body, evaluations)
         add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     else:
-        html = _page(runs, data, device, notes, reduced, evaluations)
+        html = _page(runs, data, device, notes, reduced, evaluations, reference)
     write_page(html, out)
     return out
 
@@ -99,12 +101,13 @@ def _page(
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
+    reference: str,
 ) -> ET.Element:
     groups = group_runs(runs)
     several = f"{len(groups)} methods" if len(groups) > 4 else ", ".join(groups)
     title = f"Federated training: {several}" + (f" (REDUCED: {reduced})" if reduced else "")
     html, body = start_page(title)
-    scores = replace(summary_table(runs), reduced=reduced)
+    scores = replace(summary_table(runs, reference), reduced=reduced)
     add(body, "p", answer(scores), **{"class": "answer"})
     for note in (_lead(runs), *notes, *_uneven(runs)):
         if isinstance(note, str):
@@ -116,7 +119,8 @@ def _page(
     scored = add(body, "section")
     add(scored, "h2", f"{_title(groups)} on the test cases")
     text_table(scored, scores)
-    _sections(body, (partial(_patients, reduced=reduced), partial(_metrics, reduced=reduced)), groups)
+    patients = partial(_patients, reduced=reduced, reference=reference)
+    _sections(body, (patients, partial(_metrics, reduced=reduced)), groups)
     _sections(body, (_curves, _traffic, _gamma), groups)
     if data is not None:
         # Imported here, since it imports all of training, which a page without images does not need.
@@ -174,8 +178,9 @@ def _names(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MOST_SITES else str(len(sites))
 
 
-def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:
-    pairs = replace(patient_table([run for members in groups.values() for run in members]), reduced=reduced)
+def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
+    runs = [run for members in groups.values() for run in members]
+    pairs = replace(patient_table(runs, reference), reduced=reduced)
     what = pairs.cases
     if not pairs.rows and (len(groups) < 2 or all(run.nothing_learned for m in groups.values() for run in m)):
         return
@@ -188,7 +193,7 @@ def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str) -
     add(
         section,
         "p",
-        f"Nothing to compare: it takes {BASELINE} and another method under the same settings, with the same "
+        f"Nothing to compare: it takes {reference} and another method under the same settings, with the same "
         f"seed, and {MIN_PATIENTS} or more {what} whose scores both runs tell.",
     )
     for note in pairs.notes:

@@ -12,7 +12,6 @@ from medfedaug.analysis.score_table import Row, Table
 from medfedaug.errors import DataError
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import METRICS, find_metric
-from medfedaug.runs.run import BASELINE
 
 __all__ = ["WORDS", "answer", "words_in"]
 
@@ -59,10 +58,10 @@ def answer(scores: Table) -> str:
     mean = next(mean for row, mean in known if row is best)
     side = "above" if gain > 0 else "below"
     found = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
-    found += f", {abs(gain):.3f} {side} {BASELINE}"
+    found += f", {abs(gain):.3f} {side} {scores.reference}"
     found += f" ({reference})" if len({row.label for row, _ in known if row.baseline}) == 1 else ""
     more = ", the best of those that are compared with it" if len(compared) > 1 else ""
-    return f"{found}{more}. {_certainty(best)}{_others(compared, best)}"
+    return f"{found}{more}. {_certainty(best, scores.reference)}{_others(compared, best)}"
 
 
 def _range(row: Row) -> str:
@@ -73,7 +72,7 @@ def _range(row: Row) -> str:
     return f": from {values[low]:.3f} at {low} to {values[high]:.3f} at {high}"
 
 
-def _certainty(row: Row) -> str:
+def _certainty(row: Row, reference: str) -> str:
     verdict = row.verdict
     if verdict is None:
         return ""
@@ -82,7 +81,12 @@ def _certainty(row: Row) -> str:
         return f"Whether that is more than chance is open: a verdict takes more ({lacking})."
     if verdict.word == "no difference shown":
         return "By the rule of this page no difference is shown."
-    return f"That is more than chance by the rule of this page: {verdict.word} than {BASELINE}."
+    if any(elsewhere is not None for elsewhere in verdict.carried.values()):
+        sites = " or ".join(verdict.carried)
+        return f"That is more than chance by the rule of this page, and not shown without {sites}: {verdict}."
+    if verdict.carried:
+        return f"That is more than chance by the rule of this page, at one site: {verdict}."
+    return f"That is more than chance by the rule of this page: {verdict.word} than {reference}."
 
 
 def _others(compared: Sequence[tuple[Row, float]], best: Row) -> str:

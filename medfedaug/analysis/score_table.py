@@ -8,10 +8,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.comparison import (
-    DELTA,
     RESOLUTION,
     UNSEEN,
     compare_groups,
+    delta,
     difference_cells,
     input_notes,
     marked,
@@ -78,12 +78,12 @@ class Row:
         mean: mean over the training sites, for the seeds in which all of them were tested.
         folds: the number of folds over which the patients of a seed are pooled.
         held_out: the number of sites that were left out in turn; 0 for none.
-        difference: of ``mean`` to that of FedAvg, over the common seeds; ``None`` if nothing is compared.
-        baseline: whether it is a FedAvg that other rows are compared with.
-        test: comparison of ``mean`` with that of FedAvg, if there are enough common seeds.
-        verdict: the verdict of the comparison with FedAvg; ``None`` if there is no FedAvg to compare with.
+        difference: of ``mean`` to that of the reference, over the common seeds; ``None`` without any.
+        baseline: whether it is the reference that other rows are compared with.
+        test: comparison of ``mean`` with that of the reference, if there are enough common seeds.
+        verdict: the verdict of the comparison with the reference; ``None`` if there is none to compare with.
         input: the networks' input.
-        other_input: whether the input is scaled differently from that of FedAvg.
+        other_input: whether the input is scaled differently from that of the reference.
         model: whose model the scores are of, except those of unseen sites.
     """
 
@@ -103,7 +103,7 @@ class Row:
 
     @property
     def compared(self) -> str:
-        """The difference to FedAvg as text, with its interval where there is one."""
+        """The difference to the reference as text, with its interval where there is one."""
         if self.baseline:
             return "baseline"
         if self.test:
@@ -123,6 +123,7 @@ class Table(TextTable):
         notes: notes that a reader needs to understand the numbers.
         reduced: see `medfedaug.analysis.text_table.TextTable`.
         nothing_learned: the reason why no method learned anything; empty where one did.
+        reference: the methods that all others are compared with.
     """
 
     metric: str
@@ -132,6 +133,7 @@ class Table(TextTable):
     notes: tuple[str, ...] = ()
     reduced: str = ""
     nothing_learned: str = ""
+    reference: str = BASELINE
 
     @property
     def optional(self) -> frozenset[str]:
@@ -154,10 +156,11 @@ class Table(TextTable):
     @property
     def header(self) -> list[str]:
         """Headings of the columns; a phone shows the first ones alone."""
-        delta = [DELTA if self._tested else f"Δ to {BASELINE}"] if self._judged else []
+        difference = [delta(self.reference) if self._tested else f"Δ to {self.reference}"]
+        difference = difference if self._judged else []
         tested = ["p", RESOLUTION] if self._tested else []
         verdict = ["verdict"] if self._judged else []
-        return ["method", "mean", *delta, *self._site_headings, MODEL, "seeds", *tested, *verdict]
+        return ["method", "mean", *difference, *self._site_headings, MODEL, "seeds", *tested, *verdict]
 
     @property
     def body(self) -> list[list[str]]:
@@ -209,19 +212,20 @@ class Table(TextTable):
         return records
 
 
-def summary_table(runs: Sequence[Run]) -> Table:
+def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     """Test scores by method and site.
 
     Runs that differ only in the seed share a row (mean ± standard deviation). The folds of a seed are pooled,
     so that every patient counts once. If each site was left out in turn, its score is that of the run without
     it (`medfedaug.analysis.grouping.pool_runs`). With three or more common seeds, a row's mean is compared
-    with that of FedAvg under otherwise equal settings: mean difference, its 95% confidence interval, the
-    p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest difference
-    that the test would have found (`medfedaug.metrics.significance.detectable_difference`). The verdict is
-    that of `medfedaug.analysis.verdict.judge`, as in `patient_table`.
+    with that of the reference under otherwise equal settings: mean difference, its 95% confidence interval,
+    the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
+    difference that the test would have found (`medfedaug.metrics.significance.detectable_difference`). The
+    verdict is that of `medfedaug.analysis.verdict.judge`, as in `patient_table`.
 
     Args:
         runs: finished runs of one metric.
+        reference: the methods that all others are compared with, joined by commas.
 
     Raises:
         ConfigError: when there is no run, metrics differ, an experiment is given twice, or several folds of a
@@ -238,7 +242,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
         for run in members
         if run.left_out
     ]
-    compared = {found.label: found for found in compare_groups(groups) if found.where != UNSEEN}
+    compared = {found.label: found for found in compare_groups(groups, reference) if found.where != UNSEEN}
     first = next(iter(groups))
     baselines = {found.baseline for found in compared.values()}
     rows = []
@@ -267,22 +271,30 @@ def summary_table(runs: Sequence[Run]) -> Table:
                 model=groups[label][0].model,
             )
         )
-    inputs = input_notes(groups, [row.label for row in rows if row.other_input])
+    inputs = input_notes(groups, [row.label for row in rows if row.other_input], reference)
     learned = {label: {run.nothing_learned for run in members} for label, members in groups.items()}
     nothing = {label: found.pop() for label, found in learned.items() if len(found) == 1 and "" not in found}
     none = next(iter(nothing.values())) if nothing.keys() == groups.keys() else ""
-    said = (*inputs, *unlike_notes(compared.values()), *_notes(runs, rows, unseen, none), *notes, *lacking)
-    said += tuple(unscored_notes(pooled))
+    said = (
+        *inputs,
+        *unlike_notes(compared.values()),
+        *_notes(runs, rows, unseen, none, reference),
+        *notes,
+        *lacking,
+    )
+    said += tuple(unscored_notes(pooled, reference))
     if not none:
         said += tuple(f"{label} learned nothing: {reason}." for label, reason in nothing.items())
-    return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none)
+    return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none, reference=reference)
 
 
 def _known(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(value for value in values if value is not None)
 
 
-def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], nothing: str) -> tuple[str, ...]:
+def _notes(
+    runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], nothing: str, reference: str
+) -> tuple[str, ...]:
     metric, name = find_metric(runs[0].metric), runs[0].title
     name += "" if metric.higher_is_better else " (lower is better)"
     notes = [f"{name} on the test cases; the mean is over the training sites, unweighted."]
@@ -309,10 +321,10 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], noth
         notes.append("Test cases: " + ", ".join(f"{site} {n}" for site, n in sorted(counts.items())) + ".")
     tested = [row.test for row in rows if row.test]
     if not tested and any(row.verdict for row in rows):
-        notes.append(f"Δ: of the mean to that of {BASELINE}, over common seeds.")
+        notes.append(f"Δ: of the mean to that of {reference}, over common seeds.")
     if tested:
         notes.append(
-            f"Δ and p: paired t-test of the mean against {BASELINE} over common seeds, two-sided, not "
+            f"Δ and p: paired t-test of the mean against {reference} over common seeds, two-sided, not "
             "corrected for the number of rows. This covers chance in training, not in the choice of "
             f"{compared_metric(runs).cases}."
         )
@@ -321,12 +333,12 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], unseen: Sequence[str], noth
             "differences vary as much, would find with probability 0.8."
         )
     if any(row.verdict for row in rows):
-        notes.append(rule(BASELINE, compared_metric(runs).cases))
+        notes.append(rule(reference, compared_metric(runs).cases))
     elif nothing:
         notes.append(f"Nothing was learned: {nothing}. Hence nothing is compared. {REMEDIES}")
     elif len(rows) > 1:
         notes.append(
-            f"No {BASELINE} under the same settings: nothing is compared. Differences may be chance."
+            f"No {reference} under the same settings: nothing is compared. Differences may be chance."
         )
     return tuple(notes)
 

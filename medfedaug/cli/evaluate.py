@@ -148,9 +148,15 @@ def report(
         str | None,
         typer.Option(help="Metric to compare: dice, hd95, nsd, auc, ...; by default that of validation."),
     ] = None,
+    reference: Annotated[
+        str, typer.Option(help="Methods that all others are compared with, joined by commas.")
+    ] = "fedavg",
     device: Device = "auto",
 ) -> None:
-    """Compare runs on one self-contained page."""
+    """Compare runs on one self-contained page.
+
+    Example: medfedaug report runs/* --reference fedrdn
+    """
     from medfedaug.analysis import (
         find_runs,
         load_run,
@@ -164,7 +170,7 @@ def report(
     evaluated, others = find_evaluations(runs)
     found = [load_run(run, metric) for run in find_runs(others)]
     with err_console.status("drawing"):
-        write_report(found, out, data=data, device=device, evaluations=evaluated)
+        write_report(found, out, data=data, device=device, evaluations=evaluated, reference=reference)
     named: dict[str, TextTable] = {}
     for index, content in enumerate(evaluated):
         worth, exchange = worth_table(content), exchange_tables(content)
@@ -172,7 +178,7 @@ def report(
         end = f"_{index + 1}" if index else ""
         named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
     if found:
-        named["scores"], patients = summary_table(found), patient_table(found)
+        named["scores"], patients = summary_table(found, reference), patient_table(found, reference)
         out_console.print(named["scores"])
         if patients.rows:
             out_console.print(patients)

@@ -111,10 +111,10 @@ def test_lower_is_better_where_it_is(run, fold, tmp_path):
     assert code == 0, err
     (row,) = patient_table([load_run(folder, "hd95") for folder in folders]).rows
     assert row.test.difference == pytest.approx(-1.0, abs=0.1)
-    assert (row.test.better, row.test.worse, str(row.verdict)) == (20, 0, "better")
+    assert (row.test.better, row.test.worse, str(row.verdict)) == (20, 0, "better at DU")
     with open(tmp_path / "t/patients.csv") as file:
         (record,) = csv.DictReader(file)
-    assert record["verdict"] == "better"
+    assert record["verdict"] == "better at DU"
     page = Page((tmp_path / "p.html").read_text())
     assert "HD95 in mm on the test cases" in page.text
     assert "Dice on the validation cases" in page.text

@@ -127,7 +127,7 @@ def test_nothing_is_tested_on_two_seeds(seeds):
     assert all(row.test is None for row in table.rows)
     assert "p" not in table.header
     assert [str(row.verdict) for row in table.rows] == ["None", "open: 2 of 5 seeds, 2 of 20 patients"]
-    assert "open with fewer" in table.notes[-1]
+    assert "Verdict: open unless both have" in table.notes[-1]
 
 
 def test_only_common_seeds_of_equal_settings_are_compared(write):

@@ -9,7 +9,11 @@ from results import Page
 
 from medfedaug import cli
 from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
+from medfedaug.analysis.comparison import compare_groups
+from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.verdict import LEVEL, chance
 from medfedaug.errors import DataError
+from medfedaug.metrics.crossed import crossed_test
 from medfedaug.metrics.registry import METRICS
 
 
@@ -23,7 +27,8 @@ def against_fedavg(fold):
             plain = {f"p{i}": 0.5 + 0.002 * i + 0.01 * seed for i in range(patients)}
             better = {name: score + rng.gauss(gain, spread) for name, score in plain.items()}
             for methods, scores in ((("fedavg",), plain), (("fedrdn",), better)):
-                folders.append(fold({"DU": scores}, 0, seed=seed, methods=methods).path.parent)
+                sites = {"DU": dict([*scores.items()][::2]), "EZ": dict([*scores.items()][1::2])}
+                folders.append(fold(sites, 0, seed=seed, methods=methods).path.parent)
         return folders
 
     return make
@@ -162,7 +167,7 @@ def test_both_comparisons_must_lie_on_one_side():
     up, level, zero = [0.1, 0.12, 0.09, 0.11, 0.1], [0.1, -0.1, 0.1, -0.1, 0.01], [0.0] * 5
     named = {"up": up, "down": [-value for value in up], "level": level}
     over = {name: paired_t_test(values, zero) for name, values in named.items()}
-    by = {name: compare_patients(values * 4, zero * 4) for name, values in named.items()}
+    by = {name: crossed_test([values * 4] * 5) for name, values in named.items()}
     found = {(a, b): judge(over[a], 5, by[b], 20).word for a in over for b in by}
     assert found.pop(("up", "up")) == "better"
     assert found.pop(("down", "down")) == "worse"
@@ -180,5 +185,90 @@ def test_unseen_sites_are_judged_by_their_own_scores(fold):
             unseen = {name: score - gain for name, score in plain.items()}
             runs.append(fold({"DU": seen}, 0, seed=seed, methods=methods, unseen={"EZ": unseen}))
     found = {row.where: str(row.verdict) for row in patient_table(runs).rows}
-    assert found == {"training sites": "better", "unseen sites": "worse"}
-    assert str(summary_table(runs).rows[1].verdict) == "better"
+    assert found == {"training sites": "better at DU", "unseen sites": "worse at EZ"}
+    assert str(summary_table(runs).rows[1].verdict) == "better at DU"
+
+
+@pytest.fixture
+def at_sites(fold):
+    """Runs of FedAvg and of methods that gain so much at each of the sites: `at_sites(fedrdn=(0.1, 0))`."""
+
+    def make(patients=24, seeds=5, spread=0.01, **gains):
+        rng, runs = random.Random(2), []
+        sites = "ABCDE"[: len(next(iter(gains.values())))]
+        for seed in range(seeds):
+            plain = {
+                s: {f"p{i}": 0.4 + 0.01 * i + 0.005 * seed for i in range(patients // len(sites))}
+                for s in sites
+            }
+            runs.append(fold(plain, 0, seed=seed))
+            for method, of_sites in gains.items():
+                scores = {
+                    s: {name: value + rng.gauss(gain, spread) for name, value in plain[s].items()}
+                    for s, gain in zip(sites, of_sites, strict=True)
+                }
+                runs.append(fold(scores, 0, seed=seed, methods=(method,)))
+        return runs
+
+    return make
+
+
+def test_a_gain_of_one_site_is_named_with_the_others(at_sites):
+    runs = at_sites(
+        patients=120,
+        fedrdn=(0.2, 0.0, 0.0, 0.0),
+        fedbn=(0.05, 0.04, 0.06, 0.05),
+        fedprox=(-0.3, 0.01, 0.0, 0.0),
+    )
+    found = {row.label: row.verdict for row in patient_table(runs).rows}
+    assert str(found["fedbn"]) == "better"
+    for label, word in (("fedrdn", "better"), ("fedprox", "worse")):
+        assert (found[label].word, [*found[label].carried]) == (word, ["A"])
+        assert str(found[label]).startswith(f"{word} at A (elsewhere ")
+        assert abs(found[label].carried["A"]) < 0.02
+    # Both tables have one verdict.
+    assert {row.label: row.verdict for row in summary_table(runs).rows if row.verdict} == found
+
+
+def test_a_gain_that_two_sites_share_names_both_where_neither_may_lack(at_sites):
+    verdict = patient_table(at_sites(fedrdn=(0.03, 0.03, -0.025, -0.025), spread=0.001)).rows[0].verdict
+    assert verdict.word in ("no difference shown", "better")
+    assert verdict.word == "no difference shown" or {"A", "B"} <= verdict.carried.keys()
+
+
+def test_the_more_methods_the_stronger_the_evidence_has_to_be(at_sites):
+    """A method whose p-value is enough alone is not one of eleven."""
+    null = dict.fromkeys(("fedbn", "fedprox", "silobn", "fedfa", "norm", "ditto", "fixbn"), (0.0, 0.0))
+    runs = at_sites(spread=0.03, fedrdn=(0.02, 0.02), **null)
+    pair = [run for run in runs if run.methods in (("fedavg",), ("fedrdn",))]
+    (alone,) = compare_groups(group_runs(pair))
+    among = next(one for one in compare_groups(group_runs(runs)) if one.label == "fedrdn")
+    assert alone.adjusted == chance(alone.seeds, alone.crossed) <= LEVEL
+    assert among.adjusted == pytest.approx(8 * alone.adjusted)
+    assert among.adjusted > LEVEL
+    assert alone.verdict.word == "better"
+    assert among.verdict.word == "no difference shown"
+
+
+def test_any_method_can_be_the_reference(run, at_sites, tmp_path):
+    runs = at_sites(fedrdn=(0.05, 0.05), fedbn=(0.1, 0.1))
+    against = {row.label: str(row.verdict) for row in patient_table(runs, "fedrdn").rows}
+    assert against == {"fedavg": "worse", "fedbn": "better"}
+    out = tmp_path / "page.html"
+    code, said, err = run("report", *(r.path.parent for r in runs), "--reference", "fedrdn", "--out", out)
+    assert code == 0, err
+    page = Page(out.read_text()).text
+    assert "above fedrdn" in page
+    assert "Δ to fedrdn" in page
+    assert "Δ to fedavg" not in page + said
+
+
+def test_a_verdict_takes_a_p_value_at_the_level_and_follows_the_adjusted_one():
+    rng = random.Random(4)
+    over = paired_t_test([0.02, 0.022, 0.018, 0.021, 0.019], [0.0] * 5)
+    both = crossed_test([[0.02 + rng.gauss(0, 0.01) for _ in range(30)] for _ in range(5)])
+    assert chance(over, both) == max(over.p, both.p) < LEVEL
+    assert judge(over, 5, both, 30).word == "better"
+    assert judge(over, 5, both, 30, adjusted=LEVEL * 1.01).word == "no difference shown"
+    opposite = paired_t_test([-0.02, -0.022, -0.018, -0.021, -0.019], [0.0] * 5)
+    assert chance(opposite, both) == chance(None, both) == chance(over, None) == 1.0
