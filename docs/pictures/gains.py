@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from medfedaug.analysis.recorded_gains import RecordedGain, recorded_gains
 
 COLOURS = {"better": "#0072b2", "worse": "#d55e00"}  # that colour-blind readers tell apart too
+AT_SITES = {"better": "#86b9dc", "worse": "#f0b48a"}  # shown at some sites and not elsewhere
 OTHER = "0.45"
 COLUMNS = (("retina", "LGG"), ("phantom", "Office", "CIFAR", "PACS"))  # medical images, and the others
 NUMBERS = "Description"
@@ -39,7 +40,8 @@ def draw(panel: plt.Axes, title: str, gains: list[RecordedGain]) -> None:
     """An experiment: a row for each combination, the largest gain on top; open rows are hollow and dashed."""
     rows = sorted(gains, key=lambda one: one.gain)
     for height, one in enumerate(rows):
-        colour, opened = COLOURS.get(one.verdict, OTHER), one.verdict == "open"
+        word, at, _ = one.verdict.partition(" at ")
+        colour, opened = (AT_SITES if at else COLOURS).get(word, OTHER), word == "open"
         style = {"linestyle": (0, (2, 1.5)), "linewidth": 1.2} if opened else {"linewidth": 2.2}
         panel.plot(one.interval, [height, height], color=colour, solid_capstyle="butt", **style)
         inside = "white" if opened else colour
@@ -68,7 +70,10 @@ def main(out: str) -> None:
     figure = plt.figure(figsize=(11, 11.5), layout="constrained")
     verdicts, opened = experiments(opened=False), experiments(opened=True)
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 2.1], hspace=0.02)
-    top.suptitle("verdicts: better (blue), worse (orange), no difference shown (grey)", fontweight="bold")
+    top.suptitle(
+        "verdicts: better (blue), better at one camera alone (pale blue), no difference shown (grey)",
+        fontweight="bold",
+    )
     column(top, verdicts)
     bottom.suptitle("open: fewer trainings than a verdict needs, whatever the interval", fontweight="bold")
     sides = bottom.subfigures(1, 2, wspace=0.03)

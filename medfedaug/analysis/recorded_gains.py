@@ -26,8 +26,9 @@ class RecordedGain:
         interval: its 95% interval.
         num_trainings: the number of trainings with seeds of their own; 0 where federations share seeds.
         num_cases: the number of patients, or images; 0 for an interval that is over federations alone.
-        trainings: the 95% interval over the trainings, where it was computed.
         text: gain and interval as they are printed.
+        verdict: of the report's rule (`medfedaug.analysis.verdict`) on the recorded runs, computed by
+            ``benchmarks/recorded_gains.py``; ``"open"`` with too few trainings.
     """
 
     experiment: str
@@ -37,16 +38,8 @@ class RecordedGain:
     interval: Interval
     num_trainings: int
     num_cases: int
-    trainings: Interval | None
     text: str
-
-    @property
-    def verdict(self) -> str:
-        """The word of the report's rule (`medfedaug.analysis.verdict`): ``"open"`` with too few trainings."""
-        from medfedaug.analysis.verdict import ENOUGH_PATIENTS, ENOUGH_SEEDS, side_of_zero
-
-        few = self.num_trainings < ENOUGH_SEEDS or self.num_cases < ENOUGH_PATIENTS
-        return "open" if few or self.trainings is None else side_of_zero(self.trainings, self.interval)
+    verdict: str
 
 
 @cache
@@ -58,7 +51,6 @@ def recorded_gains() -> tuple[RecordedGain, ...]:
 
 def _rows(text: str) -> Iterator[RecordedGain]:
     for row in csv.DictReader(text.splitlines()):
-        low, high = row["trainings_low"], row["trainings_high"]
         yield RecordedGain(
             experiment=row["experiment"],
             over=row["over"],
@@ -67,8 +59,8 @@ def _rows(text: str) -> Iterator[RecordedGain]:
             interval=(float(row["low"]), float(row["high"])),
             num_trainings=int(row["trainings"] or 0),
             num_cases=int(row["cases"] or 0),
-            trainings=(float(low), float(high)) if low else None,
             text=f"{row['gain']} ({row['low']} to {row['high']})",
+            verdict=row["verdict"],
         )
 
 
