@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from calibration_rows import Training, as_told, is_converged, write_table, written
+from calibration_rows import Training, as_told, write_table, written
 from measure import hardware
 from recorded_federations import of_results, of_shift_record
 
@@ -48,6 +48,7 @@ from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import parse_methods
+from medfedaug.runs.convergence import is_converged
 from medfedaug.simulate import configure
 
 METHODS = ("fedavg", "single", "norm", "fedrdn", "fedfa", "fedbn", "fixbn", "ditto", "pooled")

@@ -14,8 +14,6 @@ from medfedaug.analysis.calibration_table import COLUMNS, FEDAVG
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint, fingerprint_of
 from medfedaug.data.sites import find_sites
 
-_STEP = 0.01
-
 Cases = Mapping[str, Mapping[Hashable, float | None]]
 
 
@@ -57,13 +55,6 @@ class Training:
     def run(self) -> tuple[str, int, str]:
         """The trainings that are compared with one another."""
         return self.federation, self.seed, self.norm
-
-
-def is_converged(validation: Sequence[float | None]) -> bool:
-    """Return whether the last third of the rounds brought at most 0.01 to the best validation score."""
-    scores = [score or 0.0 for score in validation]
-    first = -(-len(scores) * 2 // 3)
-    return max(scores[first:], default=0) <= max(scores[:first]) + _STEP
 
 
 def as_told(converged: bool) -> str:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from calibration_rows import Training, as_told, is_converged, written
+from calibration_rows import Training, as_told, written
 from shift_gain import moved
 
 from medfedaug.analysis.calibration_table import FEDAVG, PHANTOM, REAL
@@ -26,6 +26,7 @@ from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numb
 from medfedaug.data.sites import arrange_channels
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import RESULTS
+from medfedaug.runs.convergence import is_converged
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import Run
 

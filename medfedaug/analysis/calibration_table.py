@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from medfedaug.analysis.fingerprint_distance import appearance, check_together, distances
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
@@ -163,6 +163,15 @@ class Calibration:
     def scored_by(self, metric: str) -> Calibration:
         """Keep the federations with scores of a metric."""
         return Calibration(tuple(one for one in self.federations if one.metric == metric))
+
+    def gained(self, methods: str) -> tuple[int, int]:
+        """Return the number of trainings whose mean over the sites was above FedAvg's, and that of all."""
+        pairs = [
+            (fmean(one.scores[methods].values()), fmean(one.scores[FEDAVG].values()))
+            for one in self.federations
+            if methods in one.scores and FEDAVG in one.scores
+        ]
+        return sum(ours > theirs for ours, theirs in pairs), len(pairs)
 
     def patient_deviation(self, methods: str) -> float | None:
         """Return the median over sites of the patients' deviation, of a difference from FedAvg."""

@@ -176,11 +176,13 @@ class Outcome:
     Args:
         tables: see `medfedaug.experiments.tables.write_tables`; none where all runs failed.
         notes: see there.
+        runs: the folders of the finished runs.
         failure: one line on the runs that failed; empty where none did.
     """
 
     tables: dict[str, TextTable]
     notes: list[str]
+    runs: list[Path]
     failure: str
 
 
@@ -248,7 +250,8 @@ def run_experiment(
     if failed:
         folder, reason = next(iter(failed.items()))
         failure = f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}"
-    return Outcome(tables, notes, failure)
+    finished = [asked.out / run.folder for run in runs if run.folder not in failed]
+    return Outcome(tables, notes, finished, failure)
 
 
 def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from medfedaug.errors import ConfigError, DataError, RunFailed
 __all__ = ["compare"]
 
 _ALWAYS = ("single", "fedavg")
+_MOST = 4
+"""Times the rounds asked for, that plain averaging is given to converge."""
 
 
 def compare(
@@ -24,7 +27,14 @@ def compare(
         typer.Option(help="Methods to try in place of those that `inspect` suggests, separated by spaces."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of each training.")] = 10,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=3,
+            help="Communication rounds of each training; doubled, at most twice, while the validation "
+            "score of fedavg still rises.",
+        ),
+    ] = 10,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,51 +54,61 @@ def compare(
         typer.Option("--json", metavar="FILE", help="Also write scores and recommendation to this file."),
     ] = None,
 ) -> None:
-    """Try training alone, plain averaging and a remedy on your own data, and recommend what to do next.
+    """Try training alone, plain averaging and remedies on your own data, and recommend what to do next.
 
-    An interrupted trial is continued by the same command. Example: medfedaug compare --data hospitals
+    Nothing is recommended while plain averaging still improves. An interrupted trial is continued by the
+    same command. Example: medfedaug compare --data hospitals
     """
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
-        from medfedaug.experiments.experiment import make_experiment
+        from medfedaug.experiments.experiment import Experiment, make_experiment
         from medfedaug.experiments.predicted import predicted_gains, prospect_of
         from medfedaug.experiments.trial import Suggestion, recommend, suggest
+        from medfedaug.runs.convergence import is_converged
+        from medfedaug.runs.load_results import load_run
         from medfedaug.utils.files import write_json
 
-        prospect, unpredicted = None, ""
+        prospect, unpredicted, record = None, "", Calibration.load()
         try:
-            prospect = prospect_of(data, Calibration.load(), limit)
+            prospect = prospect_of(data, record, limit)
         except (ConfigError, DataError) as error:
             unpredicted = f"no prediction to compare with: {error}"
         if methods is None:
-            suggestion = suggest(inspect_sites(data, limit), prospect)
+            suggestion = suggest(inspect_sites(data, limit), prospect, record)
         else:
             suggestion = Suggestion(tuple(methods.split()), "asked for")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
-    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} trainings each of {rounds} rounds")
+    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} trainings each")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
-    asked = make_experiment(None, given, [f"rounds={rounds}", *(set_ or [])])
-    if asked.vary:
-        raise ConfigError(
-            f"--set {next(iter(asked.vary))}: give one value; medfedaug benchmark compares several"
-        )
-    outcome = run_experiment(
-        asked,
-        engine="inprocess",
-        device=device,
-        jobs=jobs,
-        memory=4.0,
-        threads=threads,
-        pictures=True,
-        advise=recommend,
-    )
+
+    def trial(number: int, **changed: object) -> Experiment:
+        asked = make_experiment(None, {**given, **changed}, [f"rounds={number}", *(set_ or [])])
+        if asked.vary:
+            raise ConfigError(
+                f"--set {next(iter(asked.vary))}: give one value; medfedaug benchmark compares several"
+            )
+        return asked
+
+    train = partial(run_experiment, engine="inprocess", device=device, jobs=jobs, memory=4.0, threads=threads)
+    number, rising = rounds, True
+    while rising:
+        first = train(trial(number, methods=["fedavg"], seeds=1), pictures=False)
+        if first.failure:
+            raise RunFailed(first.failure)
+        rising = not is_converged(load_run(first.runs[0]).validation())
+        if not rising or 2 * number > _MOST * rounds:
+            break
+        number *= 2
+        say(f"fedavg still improves after {number // 2} rounds: training for {number}")
+    advise = partial(recommend, rising=number if rising else None)
+    outcome = train(trial(number), pictures=True, advise=advise)
     table = outcome.tables.get("table")
     if isinstance(table, Table):
         out_console.print(table)
-        advice = recommend(table)
+        advice = advise(table)
         predicted = [unpredicted] if prospect is None else predicted_gains(prospect, table)
         for sentence in (*advice, *predicted):
             say(sentence)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.inspection_page import foreign_sites
 from medfedaug.analysis.prospect import Prospect
 from medfedaug.analysis.score_table import Row, Table
@@ -16,8 +17,9 @@ from medfedaug.runs.run import BASELINE
 __all__ = ["ALONE", "Suggestion", "recommend", "suggest"]
 
 ALONE = "single"
-_CHEAPEST = "norm"
-"""The method to try where nothing else is suggested: sites keep their own pairs, and exchange nothing."""
+_PERSONAL = "ditto"
+"""A model for each site, the remedy that gained over plain averaging most often in the calibration table."""
+_MOST_SITES = 6
 
 
 @dataclass(frozen=True)
@@ -33,41 +35,49 @@ class Suggestion:
     reason: str
 
 
-def suggest(found: Sequence[SiteInspection], prospect: Prospect | None) -> Suggestion:
-    """Suggest a method for sites like these.
+def suggest(found: Sequence[SiteInspection], prospect: Prospect | None, table: Calibration) -> Suggestion:
+    """Suggest methods for sites like these.
 
-    Suggested is the method that is expected to gain most, where its 80% interval lies above 0 and such
-    predictions have skill; *norm* where there is none, and where the sites' images are foreign to each other.
+    Ditto is always among them. Beside it stands the method that is expected to gain most, where its 80%
+    interval lies above 0, such predictions have skill, and the sites' images are not foreign to each other.
 
     Args:
         found: of `medfedaug.data.quality.inspection.inspect_sites`.
         prospect: what is predicted; ``None`` where the sites cannot be compared.
+        table: the federations on record.
     """
+    gained, number = table.gained(_PERSONAL)
+    alone = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
     if foreign_sites(found):
-        reason = "images lie far from 0 under other sites' statistics, where fedrdn fell below norm"
-        return Suggestion((_CHEAPEST,), reason)
+        reason = "images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
+        return Suggestion((_PERSONAL,), f"{alone}; {reason}")
     remedy = BASELINE if prospect is None else prospect.remedy
     if prospect is None or remedy == BASELINE or not prospect.has_skill(remedy):
-        return Suggestion((_CHEAPEST,), "no method is surely expected to gain, and norm costs least")
+        return Suggestion((_PERSONAL,), f"{alone}; no other method is surely expected to gain")
     gain = prospect.gains["mean"][remedy][""]
     assert gain.interval80 is not None
     low, high = gain.interval80
-    return Suggestion(
-        (remedy,), f"expected gain over fedavg {gain.mean:+.3f} (80%: {low:+.3f} to {high:+.3f})"
-    )
+    expected = f"{remedy} is expected to gain {gain.mean:+.3f} over fedavg (80%: {low:+.3f} to {high:+.3f})"
+    return Suggestion(tuple(dict.fromkeys((_PERSONAL, remedy))), f"{alone}; {expected}")
 
 
-def recommend(scores: Table) -> list[str]:
+def recommend(scores: Table, rising: int | None = None) -> list[str]:
     """Recommend what to do next, from the scores of a trial, each with what it rests on.
 
     Args:
         scores: with a row for `single`, for `fedavg` and for what was tried.
+        rising: the number of rounds after which FedAvg's validation score still rose; ``None`` if it did not.
 
     Returns:
-        Sentences: together or alone, the method to go on with, and what would make it sure.
+        Sentences: together or alone, the method to go on with, where it gains, and what would make it sure.
     """
     if scores.nothing_learned:
         return [f"Nothing was learned, and nothing follows: {scores.nothing_learned}."]
+    if rising is not None:
+        return [
+            f"No recommendation: after {rising} rounds the validation score of {BASELINE} still rose, and "
+            f"methods that learn faster look better than they are. Train longer: --rounds {2 * rising}."
+        ]
     rows = {row.label: row for row in scores.rows if row.mean.mean is not None}
     told, metric = [], find_metric(scores.metric)
     sign = 1 if metric.higher_is_better else -1
@@ -83,6 +93,7 @@ def recommend(scores: Table) -> list[str]:
         )
     if best.label != BASELINE and BASELINE in rows:
         told.append(_compared(best, rows[BASELINE], sign, f"Go on with {best.label}", "", metric.in_text))
+        told += _by_site(rows, sign, metric.in_text)
     elif BASELINE in rows:
         told.append(f"Go on with {BASELINE}: no other method that was tried scored above it.")
     told.append(
@@ -90,6 +101,20 @@ def recommend(scores: Table) -> list[str]:
         "benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return told
+
+
+def _by_site(rows: Mapping[str, Row], sign: int, metric: str) -> list[str]:
+    """Say which method is the best at each site, and by how much it is ahead of plain averaging."""
+    told = []
+    for site, score in rows[BASELINE].sites.items():
+        means = {label: row.sites[site].mean for label, row in rows.items() if site in row.sites}
+        known = {label: mean for label, mean in means.items() if mean is not None}
+        if score.mean is not None and known:
+            best = max(known, key=lambda label: sign * known[label])
+            told.append(f"{site} {best} ({known[best] - score.mean:+.3f})")
+    if not told or len(told) > _MOST_SITES:
+        return []
+    return [f"Best by site, with its {metric} minus that of {BASELINE}: {', '.join(told)}."]
 
 
 def _compared(row: Row, other: Row, sign: int, ahead: str, behind: str, metric: str) -> str:

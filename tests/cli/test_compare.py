@@ -55,39 +55,57 @@ def prospect(table, apart=0.1):
     return make_prospect([fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.3 + apart)], table)
 
 
-def test_foreign_images_suggest_norm_and_not_the_exchange(apart, law):
-    found = suggest(inspect_sites(apart, None), prospect(law(0.1)))
-    assert found.methods == ("norm",)
-    assert "images lie far from 0" in found.reason
-
-
-def test_the_expected_remedy_is_suggested_where_the_prediction_has_skill(law):
+def test_ditto_is_always_tried_and_its_record_told(apart, law):
     table = law(0.1)
-    found = suggest([], prospect(table))
-    assert found.methods == ("norm",)
-    assert found.reason.startswith("expected gain over fedavg +0.")
-    # Too few to show skill: the cheapest.
-    few = suggest([], prospect(Calibration(table.federations[:12])))
-    assert "norm costs least" in few.reason
-    assert few.methods == ("norm",)
+    for sites, given in ((inspect_sites(apart, None), prospect(table)), ([], None)):
+        found = suggest(sites, given, table)
+        assert found.methods == ("ditto",)
+        assert found.reason.startswith("ditto gained over fedavg in 0 of 0 trainings on record")
+    assert "fedrdn fell below norm" in suggest(inspect_sites(apart, None), prospect(table), table).reason
+
+
+def test_the_record_counts_means_over_the_sites_above_plain_averaging():
+    table = Calibration.load()
+    gained, number = table.gained("ditto")
+    above = [
+        sum(one.scores["ditto"].values()) > sum(one.scores["fedavg"].values())
+        for one in table.federations
+        if "ditto" in one.scores
+    ]
+    assert (gained, number) == (sum(above), len(above))
+    assert number >= 20
+    # The remedy that is always tried has the best record of those with as many trainings.
+    others = {name: table.gained(name) for name in table.methods if name not in ("single", "pooled")}
+    assert max(others, key=lambda name: others[name][0] / others[name][1]) == "ditto"
+
+
+def test_the_expected_remedy_is_suggested_too_where_the_prediction_has_skill(law):
+    table = law(0.1)
+    found = suggest([], prospect(table), table)
+    assert found.methods == ("ditto", "norm")
+    assert "norm is expected to gain +0." in found.reason
+    few = Calibration(table.federations[:12])  # too few to show skill
+    assert suggest([], prospect(few), few).methods == ("ditto",)
 
 
 @pytest.mark.parametrize("slope", [0.0, -0.1])
-def test_where_nothing_surely_gains_the_cheapest_is_suggested(law, slope):
-    for given in (prospect(law(slope)), None):
-        found = suggest([], given)
-        assert found.methods == ("norm",)
-        assert "no method is surely expected to gain" in found.reason
+def test_where_nothing_surely_gains_nothing_else_is_suggested(law, slope):
+    table = law(slope)
+    for given in (prospect(table), None):
+        found = suggest([], given, table)
+        assert found.methods == ("ditto",)
+        assert "no other method is surely expected to gain" in found.reason
 
 
 def test_the_recommendation_names_what_it_rests_on():
-    first, second, last = recommend(
+    first, second, third, last = recommend(
         scores(single=(0.5, 0.6, 0.7), fedavg=(0.6, 0.7, 0.6), fedrdn=(0.7, 0.8, 0.5))
     )
     assert first == (
         "Train together: Dice 0.667 with fedrdn against 0.600 with single, better in 2 of 3 trainings."
     )
     assert second.startswith("Go on with fedrdn: Dice 0.667 with fedrdn against 0.633 with fedavg")
+    assert third == "Best by site, with its Dice minus that of fedavg: A fedrdn (+0.033)."
     assert "3 trainings" in last
     assert "no verdict" in last
 
@@ -98,23 +116,29 @@ def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_be
     assert second == "Go on with fedavg: no other method that was tried scored above it."
 
 
+def test_nothing_is_recommended_while_plain_averaging_still_improves():
+    (only,) = recommend(scores(single=(0.5,), fedavg=(0.2,), norm=(0.6,)), rising=3)
+    assert only.startswith("No recommendation: after 3 rounds the validation score of fedavg still rose")
+    assert "--rounds 6" in only
+
+
 def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
-    options = ("--seeds", 1, "--rounds", 1, "--device", "cpu", "--out", tmp_path / "trial")
+    options = ("--seeds", 1, "--rounds", 3, "--device", "cpu", "--out", tmp_path / "trial")
     options += tuple(part for axis in TINY_AXES for part in ("--set", axis))
     code, out, err = run("compare", "--data", apart, *options, "--json", tmp_path / "trial.json")
     assert code == 0, err
-    assert "trying single, fedavg, norm" in out
+    assert "trying single, fedavg, ditto" in out
     written = json.loads((tmp_path / "trial.json").read_text())
-    assert set(written["scores"]) == {"single", "fedavg", "norm"}
+    assert set(written["scores"]) == {"single", "fedavg", "ditto"}
     page = Page((tmp_path / "trial/report.html").read_text())
     for sentence in written["recommendation"]:
         assert " ".join(sentence.split()) in " ".join(out.split())
         assert sentence in page.text
     # The trial's gains, beside those of fingerprints.
-    assert any("norm: predicted" in line and "agree" in line for line in written["predicted"])
+    assert any("ditto: predicted" in line and "agree" in line for line in written["predicted"])
     assert all(" ".join(line.split()) in " ".join(out.split()) for line in written["predicted"])
     # Asked again, nothing is trained anew.
-    (results,) = (tmp_path / "trial/norm").rglob("results.json")
+    (results,) = (tmp_path / "trial/ditto").rglob("results.json")
     before = results.stat().st_mtime_ns
     assert run("compare", "--data", apart, *options)[0] == 0
     assert results.stat().st_mtime_ns == before
