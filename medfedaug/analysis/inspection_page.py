@@ -64,9 +64,11 @@ def foreign_note(found: Sequence[ForeignPair]) -> str:
     more = f"; and {len(found) - _MOST_FOREIGN} more pairs" if len(found) > _MOST_FOREIGN else ""
     return (
         "Images lie far from 0 under other sites' statistics, in deviations: "
-        f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. So it is where one site stores bright what the "
-        "other stores dark. FedRDN shows the network each image under all sites' statistics, and fell below "
-        "norm at such sites: compare single, fedavg and norm with it first."
+        f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. One of the two may store bright what the other "
+        "stores dark: compare the distributions of their intensities on the page, and one image of each. On "
+        "phantoms of that kind FedRDN fell below norm, since it shows the network each image under all sites' "
+        "statistics; where the sites differ in another way that was not measured. Compare single, fedavg and "
+        "norm with it first."
     )
 
 
@@ -268,8 +270,16 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         return
     sentence = shift.sentence
     add(section, "p", sentence[0].upper() + sentence[1:])
-    if note := foreign_note(foreign_sites(found)):
-        add(section, "p", note)
+    pairs, quantiles = _in_federations_order(found)
+    if foreign := foreign_sites(found):
+        add(section, "p", foreign_note(foreign))
+        both = foreign[0].sites
+        figure(
+            section,
+            lambda width: quantile_picture({name: quantiles[name] for name in both}, width=width),
+            f"Distribution of the intensities, {both[0]} and {both[1]}",
+            "If one site stores bright what the other stores dark, one curve is the other one turned over.",
+        )
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [
         [
@@ -302,7 +312,6 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         f"{seen}. The shift is the mean of the statistics' distances over all pairs of sites.",
         **{"class": "soft"},
     )
-    pairs, quantiles = _in_federations_order(found)
     names = list(pairs)
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
     figure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -372,7 +373,10 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
     assert {tuple(p["sites"]) for p in record["foreign_pairs"]} == {
         (f"site_{name}", "site_D") for name in "ABC"
     }
-    assert "Images lie far from 0" in Page((tmp_path / "i.html").read_text()).text
+    page = Page((tmp_path / "i.html").read_text()).text
+    assert "Images lie far from 0" in page
+    assert "may store bright what the other stores dark" in page
+    assert re.search(r"Distribution of the intensities, site_[ABC] and site_D", page)
 
     folders = find_sites(tmp_path / "data")
     config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, **TINY_NETWORK)
