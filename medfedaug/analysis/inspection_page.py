@@ -278,7 +278,8 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
             section,
             lambda width: quantile_picture({name: quantiles[name] for name in both}, width=width),
             f"Distribution of the intensities, {both[0]} and {both[1]}",
-            "If one site stores bright what the other stores dark, one curve is the other one turned over.",
+            f"Share of the intensities below a value, at {both[0]} and {both[1]}. If one stores bright what the "
+            "other stores dark, one curve is the other one turned over.",
         )
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [

@@ -376,7 +376,7 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
     page = Page((tmp_path / "i.html").read_text()).text
     assert "Images lie far from 0" in page
     assert "may store bright what the other stores dark" in page
-    assert re.search(r"Distribution of the intensities, site_[ABC] and site_D", page)
+    assert re.search(r"below a value, at site_[ABC] and site_D", page)
 
     folders = find_sites(tmp_path / "data")
     config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, **TINY_NETWORK)
