@@ -66,8 +66,8 @@ def foreign_note(found: Sequence[ForeignPair]) -> str:
         "Images lie far from 0 under other sites' statistics, in deviations: "
         f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. One of the two may store bright what the other "
         "stores dark: compare the distributions of their intensities on the page, and one image of each. On "
-        "phantoms of that kind FedRDN fell below norm, since it shows the network each image under all sites' "
-        "statistics; where the sites differ in another way that was not measured. Compare single, fedavg and "
+        "phantoms of that kind FedRDN fell below norm, since it shows the network each image under all "
+        "sites' statistics; where the sites differ in another way that was not measured. Compare single, fedavg and "
         "norm with it first."
     )
 
@@ -278,8 +278,8 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
             section,
             lambda width: quantile_picture({name: quantiles[name] for name in both}, width=width),
             f"Distribution of the intensities, {both[0]} and {both[1]}",
-            f"Share of the intensities below a value, at {both[0]} and {both[1]}. If one stores bright what the "
-            "other stores dark, one curve is the other one turned over.",
+            f"Share of the intensities below a value, at {both[0]} and {both[1]}. If one stores bright what "
+            "the other stores dark, one curve is the other one turned over.",
         )
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [

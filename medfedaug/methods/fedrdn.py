@@ -120,8 +120,8 @@ class FedRDNSite(SitePart, SiteExchange):
                 "images lie far from 0 under other sites' pairs, in deviations: "
                 f"{'; '.join(map(str, met[:3]))}",
                 site=self.context.name,
-                hint="FedRDN fell below norm where sites store bright what others store dark: look at the images, "
-                "and compare single, fedavg and norm with it first "
+                hint="FedRDN fell below norm where sites store bright what others store dark: look at the "
+                "images, and compare single, fedavg and norm with it first "
                 "(docs/results/shift).",
             )
 
