@@ -66,9 +66,9 @@ def foreign_note(found: Sequence[ForeignPair]) -> str:
         "Images lie far from 0 under other sites' statistics, in deviations: "
         f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. One of the two may store bright what the other "
         "stores dark: compare the distributions of their intensities on the page, and one image of each. On "
-        "phantoms of that kind FedRDN fell below norm, since it shows the network each image under all "
-        "sites' statistics; where the sites differ in another way that was not measured. Compare single, fedavg and "
-        "norm with it first."
+        "phantoms of that kind FedRDN, which shows the network each image under all sites' statistics, fell "
+        "below norm; where sites differ in another way that was not measured. Compare single, fedavg and norm "
+        "with it first."
     )
 
 

@@ -17,6 +17,9 @@ from torch import Tensor
 def working_precision(x: Tensor) -> Tensor:
     """Convert half precision to float32, and leave other floating point types as they are.
 
+    The result of a subclass of `torch.Tensor`, such as MONAI's ``MetaTensor``, is a plain tensor: a subclass
+    makes views within the functions of this package, which PyTorch then forbids to change in place.
+
     Raises:
         TypeError: when `x` is not floating point.
 
@@ -26,6 +29,8 @@ def working_precision(x: Tensor) -> Tensor:
     """
     if not x.is_floating_point():
         raise TypeError(f"expected a floating point tensor, got {x.dtype}")
+    if not torch.jit.is_scripting() and type(x) is not Tensor:
+        x = x.as_subclass(Tensor)
     if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
         return x.float()
     return x

@@ -1,0 +1,146 @@
+"""Networks with layers of the methods train on the MetaTensors of MONAI's loaders as on plain tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from monai.data import MetaTensor
+from monai.networks.nets import DenseNet121, EfficientNetBN
+from small_networks import build_small, marked
+from torch import nn
+
+from medfedaug.models import (
+    FeatureMixLayer,
+    MixStyleLayer,
+    MomentExchangeLayer,
+    insert_ffa,
+    insert_instance_adapters,
+    insert_layers,
+    network_names,
+    training_adapters,
+)
+from medfedaug.models.adaptation import RandomMix, adapt_batch_norm, interpolating
+from medfedaug.models.assembled_norm import assemble_norms
+from medfedaug.models.networks import task_of
+from medfedaug.models.phase_norms import control_shortcuts
+
+SMALL_3D = ("basicunet", "unet", "segresnet", "dynunet")
+
+pytestmark = pytest.mark.filterwarnings("ignore:FFA layer")  # of small features
+
+
+def gradients(make, x, wrap, autocast=False):
+    """Losses and gradients of a network on a batch, from one seed."""
+    torch.manual_seed(0)
+    net = make()
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        out = net(wrap(x))
+    outs = list(out) if isinstance(out, list | tuple) else [out]
+    loss = sum((o.float() ** 2).mean() for o in outs)
+    loss.backward()
+    return loss.detach(), [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def assert_alike(make, x, autocast=False):
+    (loss, grads), (expected, plain) = (
+        gradients(make, x, wrap, autocast) for wrap in (MetaTensor, torch.Tensor.clone)
+    )
+    assert torch.isfinite(expected)
+    torch.testing.assert_close(loss.as_subclass(torch.Tensor), expected)
+    assert len(grads) == len(plain) > 0
+    # Sums over other strides differ in the last digits.
+    close = {"rtol": 2e-2, "atol": 1e-3} if autocast else {"rtol": 1e-4, "atol": 1e-6}
+    for one, other in zip(grads, plain, strict=True):
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other, **close)
+
+
+def image(channels, dims, size):
+    return torch.rand(2, channels, *[size] * dims, generator=torch.Generator().manual_seed(3))
+
+
+WITH_STAGES = [name for name in network_names() if name != "vit"]
+
+
+def augmented(name, dims=2):
+    size = 64 if name.startswith(("swin", "flexible", "alexnet")) else 32
+    channels = 1 if task_of(name) == "segmentation" else 3
+    args = {"in_channels": channels, "out_channels": 3, **({"spatial_dims": dims} if dims == 3 else {})}
+    return lambda: insert_ffa(build_small(name, size, **args), prob=1.0).train(), image(channels, dims, size)
+
+
+@pytest.mark.parametrize("name", marked(WITH_STAGES))
+def test_every_network_with_ffa(name):
+    assert_alike(*augmented(name))
+
+
+@pytest.mark.parametrize("name", ["unet", "basicunet", "segresnet", "resnet18"])
+def test_half_precision_with_ffa(name):
+    assert_alike(*augmented(name), autocast=True)
+
+
+@pytest.mark.parametrize("name", SMALL_3D)
+def test_volumes_with_ffa(name):
+    assert_alike(*augmented(name, dims=3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: DenseNet121(2, 1, 2), lambda: EfficientNetBN("efficientnet-b0", False, True, 2, 1, 2)],
+    ids=["densenet", "efficientnet"],
+)
+def test_monai_networks_that_change_features_in_place(make):
+    net = make()
+    stages = None if isinstance(net, DenseNet121) else ["_conv_stem"]
+    assert_alike(lambda: insert_ffa(make(), stages, prob=1.0).train(), image(1, 2, 64))
+
+
+LAYERS = {
+    "mixstyle": lambda net: insert_layers(net, MixStyleLayer, prob=1.0),
+    "moex": lambda net: insert_layers(net, MomentExchangeLayer),
+    "manifold mixup": lambda net: insert_layers(net, FeatureMixLayer),
+    "gperxan": assemble_norms,
+    "dac_sc": control_shortcuts,
+    "ffa and mixstyle": lambda net: insert_layers(insert_ffa(net, prob=1.0), MixStyleLayer, prob=1.0),
+}
+
+
+@pytest.mark.parametrize("name", ["unet", "densenet"])
+@pytest.mark.parametrize("change", LAYERS.values(), ids=LAYERS.keys())
+def test_layers_of_the_other_methods(change, name):
+    assert_alike(lambda: change(_plain(name)).train(), image(1, 2, 64))
+
+
+@pytest.mark.parametrize("name", ["unet", "densenet"])
+def test_norms_that_interpolate(name):
+    class Mixed(nn.Module):
+        """FedFD's second pass."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = adapt_batch_norm(_plain(name)).train()
+
+        def forward(self, x):
+            with interpolating(self.net, RandomMix()):
+                return self.net(x)
+
+    assert_alike(Mixed, image(1, 2, 64))
+
+
+@pytest.mark.parametrize("name", ["unet", "densenet"])
+def test_adapters_train_and_decide_in_evaluation(name):
+    x = image(1, 2, 64)
+    found = []
+    for wrap in (MetaTensor, torch.Tensor.clone):
+        torch.manual_seed(0)
+        net = insert_instance_adapters(_plain(name))
+        torch.manual_seed(1)
+        with training_adapters(net) as parameters:
+            grads = torch.autograd.grad((net(wrap(x)) ** 2).mean(), parameters)
+        found.append([*grads, net.eval()(wrap(x))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other)
+
+
+def _plain(name):
+    return DenseNet121(2, 1, 2) if name == "densenet" else build_small(name, in_channels=1, out_channels=2)
