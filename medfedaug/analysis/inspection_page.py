@@ -62,13 +62,13 @@ def foreign_note(found: Sequence[ForeignPair]) -> str:
     if not found:
         return ""
     more = f"; and {len(found) - _MOST_FOREIGN} more pairs" if len(found) > _MOST_FOREIGN else ""
+    pairs = "; ".join(map(str, found[:_MOST_FOREIGN]))
     return (
-        "Images lie far from 0 under other sites' statistics, in deviations: "
-        f"{'; '.join(map(str, found[:_MOST_FOREIGN]))}{more}. One of the two may store bright what the other "
-        "stores dark: compare the distributions of their intensities on the page, and one image of each. On "
-        "phantoms of that kind FedRDN, which shows the network each image under all sites' statistics, fell "
-        "below norm; where sites differ in another way that was not measured. Compare single, fedavg and norm "
-        "with it first."
+        f"Images lie far from 0 under other sites' statistics, in deviations: {pairs}{more}. One of the two "
+        "may store bright what the other stores dark: compare their distributions on the page, and one image "
+        "of each. On phantoms of that kind FedRDN, which shows the network each image under all sites' "
+        "statistics, had less than norm; of sites that differ in another way nothing is known. Compare "
+        "single, fedavg and norm with it first."
     )
 
 
