@@ -28,6 +28,7 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
 from medfedaug.models.tensor_files import load_tensors
 from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
+from medfedaug.runs.folder import REPORT
 from medfedaug.runs.results_schema import check_record
 from medfedaug.statistics import ChannelStatistics, load_statistics
 from medfedaug.utils.files import parse_json, sha256
@@ -62,8 +63,8 @@ def load_run(folder: str | Path, *, state: str | Path | None = None) -> Finished
 
 
 @dataclass(frozen=True, eq=False)
-class FinishedRun:
-    """A model of a finished run, with all that is needed to use it.
+class FinishedRun(Mapping[str, Any]):
+    """A model of a finished run, with all that is needed to use it; a mapping of its ``results.json``.
 
     Args:
         model: its file.
@@ -204,6 +205,33 @@ class FinishedRun:
     def results(self) -> dict[str, Any]:
         """The content of ``results.json``: settings, rounds, test scores."""
         return self.record
+
+    def __getitem__(self, name: str) -> Any:
+        return self.record[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.record)
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    @property
+    def scores(self) -> dict[str, dict[str, float | None]]:
+        """Test scores by site and metric, those of ``"mean"`` last; empty where nothing was tested."""
+        rows = self.test_table()
+        return {row["site"]: {k: v for k, v in row.items() if k not in ("site", "trained")} for row in rows}
+
+    __hash__ = object.__hash__  # that of a mapping would be of its content
+
+    @property
+    def best(self) -> int | None:
+        """The best round on the validation cases, whose model was tested; ``None`` if sites train alone."""
+        return self.record.get("selected_round")
+
+    @property
+    def report(self) -> Path:
+        """The run's page; `medfedaug.analysis.write_report` makes another one, also of several runs."""
+        return self.model.parent / REPORT
 
     def test_table(self) -> list[dict[str, Any]]:
         """Test scores as rows, ready for ``pandas.DataFrame``: one for each site, and one for their mean.

@@ -1,0 +1,63 @@
+"""`mfa.simulate` as a script calls it: a keyword for every setting, and a run that is looked at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+from running import TINY_NETWORK
+
+import medfedaug as mfa
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.experiments.simulate import configure
+
+QUICK = {"engine": "inprocess", "device": "cpu", "report": False, "batch_size": 4, **TINY_NETWORK}
+
+
+def test_the_first_example_runs_and_gives_a_run(phantom_dir, tmp_path):
+    run = mfa.simulate(phantom_dir, tmp_path / "run", methods="fedrdn", rounds=2, threads=1, **QUICK)
+    record = json.loads((tmp_path / "run/results.json").read_text())
+    assert run.best == record["selected_round"] in (1, 2)
+    assert run.scores["mean"] == record["test"]["mean"]
+    assert run.scores["site_A"]["dice"] == record["test"]["sites"]["site_A"]["dice"]
+    assert run.report == tmp_path / "run/report.html"
+    assert [method["name"] for method in run["config"]["methods"]] == ["fedrdn"]
+    assert run["config"]["rounds"] == 2
+    assert dict(run) == record
+    image = next((phantom_dir / "site_A").rglob("*.nii.gz"))
+    assert len(run.predict(image, tmp_path / "predicted", site="site_A").cases) == 1
+
+
+def test_a_whole_configuration_does_the_same_as_keywords(phantom_dir, tmp_path):
+    given = {"methods": ({"name": "fedavg", "args": {}},), "rounds": 1, "batch_size": 4, **TINY_NETWORK}
+    config = configure(find_sites(phantom_dir), **given)
+    options = {"engine": "inprocess", "device": "cpu", "report": False}
+    whole = mfa.simulate(phantom_dir, tmp_path / "whole", config, **options)
+    single = mfa.simulate(phantom_dir, tmp_path / "single", rounds=1, **QUICK)
+    assert whole["config"] == single["config"]
+    assert whole.scores == single.scores
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in (*fields(RunConfig), *fields(Execution))])
+def test_every_setting_is_a_keyword(name, tmp_path):
+    """The folder is missing: that is found after the names of the settings."""
+    given = {name: "fedavg" if name == "methods" else None}
+    with pytest.raises(MedFedAugError) as error:
+        mfa.simulate(tmp_path / "none", tmp_path / "run", **given)
+    assert "setting" not in str(error.value)
+    assert "none" in str(error.value)
+
+
+def test_what_is_no_setting_is_named_with_what_is_meant(phantom_dir, tmp_path):
+    for wrong, meant in (("epochs", "local_epochs"), ("round", "rounds")):
+        with pytest.raises(ConfigError, match=f"{wrong} is not known; did you mean.*{meant}"):
+            mfa.simulate(phantom_dir, tmp_path / "run", **{wrong: 3})
+    config = configure(find_sites(phantom_dir), methods=({"name": "fedavg", "args": {}},))
+    with pytest.raises(ConfigError, match="leave out rounds, or config"):
+        mfa.simulate(phantom_dir, tmp_path / "run", config, rounds=3)
+    with pytest.raises(ConfigError, match="leave out threads"):
+        mfa.simulate(phantom_dir, tmp_path / "run", execution=Execution(), threads=3)
+    assert not (tmp_path / "run").exists()
