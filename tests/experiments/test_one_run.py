@@ -45,10 +45,8 @@ def test_a_whole_configuration_does_the_same_as_keywords(phantom_dir, tmp_path):
 def test_every_setting_is_a_keyword(name, tmp_path):
     """The folder is missing: that is found after the names of the settings."""
     given = {name: "fedavg" if name == "methods" else None}
-    with pytest.raises(MedFedAugError) as error:
+    with pytest.raises(MedFedAugError, match="no such folder"):
         mfa.simulate(tmp_path / "none", tmp_path / "run", **given)
-    assert "setting" not in str(error.value)
-    assert "none" in str(error.value)
 
 
 def test_what_is_no_setting_is_named_with_what_is_meant(phantom_dir, tmp_path):
