@@ -10,7 +10,7 @@ import numpy as np
 import shapely
 from pydicom import Dataset
 
-from medfedaug.data.io.dicom_series import DicomSeries
+from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.errors import ReaderError
 
 __all__ = ["LabelGrid", "class_of", "referenced_series"]

@@ -11,7 +11,8 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk
 
-from medfedaug.data.io.dicom_series import DicomSeries, load_series, scan, select
+from medfedaug.data.io.dicom_series import load_series, scan, select
+from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.errors import ReaderError
 from medfedaug.utils.files import write_atomic
 
