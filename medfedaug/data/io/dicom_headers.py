@@ -14,6 +14,8 @@ import numpy as np
 import pydicom
 from pydicom.uid import UID
 
+from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope
+from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
 
 __all__ = [
@@ -66,6 +68,16 @@ _FRAME_TAGS = (
     ("UnassignedPerFrameConvertedAttributesSequence", "TriggerTime", "TriggerTime"),
     ("UnassignedPerFrameConvertedAttributesSequence", "AcquisitionNumber", "AcquisitionNumber"),
 )
+# Numbers that say where a slice lies, and in which units, each with their count.
+_NUMBERS = {
+    "ImagePositionPatient": 3,
+    "ImageOrientationPatient": 6,
+    "PixelSpacing": 2,
+    "SliceThickness": 1,
+    "SpacingBetweenSlices": 1,
+    "RescaleSlope": 1,
+    "RescaleIntercept": 1,
+}
 _TAGS = [
     *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "SeriesNumber", "Modality"),
     *(
@@ -78,7 +90,8 @@ _TAGS = [
         "Columns",
     ),
     *("SamplesPerPixel", "PhotometricInterpretation", "ImagePositionPatient", "ImageOrientationPatient"),
-    *("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
+    *("PixelSpacing", "SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PatientID", "IssuerOfPatientID"),
     *("BurnedInAnnotation", "FrameOfReferenceUID"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DirectoryRecordSequence"),
     *(name for name, _ in APART),
@@ -113,8 +126,10 @@ class DicomSlice:
         orientation: the directions of its rows and its columns in LPS, six numbers.
         spacing: between rows and between columns, mm.
         thickness: of the slice, or the distance to the next one, mm.
-        rescale: slope and intercept, of a frame; those of a file are applied by its reader.
+        rescale: slope and intercept.
         tags: what may tell it from slices in its place, as pairs of name and value.
+        pixels: kind of its values, in words; slices of one volume are alike.
+        problem: why its header cannot be right, in words; empty for a sound one.
     """
 
     file: Path
@@ -128,8 +143,10 @@ class DicomSlice:
     orientation: tuple[float, ...] | None
     spacing: tuple[float, ...] | None
     thickness: float | None
-    rescale: tuple[float, ...] | None
+    rescale: tuple[float, float]
     tags: tuple[tuple[str, str], ...]
+    pixels: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +168,7 @@ class DicomInstance:
         slices: one for each of them; none where the object is no image.
         burned_in: whether the header says that the pixels hold text.
         frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
+        person: stands for PatientID and its issuer, in this process alone.
     """
 
     path: Path
@@ -167,6 +185,7 @@ class DicomInstance:
     slices: tuple[DicomSlice, ...]
     burned_in: bool = False
     frame_of_reference: str = ""
+    person: int = 0
 
     @property
     def no_image(self) -> str:
@@ -266,11 +285,13 @@ def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
         slices=tuple(_slices(path, header, frames)) if image else (),
         burned_in=str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES",
         frame_of_reference=str(header.get("FrameOfReferenceUID", "")),
+        person=hash((str(header.get("PatientID", "")), str(header.get("IssuerOfPatientID", "")))),
     )
 
 
 def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomSlice]:
     number = header.get("InstanceNumber")
+    pixels, problem = _pixels(header)
     common = DicomSlice(
         file=path,
         frame=0,
@@ -283,8 +304,10 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
         orientation=_numbers(header.get("ImageOrientationPatient"), 6),
         spacing=_numbers(header.get("PixelSpacing"), 2),
         thickness=_thickness(header),
-        rescale=None,
+        rescale=_rescale(header),
         tags=_tags((name, header.get(name)) for name, _ in APART),
+        pixels=pixels,
+        problem=problem or _problem([header]),
     )
     shared = values_of(header.get("SharedFunctionalGroupsSequence"))
     groups = values_of(header.get("PerFrameFunctionalGroupsSequence"))
@@ -299,21 +322,56 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
         parts = _FunctionalGroups([group, *shared])
         measures = parts.first("PixelMeasuresSequence")
         transform = parts.first("PixelValueTransformationSequence")
-        placed = parts.first("PlanePositionSequence").get("ImagePositionPatient")
-        turned = parts.first("PlaneOrientationSequence").get("ImageOrientationPatient")
-        slope = transform.get("RescaleSlope", 1)
+        place = parts.first("PlanePositionSequence")
+        plane = parts.first("PlaneOrientationSequence")
         known = dict(common.tags)
         found = _tags((name, parts.first(sequence).get(key)) for sequence, key, name in _FRAME_TAGS)
         yield replace(
             common,
             frame=frame,
-            position=_numbers(placed, 3),
-            orientation=_numbers(turned, 6),
+            position=_numbers(place.get("ImagePositionPatient"), 3),
+            orientation=_numbers(plane.get("ImageOrientationPatient"), 6),
             spacing=_numbers(measures.get("PixelSpacing"), 2),
             thickness=_thickness(measures),
-            rescale=(float(slope), float(transform.get("RescaleIntercept", 0))),
+            rescale=_rescale(transform),
             tags=tuple(sorted({**known, **dict(found)}.items())),
+            problem=problem or _problem([measures, transform, place, plane]),
         )
+
+
+def _pixels(header: pydicom.Dataset) -> tuple[str, str]:
+    """Kind of the values, and what is wrong with their description."""
+    try:
+        return PixelFormat.of(header).text, ""
+    except ReaderError as error:
+        return "", str(error)
+
+
+def _problem(parts: Sequence[pydicom.Dataset]) -> str:
+    """What is wrong with the numbers of a header that say where a slice lies, and in which units."""
+    for part in parts:
+        for name, count in _NUMBERS.items():
+            if values_of(part.get(name)) and _numbers(part.get(name), count) is None:
+                return f"its header has a wrong {name}"
+        slope, intercept = _rescale(part)
+        spacing = _numbers(part.get("PixelSpacing"), 2)
+        try:
+            check_slope("RescaleSlope", slope)
+            check_intercept("RescaleIntercept", intercept)
+            check_edges(spacing or ())
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _rescale(found: pydicom.Dataset) -> tuple[float, float]:
+    """Slope and intercept; no number where the header has a wrong one."""
+    pairs = (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
+    slope, intercept = (
+        (_numbers(found.get(name), 1) or (np.nan,))[0] if values_of(found.get(name)) else usual
+        for name, usual in pairs
+    )
+    return slope, intercept
 
 
 class _FunctionalGroups:

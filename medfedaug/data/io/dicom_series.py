@@ -30,7 +30,7 @@ from medfedaug.data.io.dicom_headers import (
     reason_of,
     values_of,
 )
-from medfedaug.data.io.dicom_pixels import decode, read_gdcm
+from medfedaug.data.io.dicom_pixels import read_slices
 from medfedaug.data.io.dicom_volumes import DicomSeries, volumes_of
 from medfedaug.errors import ConfigError, ReaderError
 
@@ -395,17 +395,10 @@ def files_of_series(path: Path) -> list[Path]:
 def load_series(series: DicomSeries) -> sitk.Image:
     """The voxels of a series, float32 in the units of its modality, on its own grid.
 
-    Each slice is rescaled by its own slope and intercept, as in PET. GDCM decodes the files, or pydicom what
-    GDCM cannot.
-
     Raises:
-        RuntimeError: whatever the reader raises.
+        ReaderError: as `medfedaug.data.io.dicom_pixels.read_slices`.
     """
-    files = series.files
-    single = len(files) == len(series.slices) and series.first.frames == 1
-    image = read_gdcm(files, colour=series.channels > 1) if single else None
-    if image is None:
-        image = sitk.GetImageFromArray(_frames(series), isVector=series.channels > 1)
+    image = sitk.GetImageFromArray(read_slices(series.slices), isVector=series.channels > 1)
     affine = series.affine
     # Where the files do not say, indices count as millimetres.
     lps = np.diag([-1.0, -1, 1, 1]) @ affine if affine is not None else np.eye(4)
@@ -414,15 +407,3 @@ def load_series(series: DicomSeries) -> sitk.Image:
     image.SetOrigin(lps[:3, 3].tolist())
     image.SetDirection((lps[:3, :3] / spacing).ravel().tolist())
     return image
-
-
-def _frames(series: DicomSeries) -> np.ndarray:
-    """The slices of a series, (Z, Y, X) or (Z, Y, X, C), file by file."""
-    decoded: dict[Path, np.ndarray] = {}
-    slices = []
-    for piece in series.slices:
-        if piece.file not in decoded:
-            own = [other for other in series.slices if other.file == piece.file]
-            decoded[piece.file] = decode(piece.file, own)
-        slices.append(decoded[piece.file][piece.frame])
-    return np.stack(slices)

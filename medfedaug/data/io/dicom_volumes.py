@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from medfedaug.data.io.bounds import plausible_edges
 from medfedaug.data.io.dicom_headers import APART, SECONDARY_CAPTURES, DicomInstance, DicomSlice, counted
 from medfedaug.data.io.dicom_pixels import undecodable
 
@@ -20,6 +21,7 @@ __all__ = ["DicomSeries", "volumes_of"]
 _UNEVEN = 0.1
 _ONE_PLACE = 0.01  # mm along the normal: slices that are nearer lie in one place
 _TILT = 0.5  # degrees
+_SKEW = 0.02  # of directions: their lengths and their cosine, beyond rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +98,13 @@ class DicomSeries:
 
     @property
     def is_secondary_capture(self) -> bool:
-        """Return whether its objects are pictures of a screen or of paper, by their class."""
-        return self.first.sop_class in SECONDARY_CAPTURES
+        """Return whether its objects are pictures of a screen or of paper, by their class or ImageType."""
+        return self.first.sop_class in SECONDARY_CAPTURES or "SCREEN SAVE" in self.first.image_type
+
+    @property
+    def is_localiser(self) -> bool:
+        """Return whether its images were made to plan others, by ImageType."""
+        return "LOCALIZER" in self.first.image_type
 
     @property
     def is_sheared(self) -> bool:
@@ -122,7 +129,7 @@ class DicomSeries:
     @property
     def doubt(self) -> str:
         """Reason why a prediction of a folder leaves the series out; empty for a usual series."""
-        if "LOCALIZER" in self.first.image_type:
+        if self.is_localiser:
             return "a localiser"
         if self.is_secondary_capture:
             return "a secondary capture in colour" if self.channels > 1 else "a secondary capture"
@@ -132,6 +139,11 @@ class DicomSeries:
 def volumes_of(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
     """The volumes that the files of one series make."""
     first = instances[0]
+    burned_in = any(instance.burned_in for instance in instances)
+    if wrong := _wrong_header(instances):
+        # It may stand for another place or another kind of image, so no part of the series is sure.
+        slices = [piece for instance in instances for piece in instance.slices]
+        return [DicomSeries(first, tuple(slices), problem=wrong, burned_in=burned_in)]
     by_path = {instance.path: instance for instance in instances}
     parts: list[tuple[str, list[DicomSlice]]] = []
     turned = _by_orientation([piece for instance in instances for piece in instance.slices])
@@ -142,7 +154,7 @@ def volumes_of(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
     for part, slices in parts:
         ordered, problem, remarks = _ordered(slices)
         own = [by_path[path] for path in dict.fromkeys(piece.file for piece in ordered)]
-        problem = next(filter(None, map(undecodable, own)), "") or problem
+        problem = next(filter(None, map(undecodable, own)), "") or _mixed(own, ordered) or problem
         if any(instance.photometric == "MONOCHROME1" for instance in own):
             remarks.append("its lowest values are white (MONOCHROME1), and are read as the highest")
         found.append(
@@ -156,6 +168,29 @@ def volumes_of(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
             )
         )
     return found
+
+
+def _wrong_header(instances: Sequence[DicomInstance]) -> str:
+    """The first header of a series that cannot be right, and why."""
+    wrong = next((piece for one in instances for piece in one.slices if piece.problem), None)
+    if wrong is not None:
+        image = f" (image {wrong.number})" if wrong.number is not None else ""
+        return f"{wrong.problem}{image}: fetch or export it again; look at {_place_name(wrong)}"
+    if len({one.person for one in instances}) > 1:
+        return "its files name different patients: fetch or export it again"
+    return ""
+
+
+def _mixed(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> str:
+    """Why slices are no one volume, however they lie."""
+    kinds = Counter(piece.pixels for piece in slices)
+    if len(kinds) > 1:
+        listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+        rare = next(piece for piece in slices if piece.pixels == kinds.most_common()[-1][0])
+        return f"its slices differ in their pixels: {listed}; look at {_place_name(rare)}"
+    if len({one.frame_of_reference for one in instances}) > 1:
+        return "its slices lie in different frames of reference, so their places are not comparable"
+    return ""
 
 
 def _by_orientation(slices: Sequence[DicomSlice]) -> list[list[DicomSlice]]:
@@ -255,10 +290,9 @@ def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]
         return _by_number(slices)
     normal = _normal(first)
     length = float(np.linalg.norm(normal))
-    if abs(length - 1) > _UNEVEN:
-        return slices, "the directions of its rows and columns are not at right angles", []
-    if first.spacing is not None and min(first.spacing) <= 0:
-        return slices, f"its pixels are {first.spacing[1]:g} x {first.spacing[0]:g} mm", []
+    directions = np.reshape(first.orientation, (2, 3))
+    if np.abs(directions @ directions.T - np.eye(2)).max() > _SKEW:
+        return slices, "the directions of its rows and columns are no unit vectors at right angles", []
     along = (np.array([piece.position for piece in slices]) @ normal).tolist()
     order = sorted(range(len(slices)), key=lambda index: (along[index], slices[index].number or 0, index))
     ordered = [slices[index] for index in order]
@@ -266,6 +300,8 @@ def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]
         return ordered, "", []
     gaps = np.diff([along[index] for index in order])
     usual = float(np.median(gaps))
+    if gaps.max() > _ONE_PLACE and not plausible_edges((usual,)):
+        return ordered, f"its slices are {usual:.4g} mm apart", []
     if gaps.max() <= _ONE_PLACE:
         return ordered, f"its {len(ordered)} slices lie in one place: a series in time is no volume", []
     if np.abs(gaps - usual).max() > _UNEVEN * abs(usual):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -295,8 +296,8 @@ def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
     np.testing.assert_array_equal(read, np.moveaxis(colours, -1, 0))
 
 
-@pytest.mark.parametrize("kept", [200, 0.9])
-def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept):
+@pytest.mark.parametrize(("kept", "said"), [(200, "cannot be"), (0.9, "its pixels are .* bytes, and")])
+def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept, said):
     """The object is cut in its header, or in its pixels: no gap tells that a slice is missing at the end."""
     files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
     last = max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber)
@@ -304,7 +305,7 @@ def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept):
         plans = plan_import(archive, [Wanted("PatientID", "P")], lambda name, kind: kind, ImportSettings())
         failed = import_studies(archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings())
     assert failed == {"case": failed["case"]}
-    assert "cannot be" in failed["case"]
+    assert re.search(said, failed["case"])
     assert not (tmp_path / "out/images").exists()
 
 
@@ -324,7 +325,8 @@ def test_each_header_is_opened_once(run, tmp_path, monkeypatch):
     read = pydicom.dcmread
 
     def counting(path, *arguments, **options):
-        opened.append(str(path))
+        if options.get("stop_before_pixels"):
+            opened.append(str(path))
         return read(path, *arguments, **options)
 
     monkeypatch.setattr(pydicom, "dcmread", counting)
