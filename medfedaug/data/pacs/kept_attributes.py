@@ -23,7 +23,6 @@ _PIXELS = """
 """
 _PLACE = """
     ImagePositionPatient ImageOrientationPatient PixelSpacing SliceThickness SpacingBetweenSlices
-    SliceLocation
 """
 _UNITS = """
     RescaleSlope RescaleIntercept RescaleType Units WindowCenter WindowWidth PresentationLUTShape
@@ -33,7 +32,7 @@ _UNITS = """
 _ACQUISITION = """
     EchoTime EchoNumbers RepetitionTime InversionTime FlipAngle MagneticFieldStrength DiffusionBValue KVP
     ConvolutionKernel TemporalPositionIdentifier TriggerTime FrameReferenceTime AcquisitionNumber StackID
-    ComplexImageComponent PatientPosition
+    ComplexImageComponent PatientPosition SliceLocation
 """
 _FRAMES = """
     SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence PixelMeasuresSequence

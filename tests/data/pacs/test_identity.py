@@ -1,4 +1,4 @@
-"""Identity in thirty tags, looked for in all that an import leaves; and objects without it."""
+"""Identity in fifty tags, looked for in all that an import leaves; and objects without it."""
 
 from __future__ import annotations
 
