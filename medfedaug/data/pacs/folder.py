@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderArchive"]
 
-_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, "SOPInstanceUID"]
+_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, "SOPInstanceUID", "ImageType"]
 
 
 @dataclass

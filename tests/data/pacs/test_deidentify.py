@@ -364,10 +364,8 @@ def test_identity_is_said_to_be_removed_where_pixels_hold_no_text(said, sop, rem
 def test_codes_have_the_standards_meaning(tmp_path):
     planted = image("1.2.840.10008.5.1.4.1.1.66.4")
     codes = [("85756007", "SCT", "NEEDLE"), ("4711", "SCT", "NEEDLE"), ("1", "99X", "NEEDLE")]
-    planted.SegmentSequence = Items([
-        item(SegmentedPropertyTypeCodeSequence=Items([item(CodeValue=v, CodingSchemeDesignator=s, CodeMeaning=m)]))
-        for v, s, m in codes
-    ])  # fmt: skip
+    items = [item(CodeValue=v, CodingSchemeDesignator=s, CodeMeaning=m) for v, s, m in codes]
+    planted.SegmentSequence = Items([item(SegmentedPropertyTypeCodeSequence=Items([one])) for one in items])
     found = pydicom.dcmread(without_identity(planted, tmp_path))
     kept = [one.SegmentedPropertyTypeCodeSequence[0] for one in found.SegmentSequence]
     assert [one.CodeMeaning for one in kept] == ["Tissue", "Removed", "Removed"]
