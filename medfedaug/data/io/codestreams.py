@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from medfedaug.errors import ReaderError
 
-__all__ = ["Codestream", "describe", "without_comments"]
+__all__ = ["Codestream", "describe", "unwrapped", "without_comments"]
 
+_JP2_START = b"\0\0\0\x0cjP  "
 _J2K_START = b"\xff\x4f\xff\x51"
 _SIZE, _TILE, _DATA, _END = 0x51, 0x90, 0x93, 0xD9
 _SCAN, _J2K_COMMENT, _J2K_LENGTHS = 0xDA, 0x64, (0x55, 0x57, 0x58)
@@ -70,6 +71,18 @@ def describe(data: bytes) -> Codestream:
     if len(sizes) != 1:
         raise ReaderError("its compressed pixels do not say how large they are")
     return sizes[0]
+
+
+def unwrapped(data: bytes) -> bytes:
+    """Return compressed data; of a JP2 file, which some programs write, the content."""
+    at = 0
+    while data.startswith(_JP2_START) and at + 8 <= len(data):
+        # A box without a length, the last one, goes on to the end.
+        length = int.from_bytes(data[at : at + 4], "big") or len(data) - at
+        if data[at + 4 : at + 8] == b"jp2c":
+            return data[at + 8 : at + length]
+        at += max(8, length)
+    return data
 
 
 def without_comments(data: bytes) -> bytes:

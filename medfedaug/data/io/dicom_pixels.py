@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pydicom
@@ -26,7 +27,7 @@ from pydicom.pixels import apply_modality_lut, get_decoder
 from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
-from medfedaug.data.io.codestreams import describe
+from medfedaug.data.io.codestreams import describe, unwrapped
 from medfedaug.data.io.dicom_headers import DicomInstance, DicomSlice
 from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
@@ -183,6 +184,7 @@ def compressed_frames(dataset: Dataset) -> list[bytes]:
         found = [*generate_frames(dataset.PixelData, number_of_frames=frames, extended_offsets=offsets)]
     except ValueError as error:
         raise ReaderError(f"its compressed pixels are damaged ({first_line(error)})") from error
+    found = [unwrapped(image) for image in found]
     if len(found) != frames:
         raise ReaderError(
             f"its pixels hold {len(found)} images, and its header says {frames} (NumberOfFrames)"
@@ -209,10 +211,11 @@ def _number_of_frames(dataset: Dataset) -> int:
 
 
 def _check_length(dataset: Dataset, form: PixelFormat, frames: int) -> None:
-    """Check the length of uncompressed pixels; some programs fill them up by less than a row."""
+    """Check the length of uncompressed pixels; some programs fill them up with zeros."""
     found, expected = len(dataset.PixelData), expected_bytes(dataset)
-    row = max(2, form.columns * form.samples * form.allocated // 8)
-    if not expected <= found < expected + row:
+    filling = dataset.PixelData[expected:]
+    more = len(filling) > 1 and (any(filling) or len(filling) >= expected // frames)
+    if found < expected or more:
         raise ReaderError(
             f"its pixels are {found} bytes, and {_sizes((frames, form.columns, form.rows, form.samples))} of "
             f"{form.allocated} bits are {expected}"
@@ -233,7 +236,8 @@ def _values_of_bits(dataset: Dataset, form: PixelFormat, found: np.ndarray) -> n
 
 
 def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
-    found, _ = get_decoder(syntax).as_array(dataset, allow_excess_frames=False, correct_unused_bits=False)
+    options: dict[str, Any] = {"allow_excess_frames": False, "correct_unused_bits": False}
+    found, _ = get_decoder(syntax).as_array(dataset, **options)
     return found
 
 

@@ -142,10 +142,15 @@ CASES = {
     "one has half its pixels": ({"change": pixels(lambda b: b[: len(b) // 2]), **ONE}, SHORT),
     "one has a second image": ({"change": pixels(lambda b: 2 * b), **ONE}, SHORT),
     "rows too many": ({"change": pixels(lambda b: b + b"\1\2" * 100)}, SHORT),
-    "less than a row too many": ({"change": pixels(lambda b: b + b"\0" * 70)}, SAME),
+    "filled up with zeros": ({"change": pixels(lambda b: b + b"\0" * 700)}, SAME),
+    "filled up with an image of zeros": ({"change": pixels(lambda b: b + b"\0" * 2880)}, SHORT),
     "a flipped bit": ({"after": file(flipped), **ONE}, "one voxel"),
     # Compressed pixels
     "J2K": (J2K, SAME),
+    "J2K in a JP2 file": (
+        {**J2K, "after": inside(lambda b: b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\0jp2c" + b)},
+        SAME,
+    ),
     "RLE": (RLE, SAME),
     "JPEG-LS": (JLS, SAME),
     "J2K file ends early": ({**J2K, "after": file(lambda b: b[:-300]), **ONE}, BREAK),
