@@ -100,7 +100,7 @@ class Deidentifier:
 
         Raises:
             StorageError: when one cannot be written.
-            ValueError: for an object of a class that has no list.
+            ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
             Exception: whatever pydicom raises for a damaged object.
         """
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class Deidentifier:
             study: text, as StudyID.
 
         Raises:
-            ValueError: for an object of a class that has no list.
+            ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
             Exception: whatever pydicom raises for a damaged object.
         """
         kept = kept_attributes(str(dataset.SOPClassUID))

@@ -205,7 +205,7 @@ def _keep_objects(
     try:
         for files in series:
             deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
-    except StorageError:
+    except (StorageError, ReaderError):
         raise
     except Exception as error:  # a damaged object fails anywhere in pydicom
         raise ReaderError("an object cannot be written without identity") from error

@@ -8,7 +8,9 @@ None names an attribute that PS3.15 table E.1-1 removes, but those that get anot
 from __future__ import annotations
 
 import pydicom.uid
-from pydicom.uid import UID
+from pydicom.uid import UID, UID_dictionary
+
+from medfedaug.errors import ReaderError
 
 __all__ = ["DUMMIES", "EMPTIED", "LABELS", "PSEUDONYMS", "TABLE", "TERMS", "kept_attributes"]
 
@@ -138,8 +140,9 @@ def kept_attributes(sop_class: str) -> frozenset[str]:
     """Return the attributes that objects of a class keep.
 
     Raises:
-        ValueError: for a class that is not written.
+        ReaderError: for a class that is not written.
     """
     if sop_class not in _BY_CLASS:
-        raise ValueError(f"objects of the class {UID(sop_class).name} cannot be written without identity")
+        name = UID(sop_class).name if sop_class in UID_dictionary else "unknown"
+        raise ReaderError(f"objects of the class {name} cannot be written without identity")
     return _BY_CLASS[sop_class]

@@ -34,6 +34,7 @@ from medfedaug.data.io.codestreams import without_comments
 from medfedaug.data.io.dicom_pixels import stored_frames
 from medfedaug.data.pacs.deidentify import Deidentifier
 from medfedaug.data.pacs.kept_attributes import DUMMIES, EMPTIED, LABELS, kept_attributes
+from medfedaug.errors import ReaderError
 
 NEEDLE = b"NEEDLE"
 VOXELS = np.random.default_rng(1).integers(-900, 900, (40, 36, 3)).astype(np.int16)
@@ -345,7 +346,7 @@ def test_comments_of_compressed_images_go_and_values_stay(kind, tmp_path):
 def test_an_object_without_a_list_is_refused(tmp_path):
     planted = image()
     planted.SOPClassUID = planted.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.104.1"
-    with pytest.raises(ValueError, match="Encapsulated PDF Storage cannot be written without identity"):
+    with pytest.raises(ReaderError, match="Encapsulated PDF Storage cannot be written without identity"):
         without_identity(planted, tmp_path)
 
 
