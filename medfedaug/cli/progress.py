@@ -275,6 +275,8 @@ class ImportProgress:
                 self._came += 1
                 said = f"{self._came} of {self._objects}" if self._came <= self._objects else f"{self._came}"
             self.bar.update(self.task, description=f"importing: {said} objects")
+        elif kind == "remark":
+            say(f"{event['case']}: {event['text']}", "yellow", err=True)
         elif kind in ("imported", "failed"):
             self.bar.advance(self.task)
 

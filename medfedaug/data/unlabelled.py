@@ -13,15 +13,9 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import read_test_images
 from medfedaug.data.datasets.registry import is_federation
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.io.dicom_series import (
-    DicomSeries,
-    LeftOut,
-    is_dicom_file,
-    is_dicomdir,
-    place_of_series,
-    scan,
-    select,
-)
+from medfedaug.data.io.dicom_headers import is_dicom_file, is_dicomdir
+from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
+from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.formats import image_suffix, is_photograph, known_formats, voxel_suffixes
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError

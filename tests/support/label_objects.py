@@ -33,7 +33,7 @@ def write_segmentation(
         path: the file.
         files: slices of the image.
         masks: (X, Y, Z) of the only segment, or of each by its label.
-        kind: ``BINARY`` or ``FRACTIONAL``.
+        kind: ``BINARY``, ``FRACTIONAL`` or ``LABELMAP``.
         shuffled: whether its frames follow each other in no order.
     """
     named = masks if isinstance(masks, Mapping) else {"Tumour core": masks}

@@ -1,4 +1,4 @@
-"""Identity in thirty tags and more of a DICOM header, to be looked for in all that a command leaves."""
+"""Identity in fifty tags and more of a DICOM header, to be looked for in all that a command leaves."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ TEXTS = {
     "RequestedProcedureDescription": "PLANT33",
     "PatientInsurancePlanCodeSequence": "PLANT34",
     "InsurancePlanIdentification": "PLANT35",
+    # None of these is in the table of the standard's profile.
+    "PatientBirthDateInAlternativeCalendar": "PLANT42 5707/05/24",
+    "PlacerOrderNumberProcedure": "PLANT43",
+    "FillerOrderNumberProcedure": "PLANT44",
+    "DeviceID": "PLANT45",
+    "ImageID": "PLANT46",
+    "WindowCenterWidthExplanation": "PLANT47",
+    "ContentDescription": "PLANT48 of Anna",
+    "SoftwareVersions": "PLANT49",
+    "RetrieveURL": "http://PLANT50/studies/1.2",
+    "FrameOfInterestDescription": "PLANT51",
+    "DataSetDescription": "PLANT52",
+    "HangingProtocolCreator": "PLANT53",
+    "RescaleType": "PLANT54",
+    "Manufacturer": "PLANT55",
+    "PositionReferenceIndicator": "PLANT56",
+    "ConvolutionKernel": "PLANT57",
 }
 DATES = {"PatientBirthDate": "19470811", "StudyDate": "20190317", "AcquisitionDate": "20190318"}
 PRIVATE = "PLANT36 of a scanner"
@@ -61,9 +78,11 @@ def plant(header: Dataset, *_: object) -> None:
     inner.ReferencedSOPClassUID, inner.ReferencedSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.2", "1.2.3.99"
     inner.OperatorsName, inner.StudyDescription = NESTED, "PLANT38"
     header.ReferencedImageSequence = Items([inner])
+    header.ImageType = ["ORIGINAL", "PRIMARY", "PLANT58 ANNA"]
 
 
 def values() -> list[str]:
     """All planted values, each as it would be found, and its parts of a name."""
-    texts = [*TEXTS.values(), PRIVATE, NESTED, "PLANT38"]
-    return sorted({text.split()[0].split("^")[0] for text in texts} | {*DATES.values()})
+    texts = [*TEXTS.values(), PRIVATE, NESTED, "PLANT38", "PLANT58"]
+    bare = [text.removeprefix("http://").partition("/")[0] for text in texts]
+    return sorted({text.split()[0].split("^")[0] for text in bare} | {*DATES.values()})

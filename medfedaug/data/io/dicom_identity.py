@@ -16,7 +16,7 @@ from medfedaug._version import __version__
 if TYPE_CHECKING:
     from highdicom import AlgorithmIdentificationSequence
 
-    from medfedaug.data.io.dicom_series import DicomSeries
+    from medfedaug.data.io.dicom_volumes import DicomSeries
 
 __all__ = ["ModelIdentity", "ObjectKind"]
 

@@ -16,9 +16,11 @@ from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 
 from medfedaug.data.io.contours import closed_contours
+from medfedaug.data.io.dicom_headers import DicomSlice
 from medfedaug.data.io.dicom_identity import ObjectKind
 from medfedaug.data.io.dicom_segmentation import Segments, concept
-from medfedaug.data.io.dicom_series import DicomSeries, DicomSlice, open_series
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.errors import DataError, first_line
 
 __all__ = ["write_rtstruct"]

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
-from medfedaug.data.io.dicom_series import DicomSeries, open_series
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.segment_codes import Code, SegmentCodes
 from medfedaug.errors import ConfigError, DataError, first_line
 

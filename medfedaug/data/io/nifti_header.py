@@ -13,14 +13,12 @@ from typing import Any, cast
 import nibabel
 import numpy as np
 
+from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope, edges_text, plausible_edges
 from medfedaug.data.io.voxel_files import file_states
 from medfedaug.errors import warn
 
 __all__ = ["check_gzip", "check_nifti_header", "stored_bytes"]
 
-_SHORTEST, _LONGEST = 1e-4, 1e3
-"""Edges of a voxel in mm: from a tenth of a micrometre to a metre."""
-_LARGEST_SCALE = 1e10
 _SHEAR = 0.02
 """Cosine between two axes: beyond rounding, and beyond what turning a volume to other axes can ignore."""
 _BLOCK = 2**20
@@ -40,12 +38,12 @@ def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
     if bits != wanted:
         raise ValueError(f"its header says {bits} bits a voxel (bitpix), and its datatype has {wanted}")
     slope, inter = float(raw["scl_slope"]), float(raw["scl_inter"])
-    for name, value in (("scl_slope", slope), ("scl_inter", inter)):
-        # 0 or NaN as a slope means none, and with it the intercept means none.
-        if np.isinf(value) or abs(value) > _LARGEST_SCALE or (np.isnan(inter) and slope and slope == slope):
-            raise ValueError(f"its header scales intensities by {name} {value:g}")
-    if 0 < abs(slope) < 1 / _LARGEST_SCALE:
-        raise ValueError(f"its header scales intensities by scl_slope {slope:g}")
+    # 0 or NaN as a slope means none, and with it the intercept means none.
+    scaled = bool(slope) and slope == slope
+    if scaled:
+        check_slope("scl_slope", slope)
+    if scaled or inter == inter:
+        check_intercept("scl_inter", inter)
     _check_place(path, raw, image)
     promised = int(cast(Any, image.dataobj).offset) + prod(image.shape) * int(raw.get_data_dtype().itemsize)
     if (more := _length(path, promised) - promised) > 0:
@@ -58,9 +56,9 @@ def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
     """Check the edges of a voxel, and the angles between the axes."""
     told = [float(edge) for edge in raw["pixdim"][1:4]][: len(image.shape)]
     if raw["sform_code"] <= 0 and raw["qform_code"] <= 0:
-        if not all(_SHORTEST <= abs(edge) <= _LONGEST for edge in told):
+        if not plausible_edges(map(abs, told)):
             warn(
-                f"its header has voxels of {_edges(told)} mm (pixdim), and does not say where they lie",
+                f"its header has voxels of {edges_text(told)} mm (pixdim), and does not say where they lie",
                 path=path,
             )
         return
@@ -68,12 +66,11 @@ def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
     edges = np.linalg.norm(matrix, axis=0)
     if not np.isfinite(edges).all() or not edges.all():
         return  # the reader refuses it
-    if not all(_SHORTEST <= edge <= _LONGEST for edge in edges):
-        raise ValueError(f"its header has voxels of {_edges(edges)} mm")
+    check_edges(edges)
     if not (np.abs(np.abs(told) - edges[: len(told)]) <= 0.01 * edges[: len(told)]).all():
         warn(
-            f"its header contradicts itself: voxels of {_edges(told)} mm (pixdim) and of {_edges(edges)} mm "
-            "(affine), which counts",
+            f"its header contradicts itself: voxels of {edges_text(told)} mm (pixdim) and of "
+            f"{edges_text(edges)} mm (affine), which counts",
             path=path,
         )
     cosines = np.abs(np.triu((matrix / edges).T @ (matrix / edges), 1))
@@ -137,10 +134,6 @@ def check_gzip(path: Path, state: int) -> int:
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"damaged: {error}") from error
     return length
-
-
-def _edges(edges: Any) -> str:
-    return " x ".join(f"{float(edge):.4g}" for edge in edges)
 
 
 def _sides(image: nibabel.Nifti1Image) -> str:

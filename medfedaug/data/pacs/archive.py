@@ -164,6 +164,7 @@ class FoundSeries:
         number: SeriesNumber, as text.
         description: SeriesDescription.
         instances: the number of its objects; ``None`` where the archive does not say.
+        localiser: whether ImageType says so; archives that answer over a network do not tell it.
     """
 
     study: str
@@ -172,6 +173,7 @@ class FoundSeries:
     number: str = ""
     description: str = ""
     instances: int | None = None
+    localiser: bool = False
 
     @classmethod
     def of_values(cls, study: str, values: Mapping[str, str]) -> FoundSeries:
@@ -183,6 +185,7 @@ class FoundSeries:
             modality=values.get("Modality", ""),
             number=values.get("SeriesNumber", ""),
             description=values.get("SeriesDescription", ""),
+            localiser="LOCALIZER" in values.get("ImageType", ""),
             instances=int(count) if count.isdigit() else None,
         )
 

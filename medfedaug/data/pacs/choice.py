@@ -200,7 +200,7 @@ def _decision(one: FoundSeries, settings: ImportSettings) -> tuple[str | None, s
         return ("", "image") if fits else (None, "left out: not what --series names")
     if one.modality not in _IMAGES:
         return None, "left out: no image, or none of CT, MR, PT, NM"
-    if _LOCALISER.search(one.description):
+    if one.localiser or _LOCALISER.search(one.description):
         return None, "left out: a localiser"
     return "", "image"
 

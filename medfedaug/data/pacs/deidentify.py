@@ -1,24 +1,39 @@
-"""`Deidentifier`: DICOM objects without identity, by the basic profile of the standard.
+"""`Deidentifier`: DICOM objects without identity: what a list says they keep, and nothing else.
 
-PS3.15 Annex E, table E.1-1, as the package dicom-anonymizer ships it.
+The list is `medfedaug.data.pacs.kept_attributes`. What table E.1-1 of PS3.15 removes goes, too, list or not:
+dicom-anonymizer ships the table.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import pydicom
 from dicomanonymizer.dicomfields_selector import dicom_anonymization_database_selector
-from pydicom.datadict import dictionary_has_tag
+from pydicom.datadict import dictionary_has_tag, dictionary_keyword, dictionary_VR
 from pydicom.dataset import FileMetaDataset
+from pydicom.multival import MultiValue
 from pydicom.sequence import Sequence as Items
-from pydicom.uid import PYDICOM_IMPLEMENTATION_UID
+from pydicom.sr.codedict import Collection
+from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, UID_dictionary
 
 from medfedaug._version import __version__
+from medfedaug.data.io.dicom_headers import SECONDARY_CAPTURES
+from medfedaug.data.pacs.kept_attributes import (
+    DUMMIES,
+    EMPTIED,
+    LABELS,
+    PSEUDONYMS,
+    TABLE,
+    TERMS,
+    kept_attributes,
+)
+from medfedaug.data.pacs.pixel_remains import clean_pixels
 from medfedaug.utils.files import write_atomic
 
 if TYPE_CHECKING:
@@ -27,72 +42,39 @@ if TYPE_CHECKING:
 __all__ = ["Deidentifier"]
 
 _EDITION = "2026c"
-# Of actions that depend on the type of an attribute in its object, the one that keeps the object valid.
-_ACTIONS = {
-    "D_TAGS": "D",
-    "Z_TAGS": "Z",
-    "X_TAGS": "X",
-    "U_TAGS": "U",
-    "Z_D_TAGS": "D",
-    "X_Z_TAGS": "Z",
-    "X_D_TAGS": "D",
-    "X_Z_D_TAGS": "D",
-    "X_Z_U_STAR_TAGS": "K",  # a reference, whose UIDs are replaced
-}
-_DUMMIES: dict[str, Any] = {
-    "AS": "000Y",
-    "DA": "19000101",
-    "DS": "0",
-    "DT": "19000101000000",
-    "IS": "0",
-    "TM": "000000",
-    **dict.fromkeys(("FD", "FL", "SL", "SS", "UL", "US", "SV", "UV"), 0),
-    **dict.fromkeys(("AE", "CS", "LO", "LT", "PN", "SH", "ST", "UC", "UT"), "REMOVED"),
-    **dict.fromkeys(("OB", "OW", "UN"), b"\0\0"),
-}
-# Values that a person types, in attributes that the table does not know.
-_FREE = ("LT", "PN", "ST", "UC", "UT")
+_REMOVED = ("D_TAGS", "Z_TAGS", "X_TAGS", "Z_D_TAGS", "X_Z_TAGS", "X_D_TAGS", "X_Z_D_TAGS")
+_NUMBERS = ("AT", "DS", "FD", "FL", "IS", "SL", "SS", "SV", "UL", "US", "UV")
+_WORDS = ("CS", "LO")
+_CODE_VALUES = ("CodeValue", "LongCodeValue", "URNCodeValue")
+_SCHEMES = ("DCM", "SCT", "FMA")
+_NO_CODE = ("REMOVED", "99MEDFEDAUG", "Removed")
 _PROFILE = ("113100", "DCM", "Basic Application Confidentiality Profile")
 
 
-class _Range(NamedTuple):
-    """Repeating groups: tags whose masked bits are these."""
-
-    group: int
-    element: int
-    group_mask: int
-    element_mask: int
-
-    def holds(self, tag: pydicom.tag.BaseTag) -> bool:
-        return (
-            tag.group & self.group_mask == self.group & self.group_mask
-            and tag.element & self.element_mask == self.element & self.element_mask
-        )
+@cache
+def _removed_by_standard() -> frozenset[int]:
+    """Tags of attributes that table E.1-1 removes, empties or fills with another value."""
+    table = dicom_anonymization_database_selector(f"dicomfields_{_EDITION}")
+    return frozenset(tag[0] << 16 | tag[1] for name in _REMOVED for tag in table[name] if len(tag) == 2)
 
 
 @cache
-def _table() -> tuple[dict[int, str], list[_Range]]:
-    """The action of each tag, and the repeating groups that are removed."""
-    actions: dict[int, str] = {}
-    removed: set[_Range] = set()
-    for name, tags in dicom_anonymization_database_selector(f"dicomfields_{_EDITION}").items():
-        for tag in tags if name in _ACTIONS else ():
-            if len(tag) == 2:
-                actions[tag[0] << 16 | tag[1]] = _ACTIONS[name]
-            else:
-                removed.add(_Range(*tag))
-    return actions, sorted(removed)
+def _known_codes() -> dict[tuple[str, str], str]:
+    """Meanings of the codes of the standard's context groups."""
+    codes = [code for scheme in _SCHEMES for code in Collection(scheme).concepts.values()]
+    return {(code.value, code.scheme_designator): code.meaning for code in codes}
 
 
 class Deidentifier:
     """Takes identity out of objects, also out of items of sequences.
 
-    Private attributes are removed, and so are attributes that the dictionary of the standard does not know.
-    A UID has the same successor in every object, so that references between objects hold.
+    An object keeps the attributes that the list of its class names, each of the type that the standard gives
+    it: numbers, words of a list, and UIDs. A UID has the same successor in every object, so that references
+    hold; the standard's own stay. Codes are those of the standard's context groups, with their meaning there.
+    Segments and regions get the names of classes. Pixels lose what stands beside the values.
 
-    Deviations: an attribute for which the table names several actions gets the one that is valid in every
-    object. A sequence for which it wants a dummy is removed. Names of persons and long texts that it does not
-    mention are removed, too. Segments and regions, of whose names it mentions some, get the names of classes.
+    Deviations: the list is stricter than the basic profile of PS3.15. An attribute that an object must have
+    is empty, or has a dummy; a sequence that it must have is missing, where the list does not name it.
 
     Args:
         new_uid: of a UID, the one in its place.
@@ -118,6 +100,7 @@ class Deidentifier:
 
         Raises:
             StorageError: when one cannot be written.
+            ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
             Exception: whatever pydicom raises for a damaged object.
         """
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,59 +120,134 @@ class Deidentifier:
             dataset: the object, with its ``file_meta``.
             patient: pseudonym, as PatientID and PatientName.
             study: text, as StudyID.
+
+        Raises:
+            ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
+            Exception: whatever pydicom raises for a damaged object.
         """
-        segments, regions = dataset.get("SegmentSequence") or (), dataset.get("StructureSetROISequence") or ()
+        kept = kept_attributes(str(dataset.SOPClassUID))
+        named = (("SegmentSequence", "SegmentLabel"), ("StructureSetROISequence", "ROIName"))
         names = [
-            *((one, "SegmentLabel", self._name_of(str(one.get("SegmentLabel", "")))) for one in segments),
-            *((one, "ROIName", self._name_of(str(one.get("ROIName", "")))) for one in regions),
+            (one, attribute, self._name_of(str(one.get(attribute, ""))))
+            for sequence, attribute in named
+            for one in dataset.get(sequence) or ()
         ]
-        self._clean(dataset)
+        if "PixelData" in dataset:
+            clean_pixels(dataset)
+        if dataset.get("SegmentationType") == "LABELMAP":
+            dataset.PhotometricInterpretation = "MONOCHROME2"  # without its palette
+        may_hold_text = _may_hold_text(dataset)
+        self._clean(dataset, kept)
         for number, (one, attribute, name) in enumerate(names, 1):
             setattr(one, attribute, name or f"segment {number}")
+        dataset.SpecificCharacterSet = "ISO_IR 192"
         dataset.PatientID, dataset.PatientName, dataset.StudyID = patient, patient, study[:16]
-        dataset.PatientIdentityRemoved = "YES"
+        dataset.PatientIdentityRemoved = "NO" if may_hold_text else "YES"
         dataset.LongitudinalTemporalInformationModified = "REMOVED"
         tool = f"medfedaug {__version__}, dicom-anonymizer {version('dicom-anonymizer')}"
         dataset.DeidentificationMethod = f"PS3.15 E.1-1 {_EDITION}; {tool}"[:64]
-        value, scheme, meaning = _PROFILE
-        code = pydicom.Dataset()
-        code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, scheme, meaning
-        dataset.DeidentificationMethodCodeSequence = Items([code])
-        syntax = dataset.file_meta.TransferSyntaxUID
-        dataset.file_meta = FileMetaDataset()
-        dataset.file_meta.TransferSyntaxUID = syntax
-        dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID
-        dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-        dataset.file_meta.ImplementationClassUID = PYDICOM_IMPLEMENTATION_UID
+        dataset.DeidentificationMethodCodeSequence = Items([_code(*_PROFILE)])
+        dataset.file_meta = _file_meta(dataset)
         dataset.preamble = b"\0" * 128
 
-    def _clean(self, dataset: Dataset) -> None:
-        actions, removed = _table()
+    def _clean(self, dataset: Dataset, kept: frozenset[str]) -> None:
+        """Keep the attributes of a list in an object or in an item of one."""
         for tag in [*dataset.keys()]:
-            action = actions.get(int(tag))
-            known = not tag.is_private and dictionary_has_tag(tag)
-            if not known or action == "X" or any(one.holds(tag) for one in removed):
+            name = dictionary_keyword(tag) if not tag.is_private and dictionary_has_tag(tag) else ""
+            if name in EMPTIED:
+                dataset[tag] = pydicom.DataElement(tag, _types_of(tag)[0], None)
+            elif name in DUMMIES:
+                setattr(dataset, name, DUMMIES[name])
+            elif name not in kept or not self._keep(dataset[tag], name, kept):
                 del dataset[tag]
-                continue
-            element = dataset[tag]
-            if action == "D" and element.VR not in _DUMMIES and element.VR != "UI":
-                del dataset[tag]
-            elif action == "Z" or (action is None and element.VR in _FREE):
-                element.clear()
-            elif action == "U" or (action == "D" and element.VR == "UI"):
-                element.value = self._replaced(element)
-            elif action == "D":
-                element.value = _DUMMIES[element.VR]
-            elif element.VR == "SQ":
-                for item in element.value:
-                    self._clean(item)
 
-    def _replaced(self, element: DataElement) -> Any:
-        if not element.value:
-            return element.value
-        if element.VM > 1:
-            return [self._new_uid(str(one)) for one in element.value]
-        return self._new_uid(str(element.value))
+    def _keep(self, element: DataElement, name: str, kept: frozenset[str]) -> bool:
+        """Replace the value of an attribute by one without identity; return whether there is one."""
+        if element.VR not in _types_of(element.tag):
+            return False
+        if name in LABELS:  # of segments and regions alone, which have names afterwards
+            element.clear()
+            return True
+        if name in ("PixelData", "LUTData"):  # which are looked at by themselves
+            return True
+        if int(element.tag) in _removed_by_standard():
+            return False
+        if name in PSEUDONYMS:
+            element.value = _each(element.value, self._pseudonym)
+        elif element.VR == "SQ":
+            for item in element.value:
+                self._clean_item(item, TABLE if name == "ModalityLUTSequence" else kept - {"PixelData"})
+        elif element.VR == "UI":
+            element.value = _each(element.value, self._successor)
+        elif element.VR in _WORDS:
+            element.value = [str(word) for word in _listed(element.value) if str(word) in TERMS]
+            return bool(element.value)
+        else:
+            return element.VR in _NUMBERS
+        return True
+
+    def _clean_item(self, item: Dataset, kept: frozenset[str]) -> None:
+        if any(value in item for value in _CODE_VALUES):
+            _clean_code(item)
+            return
+        self._clean(item, kept)
+        if "LUTData" in item:
+            _clean_table(item)
+
+    def _successor(self, uid: Any) -> str:
+        return str(uid) if str(uid) in UID_dictionary or not uid else self._new_uid(str(uid))
+
+    def _pseudonym(self, text: Any) -> str:
+        return hashlib.sha256(self._new_uid(str(text)).encode()).hexdigest()[:16]
+
+
+def _types_of(tag: pydicom.tag.BaseTag) -> list[str]:
+    """Value representations that the standard gives an attribute."""
+    return dictionary_VR(tag).split(" or ")
+
+
+def _listed(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, MultiValue) else [] if value is None else [value]
+
+
+def _each(value: Any, new: Callable[[Any], str]) -> Any:
+    return [*map(new, value)] if isinstance(value, MultiValue) else new(value) if value else value
+
+
+def _clean_table(item: Dataset) -> None:
+    """Cut what follows the last entry of a table of values."""
+    entries = int(item.LUTDescriptor[0]) or 2**16
+    wide = int(item.LUTDescriptor[2]) > 8 or len(item.LUTData) >= 2 * entries
+    item.LUTData = item.LUTData[: entries * (2 if isinstance(item.LUTData, bytes) and wide else 1)]
+
+
+def _clean_code(item: Dataset) -> None:
+    """Make an item one of the standard's codes, with the meaning that it has there, or none at all."""
+    value, scheme = str(item.get("CodeValue", "")), str(item.get("CodingSchemeDesignator", ""))
+    meaning = _known_codes().get((value, scheme))
+    item.clear()
+    item.update(_code(value, scheme, meaning[:64]) if meaning else _code(*_NO_CODE))
+
+
+def _code(value: str, scheme: str, meaning: str) -> Dataset:
+    found = pydicom.Dataset()
+    found.CodeValue, found.CodingSchemeDesignator, found.CodeMeaning = value, scheme, meaning
+    return found
+
+
+def _may_hold_text(dataset: Dataset) -> bool:
+    """Return whether pixels may show who the patient is."""
+    said = str(dataset.get("BurnedInAnnotation", "")).strip().upper()
+    return said == "YES" or (said != "NO" and str(dataset.SOPClassUID) in SECONDARY_CAPTURES)
+
+
+def _file_meta(dataset: Dataset) -> FileMetaDataset:
+    found = FileMetaDataset()
+    found.TransferSyntaxUID = dataset.file_meta.TransferSyntaxUID
+    found.MediaStorageSOPClassUID = dataset.SOPClassUID
+    found.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
+    found.ImplementationClassUID = PYDICOM_IMPLEMENTATION_UID
+    return found
 
 
 def _write(dataset: Dataset, file: IO[bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pydicom
 
-from medfedaug.data.io.dicom_series import is_dicom_file
+from medfedaug.data.io.dicom_headers import is_dicom_file
 from medfedaug.data.pacs.archive import (
     SERIES_FIELDS,
     STUDY_FIELDS,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderArchive"]
 
-_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, "SOPInstanceUID"]
+_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, "SOPInstanceUID", "ImageType"]
 
 
 @dataclass

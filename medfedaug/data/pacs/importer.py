@@ -49,7 +49,7 @@ def import_studies(
         state: folder of what is the site's own: its list, and objects that are being fetched.
         settings: the choices.
         on_event: called from several threads with ``start`` (``todo``, ``there``, ``objects``), ``object``
-            for each that came, ``imported`` and ``failed`` (``case``).
+            for each that came, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
         new_uid: with ``settings.anonymise``, the UID in place of another one, with the site's key.
 
     Returns:
@@ -166,6 +166,8 @@ class _Import:
             open_volume(staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in)
             for n, rule in enumerate(rules)
         ]
+        for remark in dict.fromkeys(text for one in volumes for text in one.remarks):
+            self._on_event({"event": "remark", "case": plan.case, "text": remark})
         grid, label = volumes[0], None
         if settings.labelled:
             objects = objects if objects is not None else _label_objects(found)
@@ -203,7 +205,7 @@ def _keep_objects(
     try:
         for files in series:
             deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
-    except StorageError:
+    except (StorageError, ReaderError):
         raise
     except Exception as error:  # a damaged object fails anywhere in pydicom
         raise ReaderError("an object cannot be written without identity") from error

@@ -10,7 +10,8 @@ import numpy as np
 import shapely
 from pydicom import Dataset
 
-from medfedaug.data.io.dicom_series import DicomSeries
+from medfedaug.data.io.dicom_volumes import DicomSeries
+from medfedaug.data.io.segment_frames import SegmentFrame, described_segments, segment_frames
 from medfedaug.errors import ReaderError
 
 __all__ = ["LabelGrid", "class_of", "referenced_series"]
@@ -106,33 +107,22 @@ class LabelGrid:
     # ------------------------------------------------------------------ DICOM SEG
 
     def _frames(self, dataset: Dataset, threshold: float) -> Iterator[tuple[str, np.ndarray]]:
-        kind = dataset.get("SegmentationType")
-        if kind not in ("BINARY", "FRACTIONAL"):
-            raise ReaderError("a SEG that is neither binary nor fractional")
-        described = dataset.get("SegmentSequence") or []
-        labels = {int(one.SegmentNumber): str(one.get("SegmentLabel", "")) for one in described}
+        labels = described_segments(dataset)
         names = {number: self._named(label, len(labels) > 1) for number, label in labels.items()}
-        limit = threshold * float(dataset.get("MaximumFractionalValue", 1)) if kind == "FRACTIONAL" else 0.5
-        stored = np.asarray(dataset.pixel_array)
-        stored = stored[None] if stored.ndim == 2 else stored
-        groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
-        if len(groups) != len(stored):
-            raise ReaderError("a SEG whose frames are not all described")
-        shared = (dataset.get("SharedFunctionalGroupsSequence") or [Dataset()])[0]
         masks: dict[str, np.ndarray] = {}
-        for frame, group in zip(stored, groups, strict=True):
-            number = int(_first(group, shared, "SegmentIdentificationSequence").ReferencedSegmentNumber)
-            name = names.get(number)
+        for frame in segment_frames(dataset, threshold):
+            name = names[frame.number]
             if name is not None:
                 mask = masks.setdefault(name, np.zeros(self._series.shape, bool))
-                self._place(mask, frame >= limit, group, shared)
+                self._place(mask, frame)
         yield from masks.items()
 
-    def _place(self, mask: np.ndarray, pixels: np.ndarray, group: Dataset, shared: Dataset) -> None:
+    def _place(self, mask: np.ndarray, frame: SegmentFrame) -> None:
+        pixels = frame.pixels
         try:
-            first = np.array(_first(group, shared, "PlanePositionSequence").ImagePositionPatient, float)
-            turned = _first(group, shared, "PlaneOrientationSequence").ImageOrientationPatient
-            spacing = np.array(_first(group, shared, "PixelMeasuresSequence").PixelSpacing, float)
+            first = np.array(frame.first("PlanePositionSequence").ImagePositionPatient, float)
+            turned = frame.first("PlaneOrientationSequence").ImageOrientationPatient
+            spacing = np.array(frame.first("PixelMeasuresSequence").PixelSpacing, float)
         except (AttributeError, TypeError, ValueError) as error:
             raise ReaderError("a SEG whose frames do not say where they lie") from error
         row, column = np.reshape(np.array(turned, float), (2, 3))
@@ -141,6 +131,8 @@ class LabelGrid:
         for where in (ends, np.stack([rows, columns], axis=1)):
             points = first + where[:, 1:] * row * spacing[1] + where[:, :1] * column * spacing[0]
             found = self._index(points)
+            if not np.isfinite(found).all():
+                raise ReaderError("a SEG whose frames do not say where they lie")
             if len(found) and np.abs(found - np.rint(found)).max() > _NEAR:
                 raise ReaderError("a SEG on another grid than its image")
         cells = np.rint(found).astype(int)
@@ -178,9 +170,3 @@ class LabelGrid:
                 mask[..., k] = shapely.intersects_xy(area, x, y)
             if mask.any():
                 yield name, mask
-
-
-def _first(group: Dataset, shared: Dataset, sequence: str) -> Dataset:
-    items = group.get(sequence) or shared.get(sequence) or [Dataset()]
-    found: Dataset = items[0]
-    return found

@@ -11,7 +11,8 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk
 
-from medfedaug.data.io.dicom_series import DicomSeries, load_series, scan, select
+from medfedaug.data.io.dicom_series import load_series, scan, select
+from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.errors import ReaderError
 from medfedaug.utils.files import write_atomic
 
@@ -40,12 +41,14 @@ def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> Dic
     if len(chosen) != 1:
         raise ReaderError(f"the series holds {len(found.series)} volumes, one was expected")
     series = chosen[0]
+    if rule is None and series.is_localiser:
+        raise ReaderError("it is a localiser (ImageType); --series takes it")
     if not allow_burned_in and series.burned_in:
         raise ReaderError("its pixels hold text (BurnedInAnnotation); --allow-burned-in takes it")
     if not allow_burned_in and series.is_secondary_capture:
         raise ReaderError("it is a secondary capture, which may hold text; --allow-burned-in takes it")
     if series.problem:
-        raise ReaderError(series.problem.partition("; look at")[0])
+        raise ReaderError(_unnamed(series.problem))
     if series.affine is None:
         raise ReaderError("its slices do not say where they lie")
     if series.is_sheared:
@@ -72,12 +75,17 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
     try:
         target = load_series(grid)
         images = [target if one is grid else load_series(one) for one in channels]
-    except (RuntimeError, ValueError, ReaderError) as error:
-        raise ReaderError("its voxels cannot be decoded") from error
+    except ReaderError as error:
+        raise ReaderError(_unnamed(str(error))) from error
     if len(images) > 1 and any(image.GetNumberOfComponentsPerPixel() > 1 for image in images):
         raise ReaderError("a channel is in colour; import it by itself")
     voxels = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
     return [np.moveaxis(one, 0, -1) if one.ndim > target.GetDimension() else one for one in voxels]
+
+
+def _unnamed(problem: str) -> str:
+    """A problem without the name of a file, which an archive may have made of a patient's."""
+    return problem.partition("; look at")[0]
 
 
 def _on(image: sitk.Image, target: sitk.Image) -> sitk.Image:

@@ -133,6 +133,17 @@ def test_jpeg_2000_and_lossless_jpeg_are_read(tmp_path, how):
     np.testing.assert_array_equal(found.numpy()[0], voxels)
 
 
+@needs("dcmcjpeg", "dcmcjpls")
+@pytest.mark.parametrize("how", [("dcmcjpeg", "+e1"), ("dcmcjpeg", "+el"), ("dcmcjpls", "+el")])
+def test_what_dcmtk_compresses_without_loss_is_read(tmp_path, how):
+    (tmp_path / "packed").mkdir()
+    for file in write_slices(tmp_path / "plain", VOXELS):
+        subprocess.run([*how, file, tmp_path / "packed" / file.name], check=True)
+    packed = pydicom.dcmread(next((tmp_path / "packed").iterdir()))
+    assert packed.file_meta.TransferSyntaxUID.is_encapsulated
+    np.testing.assert_array_equal(load_volume(tmp_path / "packed").numpy()[0], VOXELS)
+
+
 @pytest.mark.parametrize("scaled", ["one slope", "a slope a frame"])
 def test_frames_are_ordered_by_their_positions(tmp_path, scaled):
     """Their distance is that of the positions, and not the thickness that the header gives."""

@@ -183,7 +183,13 @@ def test_bytes_after_the_voxels_are_no_fault(tmp_path, voxels):
 def test_a_series_is_opened_once_until_a_slice_is_replaced(tmp_path, voxels, monkeypatch):
     series = write_dicom(tmp_path / "series", itk_image(voxels))
     opened, read = [], pydicom.dcmread
-    monkeypatch.setattr(pydicom, "dcmread", lambda path, **how: opened.append(path) or read(path, **how))
+
+    def opening(path, **how):
+        if how.get("stop_before_pixels"):
+            opened.append(path)
+        return read(path, **how)
+
+    monkeypatch.setattr(pydicom, "dcmread", opening)
     first = read_header(series)
     assert sorted(opened) == sorted(series.iterdir())
     assert read_header(series) is first

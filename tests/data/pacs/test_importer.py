@@ -91,6 +91,69 @@ def test_refuses_a_geometry_that_is_no_volume(run, tmp_path, change, said):
     assert not (out / "images").exists()
 
 
+def values_of(out):
+    (file,) = (out / "images").glob("*.nii.gz")
+    return np.asarray(nibabel.load(file).dataobj)
+
+
+def test_voxels_of_another_patient_do_not_fill_up_short_pixels(run, tmp_path):
+    """The other patient is imported in the same process, first, so that memory holds its voxels."""
+
+    def short(header, k):
+        header.PatientID = "SHORT"
+        header.PixelData = header.PixelData[: len(header.PixelData) // 2]
+
+    write_slices(tmp_path / "in/a", np.abs(VOXELS) + 5000, change=identity)
+    write_slices(tmp_path / "in/b", VOXELS, change=short)
+    (tmp_path / "both.csv").write_text(f"PatientID\n{PLANTED[0]}\nSHORT\n")
+    out = tmp_path / "out/site_A"
+    asked = ("--studies", tmp_path / "both.csv", "--out", out, "--parallel", 1)
+    code, said, err = run("import", "--folder", tmp_path / "in", *asked)
+    assert code == 1
+    text = " ".join((said + err).split())
+    assert "its pixels are 1920 bytes, and 1 x 48 x 40 x 1 of 16 bits are 3840" in text
+    assert "fetch or export it again" in text
+    assert not [file.name for file in (tmp_path / "in/b").iterdir() if file.name in text]
+    np.testing.assert_array_equal(values_of(out), np.abs(VOXELS) + 5000)
+
+
+def test_a_table_of_values_is_applied_and_inverted_images_are_named(run, tmp_path):
+    def change(header, k):
+        identity(header, k)
+        table = pydicom.Dataset()
+        table.LUTDescriptor, table.ModalityLUTType = [2000, -1000, 16], "US"
+        table.LUTData = (2 * np.arange(2000)).astype("<u2").tobytes()
+        header.ModalityLUTSequence = [table]
+        del header.RescaleSlope, header.RescaleIntercept
+
+    def invert(header, k):
+        identity(header, k)
+        header.PhotometricInterpretation = "MONOCHROME1"
+
+    for name, changed, expected in (("table", change, 2 * (VOXELS + 1000)), ("white", invert, -1 - VOXELS)):
+        write_slices(tmp_path / name / "in", VOXELS, change=changed)
+        code, said, out = imported(run, ("--folder", tmp_path / name / "in"), tmp_path / name)
+        assert code == 0, said
+        np.testing.assert_array_equal(values_of(out), expected)
+        assert ("MONOCHROME1" in said) == (name == "white")
+
+
+def test_a_localiser_is_known_by_its_image_type(run, tmp_path):
+    def scout(header, k):
+        header.PatientID, header.ImageType = PLANTED[0], ["ORIGINAL", "PRIMARY", "LOCALIZER"]
+
+    study = pydicom.uid.generate_uid()
+    write_slices(tmp_path / "in/scout", VOXELS[..., :3] + 100, change=scout, study=study)
+    (tmp_path / "alone").mkdir()
+    code, said, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path / "alone")
+    assert code == 1
+    assert "no series is a possible image" in " ".join(said.split())
+    write_slices(tmp_path / "in/image", VOXELS, change=identity, study=study)
+    code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
+    assert code == 0, said
+    np.testing.assert_array_equal(values_of(out), VOXELS)
+
+
 def test_refuses_pixels_with_text(run, tmp_path):
     def burned(header, k):
         identity(header, k)

@@ -1,0 +1,63 @@
+"""Bounds on the numbers of an image's header, for all formats: beyond them no scanner wrote the header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+__all__ = ["check_edges", "check_intercept", "check_slope", "edges_text", "plausible_edges"]
+
+_SHORTEST, _LONGEST = 1e-4, 1e3
+"""Edges of a voxel in mm: from a tenth of a micrometre to a metre."""
+_LARGEST_SCALE = 1e10
+
+
+def plausible_edges(edges: Iterable[float]) -> bool:
+    """Return whether voxels can have these edges, mm.
+
+    Example:
+        >>> plausible_edges((0.5, 0.5, 3)), plausible_edges((0, 1, 1)), plausible_edges((1e9, 1, 1))
+        (True, False, False)
+    """
+    return all(_SHORTEST <= edge <= _LONGEST for edge in edges)
+
+
+def check_edges(edges: Iterable[float]) -> None:
+    """Check the edges of a voxel, mm.
+
+    Raises:
+        ValueError: with the edges.
+    """
+    edges = [*edges]
+    if not plausible_edges(edges):
+        raise ValueError(f"its header has voxels of {edges_text(edges)} mm")
+
+
+def edges_text(edges: Iterable[float]) -> str:
+    """Return edges for a message."""
+    return " x ".join(f"{float(edge):.4g}" for edge in edges)
+
+
+def check_slope(name: str, slope: float) -> None:
+    """Check the factor of a header that scales intensities.
+
+    Raises:
+        ValueError: with the name of the field and its value.
+    """
+    if not 1 / _LARGEST_SCALE <= abs(slope) <= _LARGEST_SCALE:
+        raise ValueError(_scales(name, slope))
+
+
+def check_intercept(name: str, intercept: float) -> None:
+    """Check the number that a header adds to intensities.
+
+    Raises:
+        ValueError: with the name of the field and its value.
+    """
+    if not np.abs(intercept) <= _LARGEST_SCALE:
+        raise ValueError(_scales(name, intercept))
+
+
+def _scales(name: str, value: float) -> str:
+    return f"its header scales intensities by {name} {value:g}"

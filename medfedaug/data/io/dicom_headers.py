@@ -1,0 +1,433 @@
+"""Headers of DICOM files: `DicomInstance` and its `DicomSlice`s, read once and without the voxels."""
+
+from __future__ import annotations
+
+import stat
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+from pydicom.uid import UID
+
+from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope
+from medfedaug.data.io.pixel_format import PixelFormat
+from medfedaug.errors import ReaderError, first_line
+
+__all__ = [
+    "APART",
+    "SECONDARY_CAPTURES",
+    "DicomInstance",
+    "DicomSlice",
+    "counted",
+    "is_dicom_file",
+    "is_dicomdir",
+    "one_line",
+    "read_instance",
+    "reason_of",
+    "values_of",
+]
+
+# What tells the volumes of one series apart, in the order in which it is tried, with the words for it.
+APART = (
+    ("EchoTime", "echo time {} ms"),
+    ("EchoNumbers", "echo {}"),
+    ("DiffusionBValue", "b-value {}"),
+    ("InversionTime", "inversion time {} ms"),
+    ("ImageType", "image type {}"),
+    ("ComplexImageComponent", "{}"),
+    ("TemporalPositionIdentifier", "phase {}"),
+    ("TriggerTime", "trigger time {} ms"),
+    ("FrameReferenceTime", "frame at {} ms"),
+    ("KVP", "{} kV"),
+    ("ConvolutionKernel", "kernel {}"),
+    ("StackID", "stack {}"),
+    ("AcquisitionNumber", "acquisition {}"),
+    ("AcquisitionTime", "acquired at {}"),
+    ("ContentTime", "made at {}"),
+)
+# The same in the functional groups of a frame: the sequence, the attribute in it, and its name above.
+_FRAME_TAGS = (
+    ("MREchoSequence", "EffectiveEchoTime", "EchoTime"),
+    ("MRDiffusionSequence", "DiffusionBValue", "DiffusionBValue"),
+    ("MRModifierSequence", "InversionTimes", "InversionTime"),
+    ("MRImageFrameTypeSequence", "FrameType", "ImageType"),
+    ("MRImageFrameTypeSequence", "ComplexImageComponent", "ComplexImageComponent"),
+    ("CTImageFrameTypeSequence", "FrameType", "ImageType"),
+    ("FrameContentSequence", "TemporalPositionIndex", "TemporalPositionIdentifier"),
+    ("FrameContentSequence", "StackID", "StackID"),
+    ("FrameContentSequence", "FrameAcquisitionNumber", "AcquisitionNumber"),
+    ("CardiacSynchronizationSequence", "NominalCardiacTriggerDelayTime", "TriggerTime"),
+    ("CTXRayDetailsSequence", "KVP", "KVP"),
+    ("CTReconstructionSequence", "ConvolutionKernel", "ConvolutionKernel"),
+    ("UnassignedPerFrameConvertedAttributesSequence", "EchoTime", "EchoTime"),
+    ("UnassignedPerFrameConvertedAttributesSequence", "TriggerTime", "TriggerTime"),
+    ("UnassignedPerFrameConvertedAttributesSequence", "AcquisitionNumber", "AcquisitionNumber"),
+)
+# Numbers that say where a slice lies, and in which units, each with their count.
+_NUMBERS = {
+    "ImagePositionPatient": 3,
+    "ImageOrientationPatient": 6,
+    "PixelSpacing": 2,
+    "SliceThickness": 1,
+    "SpacingBetweenSlices": 1,
+    "RescaleSlope": 1,
+    "RescaleIntercept": 1,
+}
+_TAGS = [
+    *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "SeriesNumber", "Modality"),
+    *(
+        "SeriesDescription",
+        "ProtocolName",
+        "ImageType",
+        "InstanceNumber",
+        "NumberOfFrames",
+        "Rows",
+        "Columns",
+    ),
+    *("SamplesPerPixel", "PhotometricInterpretation", "ImagePositionPatient", "ImageOrientationPatient"),
+    *("PixelSpacing", "SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PatientID", "IssuerOfPatientID"),
+    *("BurnedInAnnotation", "FrameOfReferenceUID"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DirectoryRecordSequence"),
+    *(name for name, _ in APART),
+]
+
+# Objects that hold pixels, or look as if they did, and are not the image of a patient.
+_NO_IMAGES = {
+    "1.2.840.10008.5.1.4.1.1.66.4": "DICOM SEG",
+    "1.2.840.10008.5.1.4.1.1.66.7": "DICOM SEG",
+    "1.2.840.10008.5.1.4.1.1.481.2": "RTDOSE",
+    "1.2.840.10008.5.1.4.1.1.481.3": "RTSTRUCT",
+    "1.2.840.10008.5.1.4.1.1.481.5": "RTPLAN",
+    "1.2.840.10008.5.1.4.1.1.30": "parametric map",
+    "1.2.840.10008.1.3.10": "DICOMDIR",
+}
+SECONDARY_CAPTURES = {f"1.2.840.10008.5.1.4.1.1.7{part}" for part in ("", ".1", ".2", ".3", ".4")}
+
+
+@dataclass(frozen=True)
+class DicomSlice:
+    """Slice of a series: a file, or a frame of a file that holds many.
+
+    Args:
+        file: where its voxels are.
+        frame: its place in the file, from 0.
+        instance: SOPInstanceUID of the file.
+        number: InstanceNumber; ``None`` where there is none.
+        columns: voxels along x.
+        rows: voxels along y.
+        channels: values of one voxel.
+        position: of the centre of its first voxel, mm in LPS; ``None`` where the file does not say.
+        orientation: the directions of its rows and its columns in LPS, six numbers.
+        spacing: between rows and between columns, mm.
+        thickness: of the slice, or the distance to the next one, mm.
+        rescale: slope and intercept.
+        tags: what may tell it from slices in its place, as pairs of name and value.
+        pixels: kind of its values, in words; slices of one volume are alike.
+        problem: why its header cannot be right, in words; empty for a sound one.
+    """
+
+    file: Path
+    frame: int
+    instance: str
+    number: int | None
+    columns: int
+    rows: int
+    channels: int
+    position: tuple[float, ...] | None
+    orientation: tuple[float, ...] | None
+    spacing: tuple[float, ...] | None
+    thickness: float | None
+    rescale: tuple[float, float]
+    tags: tuple[tuple[str, str], ...]
+    pixels: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class DicomInstance:
+    """Header of one file, without anything that names a patient.
+
+    Args:
+        path: the file.
+        study: StudyInstanceUID.
+        series: SeriesInstanceUID.
+        number: SeriesNumber, as text.
+        description: SeriesDescription, or ProtocolName.
+        modality: as the standard abbreviates it.
+        sop_class: SOPClassUID.
+        syntax: its transfer syntax.
+        image_type: the values of ImageType.
+        photometric: PhotometricInterpretation.
+        frames: how many images the file holds.
+        slices: one for each of them; none where the object is no image.
+        burned_in: whether the header says that the pixels hold text.
+        frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
+        person: stands for PatientID and its issuer, in this process alone.
+    """
+
+    path: Path
+    study: str
+    series: str
+    number: str
+    description: str
+    modality: str
+    sop_class: str
+    syntax: str
+    image_type: tuple[str, ...]
+    photometric: str
+    frames: int
+    slices: tuple[DicomSlice, ...]
+    burned_in: bool = False
+    frame_of_reference: str = ""
+    person: int = 0
+
+    @property
+    def no_image(self) -> str:
+        """The name of an object that is no image; empty for an image."""
+        if self.slices:
+            return ""
+        name = UID(self.sop_class).name if self.sop_class else "object without a class"
+        return _NO_IMAGES.get(self.sop_class, name.removesuffix(" Storage"))
+
+
+def is_dicom_file(path: Path) -> bool:
+    """Return whether a file begins as DICOM files do, whatever its name."""
+    try:
+        status = path.stat()
+        return stat.S_ISREG(status.st_mode) and _begins_as_dicom(path, status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=2**14)
+def _begins_as_dicom(path: Path, modified: int, size: int) -> bool:
+    with path.open("rb") as file:
+        begin = file.read(132)
+    # Before there was a preamble, files began with an element of group 8, in either order of bytes.
+    little = begin[:2] in (b"\x02\x00", b"\x08\x00") and begin[3:4] == b"\x00"
+    return begin[128:] == b"DICM" or little or begin[:3] == b"\x00\x08\x00"
+
+
+def is_dicomdir(path: Path) -> bool:
+    """Return whether a file is the index of a medium, whatever its name."""
+    try:
+        return read_instance(path).no_image == "DICOMDIR"
+    except ReaderError:
+        return False
+
+
+def read_instance(path: Path) -> DicomInstance:
+    """The header of a file, which is not opened again until it is written anew.
+
+    Raises:
+        ReaderError: in words, for what is no DICOM file, or a damaged one.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        raise ReaderError("a link to nothing" if path.is_symlink() else reason_of(error)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ReaderError("no regular file")
+    if not status.st_size:
+        raise ReaderError("empty")
+    try:
+        if not is_dicom_file(path):
+            with path.open("rb"):  # so that one that must not be opened says so
+                raise ReaderError("no DICOM file")
+        return _read_instance(path, status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise ReaderError(f"cannot be opened ({reason_of(error)})") from error
+
+
+@lru_cache(maxsize=2**15)
+def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that are not as the standard has them
+        try:
+            header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
+            return _described(path, header)
+        except (OSError, ReaderError):
+            raise
+        except Exception as error:  # a damaged header fails anywhere in pydicom
+            raise ReaderError(f"a damaged DICOM file ({reason_of(error)})") from error
+
+
+def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
+    sop_class = str(header.get("SOPClassUID", ""))
+    meta = getattr(header, "file_meta", None)
+    if not sop_class and meta is not None:
+        sop_class = str(meta.get("MediaStorageSOPClassUID", ""))
+    if not sop_class and "Rows" not in header:
+        raise ReaderError("a damaged DICOM file (its header says of nothing what it is)")
+    frames = int(header.get("NumberOfFrames") or 1)
+    if frames < 1:
+        raise ReaderError(f"a damaged DICOM file ({frames} frames)")
+    image = sop_class not in _NO_IMAGES and header.get("Rows") and header.get("Columns")
+    syntax = str(meta.get("TransferSyntaxUID", "")) if meta is not None else ""
+    return DicomInstance(
+        path=path,
+        study=str(header.get("StudyInstanceUID", "")),
+        series=str(header.get("SeriesInstanceUID", "")),
+        number=one_line(header.get("SeriesNumber")),
+        description=one_line(header.get("SeriesDescription") or header.get("ProtocolName")),
+        modality=one_line(header.get("Modality")),
+        sop_class=sop_class,
+        syntax=syntax or "1.2.840.10008.1.2",
+        image_type=tuple(map(str, values_of(header.get("ImageType")))),
+        photometric=str(header.get("PhotometricInterpretation", "")),
+        frames=frames,
+        slices=tuple(_slices(path, header, frames)) if image else (),
+        burned_in=str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES",
+        frame_of_reference=str(header.get("FrameOfReferenceUID", "")),
+        person=hash((str(header.get("PatientID", "")), str(header.get("IssuerOfPatientID", "")))),
+    )
+
+
+def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomSlice]:
+    number = header.get("InstanceNumber")
+    pixels, problem = _pixels(header)
+    common = DicomSlice(
+        file=path,
+        frame=0,
+        instance=str(header.get("SOPInstanceUID", "")),
+        number=int(number) if number is not None else None,
+        columns=int(header.Columns),
+        rows=int(header.Rows),
+        channels=int(header.get("SamplesPerPixel") or 1),
+        position=_numbers(header.get("ImagePositionPatient"), 3),
+        orientation=_numbers(header.get("ImageOrientationPatient"), 6),
+        spacing=_numbers(header.get("PixelSpacing"), 2),
+        thickness=_thickness(header),
+        rescale=_rescale(header),
+        tags=_tags((name, header.get(name)) for name, _ in APART),
+        pixels=pixels,
+        problem=problem or _problem([header]),
+    )
+    shared = values_of(header.get("SharedFunctionalGroupsSequence"))
+    groups = values_of(header.get("PerFrameFunctionalGroupsSequence"))
+    if not groups:
+        # Of several frames a position in the header would be that of one.
+        yield common if frames == 1 else replace(common, position=None)
+        return
+    if len(groups) != frames:
+        raise ReaderError(f"a damaged DICOM file ({frames} frames, and {len(groups)} of them described)")
+    for frame, group in enumerate(groups):
+        # What is said of the frame goes before what is said of all.
+        parts = _FunctionalGroups([group, *shared])
+        measures = parts.first("PixelMeasuresSequence")
+        transform = parts.first("PixelValueTransformationSequence")
+        place = parts.first("PlanePositionSequence")
+        plane = parts.first("PlaneOrientationSequence")
+        known = dict(common.tags)
+        found = _tags((name, parts.first(sequence).get(key)) for sequence, key, name in _FRAME_TAGS)
+        yield replace(
+            common,
+            frame=frame,
+            position=_numbers(place.get("ImagePositionPatient"), 3),
+            orientation=_numbers(plane.get("ImageOrientationPatient"), 6),
+            spacing=_numbers(measures.get("PixelSpacing"), 2),
+            thickness=_thickness(measures),
+            rescale=_rescale(transform),
+            tags=tuple(sorted({**known, **dict(found)}.items())),
+            problem=problem or _problem([measures, transform, place, plane]),
+        )
+
+
+def _pixels(header: pydicom.Dataset) -> tuple[str, str]:
+    """Kind of the values, and what is wrong with their description."""
+    try:
+        return PixelFormat.of(header).text, ""
+    except ReaderError as error:
+        return "", str(error)
+
+
+def _problem(parts: Sequence[pydicom.Dataset]) -> str:
+    """What is wrong with the numbers of a header that say where a slice lies, and in which units."""
+    for part in parts:
+        for name, count in _NUMBERS.items():
+            if values_of(part.get(name)) and _numbers(part.get(name), count) is None:
+                return f"its header has a wrong {name}"
+        slope, intercept = _rescale(part)
+        spacing = _numbers(part.get("PixelSpacing"), 2)
+        try:
+            check_slope("RescaleSlope", slope)
+            check_intercept("RescaleIntercept", intercept)
+            check_edges(spacing or ())
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _rescale(found: pydicom.Dataset) -> tuple[float, float]:
+    """Slope and intercept; no number where the header has a wrong one."""
+    pairs = (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
+    slope, intercept = (
+        (_numbers(found.get(name), 1) or (np.nan,))[0] if values_of(found.get(name)) else usual
+        for name, usual in pairs
+    )
+    return slope, intercept
+
+
+class _FunctionalGroups:
+    """The functional groups that hold for one frame."""
+
+    def __init__(self, groups: Sequence[pydicom.Dataset]) -> None:
+        self.groups = groups
+
+    def first(self, sequence: str) -> pydicom.Dataset:
+        """The first item of a sequence, empty where no group has one."""
+        found = (values_of(group.get(sequence)) for group in self.groups)
+        return next((items[0] for items in found if items), pydicom.Dataset())
+
+
+def _thickness(found: pydicom.Dataset) -> float | None:
+    for name in ("SpacingBetweenSlices", "SliceThickness"):
+        value = _numbers(found.get(name), 1)
+        if value and value[0]:
+            return abs(value[0])
+    return None
+
+
+def _tags(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    found = {}
+    for name, value in pairs:
+        if value is not None and value != "":
+            found[name] = one_line("\\".join(map(str, values_of(value))))
+    return tuple(sorted(found.items()))
+
+
+def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
+    """So many finite numbers, or ``None``."""
+    try:
+        found = tuple(float(one) for one in values_of(value))
+    except (TypeError, ValueError):
+        return None
+    return found if len(found) == count and np.isfinite(found).all() else None
+
+
+def values_of(value: Any) -> list[Any]:
+    if value is None or value == "":
+        return []
+    return (
+        [value] if isinstance(value, (str, bytes, int, float)) or not hasattr(value, "__iter__") else [*value]
+    )
+
+
+def one_line(value: Any) -> str:
+    """A header's value in one line of printable characters."""
+    text = "" if value is None else str(value)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def reason_of(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else first_line(error)
