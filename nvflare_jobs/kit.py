@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.errors import ConfigError
+from medfedaug.data.sites import open_site
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
+from medfedaug.privacy.account_mark import bind_account
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.utils.files import parse_json, write_atomic
 
@@ -227,6 +230,20 @@ class Kit:
             ConfigError: for a server's kit, or settings that cannot be read.
         """
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
+
+    def bind_account(self) -> None:
+        """Write beside the site's images which ledger counts the releases about them, once they are there.
+
+        Raises:
+            ConfigError: when another ledger does.
+        """
+        try:
+            site = open_site(
+                resolve_data_folder(self.name, SiteSettings.load(self.path).data), name=self.name
+            )
+        except DataError:  # the folder is filled later, or `doctor` names what is wrong with it
+            return
+        bind_account(self.ledger(), site)
 
     def state_folder(self) -> Path:
         """The folder of what a site keeps.
