@@ -324,7 +324,7 @@ class GuardedDoor(Door):
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
         if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # whose cases are numbers of cases
             reply.metrics = self.pseudonyms.scores(reply.metrics)
-        self._accounts[trainer].enter(reply)
+        self._accounts[trainer].enter(reply, trainer.guard.samples)
         return reply
 
     def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:

@@ -383,6 +383,6 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     """
     if not trainer.trains:
         return {}
-    exchange = FingerprintExchange(trainer.folder, trainer.config.classes)
+    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)
     trainer.guard.observe(PLAN, exchange)
-    return trainer.guard.collect(PLAN, exchange)
+    return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)
