@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
-from medfedaug.privacy.account_mark import bind_account
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.utils.files import parse_json, write_atomic
 
@@ -237,6 +234,11 @@ class Kit:
         Raises:
             ConfigError: when another ledger does.
         """
+        # Commands that only read the kit answer at once without these.
+        from medfedaug.data.sites import open_site
+        from medfedaug.federation.site.data_folder import resolve_data_folder
+        from medfedaug.privacy.account_mark import bind_account
+
         try:
             site = open_site(
                 resolve_data_folder(self.name, SiteSettings.load(self.path).data), name=self.name
