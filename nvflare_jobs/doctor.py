@@ -22,6 +22,7 @@ from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
+from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
@@ -43,7 +44,8 @@ from medfedaug.nvflare_jobs.kit import (
     validates_json,
 )
 from medfedaug.nvflare_jobs.startup import check_connection, check_startup
-from medfedaug.privacy import JobRules
+from medfedaug.privacy import JobRules, PrivacyLedger
+from medfedaug.privacy.account_mark import check_account
 from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
@@ -112,7 +114,8 @@ def examine(
     checks.append(_device(settings.device))
     rules = settings.jobs if opened is not None else None
     folder = Path(data) if data else settings.data
-    checks += _data(opened.name if opened else "", folder, settings.privacy, rules)
+    account = opened.ledger() if opened is not None else None
+    checks += _data(opened.name if opened else "", folder, settings.privacy, rules, account)
     checks += _noise(settings.privacy)
     checks += _leaves(settings.privacy)
     if opened is not None:
@@ -297,7 +300,13 @@ def _device(name: str) -> Check:
     return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
 
 
-def _data(name: str, folder: Path | None, policy: PrivacyPolicy, rules: JobRules | None) -> Iterator[Check]:
+def _data(
+    name: str,
+    folder: Path | None,
+    policy: PrivacyPolicy,
+    rules: JobRules | None,
+    account: PrivacyLedger | None,
+) -> Iterator[Check]:
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", MedFedAugWarning)
@@ -315,6 +324,8 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy, rules: JobRules
     for warning in told:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
+    if account is not None and site.benchmark not in BENCHMARKS:
+        yield _account(site, account)
     decoding = _decoding(site)
     yield decoding
     if decoding.ok and site.scaling == "each volume":
@@ -359,6 +370,21 @@ def _data(name: str, folder: Path | None, policy: PrivacyPolicy, rules: JobRules
                 kind = "patients" if site.patients(split) else "cases"
                 found = f"{count} {kind}; means of fewer than {least} stay here: {what}"
                 yield Check(f"{split} scores", None, found, "More cases, or site-config --scores cases.")
+
+
+def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
+    """Whether the releases about the site's images are counted in this kit's ledger, and in no other."""
+    name = "account"
+    try:
+        mark = check_account(ledger, site)
+    except ConfigError as error:
+        return Check(name, False, str(error), "medfedaug site-config --state DIR names the state folder.")
+    if mark is not None:
+        return Check(name, True, f"the images name {ledger.path}")
+    if os.access(site.path, os.W_OK):
+        return Check(name, True, "the images name none yet; the next job, or site-config --data, adds it")
+    found = f"{site.path} cannot be written: another kit with these images would have a budget of its own"
+    return Check(name, None, found, "Run site-config --data once where it can be written.")
 
 
 def _noise(policy: PrivacyPolicy) -> Iterator[Check]:

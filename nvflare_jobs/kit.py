@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
@@ -227,6 +227,25 @@ class Kit:
             ConfigError: for a server's kit, or settings that cannot be read.
         """
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
+
+    def bind_account(self) -> None:
+        """Write beside the site's images which ledger counts the releases about them, once they are there.
+
+        Raises:
+            ConfigError: when another ledger does.
+        """
+        # Commands that only read the kit answer at once without these.
+        from medfedaug.data.sites import open_site
+        from medfedaug.federation.site.data_folder import resolve_data_folder
+        from medfedaug.privacy.account_mark import bind_account
+
+        try:
+            site = open_site(
+                resolve_data_folder(self.name, SiteSettings.load(self.path).data), name=self.name
+            )
+        except DataError:  # the folder is filled later, or `doctor` names what is wrong with it
+            return
+        bind_account(self.ledger(), site)
 
     def state_folder(self) -> Path:
         """The folder of what a site keeps.

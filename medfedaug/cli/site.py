@@ -163,6 +163,8 @@ def site_config(
     )
     if not check:
         opened.write(files)
+        if data:
+            opened.bind_account()
     changed = [(file.path, change) for file in files for change in file.changes]
     for path, change in changed:
         mark = "missing" if check else "written"

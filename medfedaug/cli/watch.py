@@ -49,8 +49,15 @@ def watch(
         check_page(page)
     live = out_console.is_terminal and not once
     path = find_events(kit)
-    if path is None and once:
-        raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
+    if path is None:
+        if (kit / "results.json").is_file():
+            say(f"{kit}: the run has finished; medfedaug report {kit} shows it")
+            return
+        here = kit.resolve()
+        if once or not any((folder / "startup").is_dir() for folder in (here, *here.parents)):
+            raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
+        if not live:
+            say("waiting for a job")
     watched, position, drawn = Watched(), 0, -1
     with Live(console=out_console, auto_refresh=False, transient=False) if live else nullcontext() as screen:
         while True:

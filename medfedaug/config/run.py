@@ -17,6 +17,7 @@ from medfedaug.config.options import check_fields, documented, setting
 from medfedaug.config.plan import Plan
 from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
+from medfedaug.utils.files import check_depth
 from medfedaug.utils.validation import check_choice, check_keys
 
 __all__ = [
@@ -408,6 +409,10 @@ class RunConfig:
             ConfigError: for unknown keys and impossible values.
         """
         # Records and checkpoints from before `Execution` hold its settings here too.
+        try:
+            check_depth(values)
+        except ValueError as error:
+            raise ConfigError(f"configuration: {error}") from error
         moved = {entry.name for entry in dataclasses.fields(Execution)}
         given = {name: value for name, value in values.items() if name not in moved}
         _check_keys(cls, given)

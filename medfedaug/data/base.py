@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -28,13 +28,17 @@ __all__ = [
     "SiteFolder",
     "base_folder",
     "check_below",
+    "drawn_over_patients",
     "is_own_data",
     "plain_name",
     "spread",
     "unreadable",
+    "weights_by_patient",
 ]
 
 SPLITS = ("training", "validation", "test")
+
+_Any = TypeVar("_Any")
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,14 @@ class SiteFolder(ABC):
             DataError: naming site and file, when it cannot be read.
         """
 
+    def read_files(self, case: Case) -> list[torch.Tensor]:
+        """The voxels of the image as they are stored, (C, *spatial), by file where it has several.
+
+        Raises:
+            DataError: as `load_image`.
+        """
+        return [self.load_image(case)]
+
     def upright_axes(self) -> dict[str, Path]:
         """The directions of the volumes' axes, each with one volume that has it; see `VolumeFolder`."""
         return {}
@@ -329,11 +341,53 @@ def plain_name(name: str) -> str:
     return " ".join(re.split(r"[\s_-]+", name.casefold()))
 
 
-def spread(cases: Sequence[Case], limit: int | None) -> tuple[Case, ...]:
+def spread(cases: Sequence[_Any], limit: int | None) -> tuple[_Any, ...]:
     """Choose at most ``limit`` cases, spread evenly over the list, which may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
+
+
+def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1) -> tuple[Case, ...]:
+    """Choose about ``limit`` cases of as many patients as possible, equally many of each that has so many.
+
+    The patients are spread evenly over the list. A case that names no patient counts as one. The choice
+    leaves out images of nobody, or of ``least`` patients or more: all cases together are known from other
+    releases, and the difference would be about the patients who are left out. Where neither is possible, all
+    cases are chosen.
+
+    Args:
+        cases: in the order of the site's list.
+        limit: about so many, and never fewer than ``least`` patients; ``None`` for all.
+        least: the fewest patients that a value may be about.
+
+    Example:
+        >>> cases = [Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "a3", "b1", "c1", "c2")]
+        >>> [case.name for case in drawn_over_patients(cases, 4)]
+        ['a1', 'b1', 'c1']
+    """
+    if limit is None or len(cases) <= limit:
+        return tuple(cases)
+    by_patient: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        by_patient.setdefault(case.owner, []).append(case)
+    patients = [by_patient[owner] for owner in spread([*by_patient], max(limit, least))]
+    each = max(1, limit // len(patients))
+    whole = sum(len(own) <= each for own in patients)
+    if 0 < len(by_patient) - whole < least:
+        return tuple(cases)
+    return tuple(case for own in patients for case in spread(own, each))
+
+
+def weights_by_patient(cases: Sequence[Case]) -> list[float]:
+    """Return a weight for each case; every patient has the same, and all add up to 1.
+
+    Example:
+        >>> weights_by_patient([Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "b1")])
+        [0.25, 0.25, 0.5]
+    """
+    own = Counter(case.owner for case in cases)
+    return [1 / (len(own) * own[case.owner]) for case in cases]
 
 
 def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from monai.transforms import Transform
 from torch import Tensor, nn
@@ -51,6 +51,9 @@ from medfedaug.privacy.kinds import (
     WEIGHTS,
 )
 from medfedaug.statistics import ChannelStatistics
+
+if TYPE_CHECKING:
+    from medfedaug.data.base import Case
 
 __all__ = [
     "FEATURE_MEAN",
@@ -125,6 +128,10 @@ class SiteExchange(TakesOldNames, ABC):
     def fewest_cases(self) -> int | None:
         """Return the number of cases in the value about fewest cases; ``None`` for all training cases."""
         return self.cases_per_value
+
+    def sample(self) -> Sequence[Case] | None:
+        """Return the training cases that the payload is about; ``None`` for all."""
+        return None
 
     @abstractmethod
     def collect(self) -> Payload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,11 +57,19 @@ def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float
             the probability with which a case is in it (`Spent`).
         delta: δ.
 
+    Returns:
+        ε; infinite where a release has no noise, or too little for its square to be a number.
+
     Raises:
-        ConfigError: without Opacus.
+        ConfigError: without Opacus, and for a δ that is no probability below 1.
     """
     rdp = require_opacus().analysis.rdp
-    together = sum(one.releases * _divergence(one.noise, one.rate) for one in (Spent(*r) for r in releases))
+    if not 0 < delta < 1:
+        raise ConfigError(f"privacy: delta must be above 0 and below 1, got {delta}")
+    entered = [Spent(*release) for release in releases]
+    if not all(one.noise > 0 and one.noise**2 > 0 for one in entered):
+        return math.inf
+    together = sum(one.releases * _divergence(one.noise, one.rate) for one in entered)
     if isinstance(together, int):  # no release
         return 0.0
     return float(rdp.get_privacy_spent(orders=ORDERS, rdp=together, delta=delta)[0])

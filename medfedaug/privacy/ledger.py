@@ -6,7 +6,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ __all__ = [
 LEDGER_FILE = "ledger.sqlite"
 """File of the ledger in a site's state folder."""
 
-_VERSION = 6
+_VERSION = 7
 _PATIENTS = "CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;"
 _MODELS = """
 CREATE TABLE IF NOT EXISTS scored (
@@ -41,6 +41,13 @@ CREATE TABLE IF NOT EXISTS scored (
 CREATE INDEX IF NOT EXISTS by_model ON scored (model, split, cases);
 CREATE TABLE IF NOT EXISTS models (model TEXT PRIMARY KEY, job TEXT, time REAL) WITHOUT ROWID;
 """
+_CONTENT = """
+CREATE TABLE IF NOT EXISTS files (files BLOB PRIMARY KEY, identity BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS voxels (voxels BLOB PRIMARY KEY, identity BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS account (identifier TEXT);
+INSERT INTO account SELECT LOWER(HEX(RANDOMBLOB(16))) WHERE NOT EXISTS (SELECT 1 FROM account);
+"""
+"""The identity of a case by the hash of its files, and by that of its decoded voxels; and the account's."""
 _SITE = "ADD COLUMN site TEXT NOT NULL DEFAULT '';"
 _OF_SITES = f"ALTER TABLE releases {_SITE}"
 _FROM = {
@@ -48,6 +55,7 @@ _FROM = {
     3: f"{_PATIENTS} {_MODELS} {_OF_SITES}",
     4: f"{_MODELS} {_OF_SITES}",
     5: f"ALTER TABLE scored {_SITE} {_OF_SITES}",
+    6: "",
 }
 """What brings a file of an earlier version to this one."""
 _OLDER = "privacy_ledger", 1
@@ -63,11 +71,11 @@ CREATE TABLE releases (
 );
 CREATE INDEX by_cases ON releases (split, cases);
 {_MODELS}
+{_CONTENT}
 """
 
-_RELATED = """
-SELECT DISTINCT cases FROM members WHERE identity IN (SELECT identity FROM members WHERE cases = ?)
-"""
+_TIMED = ("releases", "spent", "scored", "models")
+"""The tables whose rows have a time."""
 
 _OF_SITE = "job = ? AND site IN (?, '')"
 """In a job, of a site or of an entry from before sites were named, which counts for every site."""
@@ -194,6 +202,28 @@ class PrivacyLedger:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
             _make(self._memory)
 
+    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> dict[bytes, bytes]:
+        """Return the identities under which cases are entered; see `IdentityStore`.
+
+        A case that an earlier version has entered by its files keeps that identity, and so does one whose
+        voxels come in another file.
+        """
+        with self._opened() as connection:
+            found = dict(connection.execute("SELECT files, identity FROM files"))
+        new = {one: decode() for one, decode in files.items() if one not in found}
+        with self._opened() as connection:
+            for one, voxels in new.items():
+                found[one] = _identity(connection, one, voxels)
+        return {one: found[one] for one in files}
+
+    def account(self) -> tuple[str, int]:
+        """Return the account's identifier, which it has had since it began, and the number of its entries."""
+        with self._opened() as connection:
+            ((identifier,),) = connection.execute("SELECT identifier FROM account")
+            counts = " + ".join(f"(SELECT COUNT(*) FROM {table})" for table in _TIMED)
+            ((entries,),) = connection.execute(f"SELECT {counts}")
+        return str(identifier), int(entries)
+
     def held(self) -> AbstractContextManager[object]:
         """Keeps other jobs out, from a question to the entry that follows from its answer."""
         if self.path is not None:
@@ -243,7 +273,7 @@ class PrivacyLedger:
             epsilon = epsilon_spent([*known, more], delta)
             if not epsilon <= max_epsilon:
                 return None
-            row = (time.time(), noise_multiplier, releases, _enter_cases(connection, cases), rate)
+            row = (_now(connection), noise_multiplier, releases, _enter_cases(connection, cases), rate)
             connection.execute("INSERT INTO spent VALUES (?, ?, ?, ?, ?)", row)
             return epsilon
 
@@ -255,7 +285,7 @@ class PrivacyLedger:
             cases: the identities of the cases that it is of.
         """
         with self._opened() as connection:
-            known, now = _enter_cases(connection, cases), time.time()
+            known, now = _enter_cases(connection, cases), _now(connection)
             for r in releases:
                 row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest, r.queries)
                 connection.execute(
@@ -266,7 +296,8 @@ class PrivacyLedger:
     def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
         """The earlier release without noise, of the same split, whose cases are most like these.
 
-        How unlike two sets are is the number of patients in whose cases they differ.
+        Two sets differ by the patients in whose cases they differ, or of whom they have another number of
+        cases, whichever is fewer: files that hold nearly the same image are other cases of one patient.
 
         Args:
             split: see `Release`.
@@ -277,7 +308,7 @@ class PrivacyLedger:
             found = connection.execute(
                 f"""
                 SELECT set_.cases, r.job, MAX(r.time)
-                FROM ({_RELATED}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
+                FROM ({_OF_PATIENTS}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
                 WHERE set_.cases != ? AND r.noise = 0 GROUP BY set_.cases
                 """,
                 (own, split, own),
@@ -286,7 +317,7 @@ class PrivacyLedger:
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
-        """Count the models whose scores on any of these cases were released.
+        """Count the models whose scores on any case of these cases' patients were released.
 
         Args:
             split: see `Release`.
@@ -298,7 +329,7 @@ class PrivacyLedger:
             ((count,),) = connection.execute(
                 f"""
                 SELECT COALESCE(SUM(queries), 0) FROM releases
-                WHERE split = ? AND time >= ? AND cases IN ({_RELATED})
+                WHERE split = ? AND time >= ? AND cases IN ({_OF_PATIENTS})
                 """,
                 (split, since, own),
             )
@@ -308,7 +339,7 @@ class PrivacyLedger:
         """Enter a model whose scores on these cases are about to leave."""
         with self._opened() as connection:
             s, known = scored, _enter_cases(connection, cases)
-            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, time.time(), s.site)
+            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, _now(connection), s.site)
             connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
@@ -329,7 +360,8 @@ class PrivacyLedger:
     def meet(self, models: Iterable[str], job: str) -> None:
         """Enter models that the site received or trained in a training job, by their hashes."""
         with self._opened() as connection:
-            rows = ((model, job, time.time()) for model in models)
+            now = _now(connection)
+            rows = [(model, job, now) for model in models]
             connection.executemany("INSERT OR IGNORE INTO models VALUES (?, ?, ?)", rows)
 
     def met(self, model: str) -> bool:
@@ -374,7 +406,8 @@ class PrivacyLedger:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(older, error) from error
         with self._opened() as connection:
-            rows = [(time.time(), noise, count) for noise, count in spent]
+            now = _now(connection)
+            rows = [(now, noise, count) for noise, count in spent]
             connection.executemany("INSERT INTO spent (time, noise, releases) VALUES (?, ?, ?)", rows)
         os.replace(older, older.with_name(f"{older.name}.taken_over"))
 
@@ -397,7 +430,7 @@ class PrivacyLedger:
                     ((version,),) = connection.execute("PRAGMA user_version")
                     if version in _FROM:
                         connection.executescript(
-                            f"BEGIN; {_FROM[version]} PRAGMA user_version = {_VERSION}; COMMIT;"
+                            f"BEGIN; {_FROM[version]} {_CONTENT} PRAGMA user_version = {_VERSION}; COMMIT;"
                         )
                         version = _VERSION
                     if version != _VERSION:
@@ -438,6 +471,13 @@ def _make(connection: sqlite3.Connection) -> None:
     connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
 
 
+def _now(connection: sqlite3.Connection) -> float:
+    """The time of an entry: never before an earlier one, or a clock that was set back would hide entries."""
+    times = " UNION ALL ".join(f"SELECT MAX(time) AS latest FROM {table}" for table in _TIMED)
+    ((last,),) = connection.execute(f"SELECT COALESCE(MAX(latest), 0) FROM ({times})")
+    return max(time.time(), float(last))
+
+
 def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> str | None:
     """The hash of a set of cases, whose members are entered, and whose they are where that is known."""
     if not cases:
@@ -450,17 +490,29 @@ def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> st
     return known
 
 
+def _identity(connection: sqlite3.Connection, files: bytes, voxels: bytes) -> bytes:
+    """Enter a case whose files were not met before, and return its identity."""
+    known = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
+    if known is None:
+        known = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
+    identity: bytes = known[0] if known is not None else voxels
+    connection.execute("INSERT OR IGNORE INTO voxels VALUES (?, ?)", (voxels, identity))
+    connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (files, identity))
+    return identity
+
+
 def _apart(connection: sqlite3.Connection, one: str | None, other: str) -> int:
-    """The number of patients in whose cases two sets differ."""
-    ((count,),) = connection.execute(
+    """The number of patients by whom two sets differ: see `PrivacyLedger.nearest`."""
+    counts = connection.execute(
         f"""
-        SELECT COUNT(DISTINCT {_OWNER}) FROM (
-            SELECT identity FROM members WHERE cases IN (?, ?) GROUP BY identity HAVING COUNT(*) = 1
-        ) LEFT JOIN patients USING (identity)
+        SELECT SUM(cases = ?), SUM(cases = ?), COUNT(*) - 2 * (COUNT(*) - COUNT(DISTINCT identity))
+        FROM members LEFT JOIN patients USING (identity) WHERE cases IN (?, ?) GROUP BY {_OWNER}
         """,
-        (one, other),
-    )
-    return int(count)
+        (one, other, one, other),
+    ).fetchall()
+    in_number = sum(first != second for first, second, _ in counts)
+    in_cases = sum(bool(alone) for *_, alone in counts)
+    return min(in_number, in_cases) if in_number else in_cases
 
 
 def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spent]:

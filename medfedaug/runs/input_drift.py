@@ -58,7 +58,8 @@ class Familiar:
         means, stds = [pair.mean for pair in pairs], [pair.std for pair in pairs]
         as_stored = run.composition.intensity == "raw" and not run.config.plan.normalises
         if not pairs and as_stored:  # which is what fingerprints tell of
-            found = [torch.tensor(entry["intensity"], dtype=torch.float64) for entry in prints]
+            pairs_of = [entry["intensity"] for entry in prints if len(entry["intensity"]) == channels]
+            found = [torch.tensor(rows, dtype=torch.float64) for rows in pairs_of]
             means, stds, over = [f[:, 0] for f in found], [f[:, 1] for f in found], "image"
         none = torch.zeros(0, channels, dtype=torch.float64)
         return cls(

@@ -15,6 +15,7 @@ from medfedaug.utils.structure import (
     number,
     optional,
     plain,
+    row_of,
     score,
     text,
 )
@@ -102,6 +103,11 @@ _TEST = entries(
         "missing": map_of(text),
     }
 )
+_LEVELS = ("low", "median", "high")
+_FINGERPRINT = entries(
+    {"spacing": row_of(row_of(number, 3), 3), "intensity": list_of(row_of(number, 2))},
+    needed=("spacing", "intensity"),
+)
 _RECORD = entries(
     {
         "config": entries(
@@ -127,7 +133,8 @@ _RECORD = entries(
         "engine": text,
         "data": text,
         "data_options": map_of(anything),
-        "planned": map_of(anything),
+        "planned": entries({"fingerprints": map_of(_FINGERPRINT)}),
+        "spacing": map_of(entries(dict.fromkeys(_LEVELS, row_of(number, 3)), needed=_LEVELS)),
         "init": map_of(anything),
     }
 )

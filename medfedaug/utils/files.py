@@ -18,6 +18,7 @@ from medfedaug.errors import StorageError
 
 __all__ = [
     "PRIVATE",
+    "check_depth",
     "check_version",
     "make_private",
     "parse_json",
@@ -34,6 +35,9 @@ __all__ = [
 
 PRIVATE = 0o600
 """The mode of a file that its owner alone may read."""
+
+_DEEPEST = 100
+"""Levels of nested lists and objects in JSON; Python's own functions give up at some hundreds."""
 
 _UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
 """By what `write_atomic` names a file while it writes one that a site or a server keeps."""
@@ -211,9 +215,30 @@ def parse_json(text: str) -> Any:
         ValueError: 'A' occurs twice
     """
     try:
-        return json.loads(text, object_pairs_hook=_reject_duplicates)
+        content = json.loads(text, object_pairs_hook=_reject_duplicates)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    check_depth(content)
+    return content
+
+
+def check_depth(content: Any) -> None:
+    """Check that lists and objects are nested at most 100 deep: copying deeper ones would fail.
+
+    Raises:
+        ValueError: for others.
+    """
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list | tuple)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {_DEEPEST} deep")
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

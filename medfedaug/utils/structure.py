@@ -25,6 +25,7 @@ __all__ = [
     "optional",
     "pairs_of",
     "plain",
+    "row_of",
     "score",
     "text",
 ]
@@ -166,16 +167,20 @@ def list_of(check: Check) -> Check:
     return checked
 
 
-def pairs_of(check: Check) -> Check:
-    """Accept a list of pairs, each a list of two entries of one kind."""
+def row_of(check: Check, length: int) -> Check:
+    """Accept a list of so many entries of one kind."""
 
     def checked(value: Any, where: str) -> None:
-        list_of(list_of(check))(value, where)
-        for index, entry in enumerate(value):
-            if len(entry) != 2:
-                fail(entry, f"{where}[{index}]", "a list of two")
+        list_of(check)(value, where)
+        if len(value) != length:
+            fail(value, where, f"a list of {length}")
 
     return checked
+
+
+def pairs_of(check: Check) -> Check:
+    """Accept a list of pairs, each a list of two entries of one kind."""
+    return list_of(row_of(check, 2))
 
 
 def entries(known: Mapping[str, Check], other: Check = anything, needed: Sequence[str] = ()) -> Check:

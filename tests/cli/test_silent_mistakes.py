@@ -99,3 +99,13 @@ def test_a_job_whose_classes_have_other_names_than_the_sites_ends_at_both(phanto
         Deployment(sites).run(tiny_config(rounds=1, classes=("background", "vessel")))
     for site in sites:
         assert words in site.logged[-1]
+
+
+def test_watch_says_at_once_where_nothing_will_come(run, tmp_path):
+    code, _, err = run("watch", tmp_path)
+    assert code == 2
+    assert "no job of ours has run here" in err
+    (tmp_path / "results.json").write_text("{}")
+    code, out, err = run("watch", tmp_path)
+    assert code == 0, err
+    assert "the run has finished; medfedaug report" in " ".join((out + err).split())

@@ -24,7 +24,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages import FINGERPRINT, Reply
+from medfedaug.federation.messages import FINGERPRINT, Reply, namespaced
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
@@ -459,7 +459,7 @@ def test_a_site_that_sends_no_fingerprint_is_named_or_done_without(volumes_dir, 
 
 
 def test_a_site_whose_fingerprint_is_none_is_named():
-    good = prints_of(A=((64, 64, 64), (1.0, 1.0, 1.0), 12))["A"]
+    good = namespaced(prints_of(A=((64, 64, 64), (1.0, 1.0, 1.0), 12))["A"], "plan")
     planning = Planning(asked(), "0" * 32)
     assert planning.accept("A", Reply(FINGERPRINT, payload=good))
     for key, value in (
@@ -469,12 +469,12 @@ def test_a_site_whose_fingerprint_is_none_is_named():
         ("cases", 0.0),
         ("size", torch.nan),
     ):
-        bad = {**good, key: torch.full_like(good[key], value)}
+        bad = {**good, f"plan/{key}": torch.full_like(good[f"plan/{key}"], value)}
         assert not planning.accept("B", Reply(FINGERPRINT, payload=bad))
         assert "site B" in planning.refused["B"]
         assert key in planning.refused["B"]
-    assert not planning.accept("B", Reply(FINGERPRINT, payload={**good, "more": torch.ones(1)}))
-    assert not planning.accept("B", Reply(FINGERPRINT, payload={**good, "size": torch.ones(3)}))
+    for key in ("more", "plan/more", "plan/size"):
+        assert not planning.accept("B", Reply(FINGERPRINT, payload={**good, key: torch.ones(3)}))
     assert list(planning.sites) == ["A"]
 
 

@@ -141,6 +141,9 @@ def test_compose_files_use_stages_of_the_image_and_let_no_service_have_more_than
             assert service["user"].startswith("${KIT_UID:?")
     site = files["compose.site.yml"]["services"]["site"]
     assert any(volume.endswith(":/data:ro") for volume in site["volumes"])
+    for service in (site, files["compose.server.yml"]["services"]["server"]):
+        for part in ("startup", "local"):
+            assert f"${{KIT}}/{part}:/kit/{part}:ro" in service["volumes"]
     assert "ports" not in site, "nobody connects to a hospital"
 
 

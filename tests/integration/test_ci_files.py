@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from tried_versions import pins, tried
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CI = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
 
 
@@ -123,3 +124,22 @@ def test_the_hook_of_subjects_knows_topic_and_verb(subject, good):
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     (hook,) = (hook for repo in config["repos"] for hook in repo["hooks"] if hook["id"] == "subject")
     assert bool(re.search(hook["entry"], subject)) is good
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_named_by_the_hash_of_their_content(path):
+    """A tag of somebody else's repository may be moved."""
+    used = re.findall(r"uses: *(.+)", path.read_text())
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_job_that_may_write_runs_nothing_that_was_installed(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        if "write" in job.get("permissions", {}).values():
+            commands = " ".join(step.get("run", "") for step in job["steps"])
+            assert not re.search(r"\bmake\b|\bpip\b|\.venv|\.ci/run", commands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import shutil
 import sqlite3
 import sys
 from collections import Counter
@@ -44,7 +45,7 @@ def hospital(phantom, tmp_path):
 
     def make(**privacy) -> oracle.Hospital:
         if not (tmp_path / "data").exists():
-            (tmp_path / "data").symlink_to(phantom)
+            shutil.copytree(phantom, tmp_path / "data")  # which then belong to the site's ledger
         return oracle.Hospital(tmp_path, 50, PrivacyPolicy(**privacy))
 
     return make

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
 from changed_records import SEEDS, changes
 from finished_runs import simulated
+
+from medfedaug.runs.results_schema import check_record
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +116,23 @@ def test_a_value_that_nobody_means_is_refused(run, phantom_dir, tmp_path, option
     assert code == 2, err
     assert words in " ".join(err.split())
     assert not (tmp_path / "out").exists()
+
+
+ROW = [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"spacing": []}, "spacing is [], and an object"),
+        ({"spacing": {"A": {"low": ROW, "median": ROW}}}, "an object with high"),
+        ({"spacing": {"A": {"low": ROW, "median": ROW, "high": [1.0]}}}, "a list of 3"),
+        ({"spacing": {"A": {"low": ROW, "median": ROW, "high": [1.0, 2.0, None]}}}, "a finite number"),
+        ({"planned": {"fingerprints": {"A": {}}}}, "an object with spacing"),
+        ({"planned": {"fingerprints": {"A": {"spacing": [ROW, ROW], "intensity": []}}}}, "a list of 3"),
+        ({"planned": {"fingerprints": {"A": {"spacing": [ROW] * 3, "intensity": [[1]]}}}}, "a list of 2"),
+    ],
+)
+def test_odd_spacings_are_refused_in_one_line(changed, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check_record(changed)

@@ -21,6 +21,7 @@ from medfedaug.federation.protocol import Carrier
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.nvflare_jobs.executor import SiteExecutor
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
+from medfedaug.privacy.account_mark import ACCOUNT_MARK
 from medfedaug.utils import plugins
 
 
@@ -30,11 +31,14 @@ class Hospital:
     Args:
         kit: its folder; the name is the site's.
         data: the site's data.
+        first: whether no other kit has used these images, which tests share: a mark of another test goes.
         settings: of ``local/medfedaug.json``.
     """
 
-    def __init__(self, kit: Path, data: Path, **settings: Any) -> None:
+    def __init__(self, kit: Path, data: Path, *, first: bool = True, **settings: Any) -> None:
         self.kit, self.name, self.data = kit, kit.name, data
+        if first:
+            (data / ACCOUNT_MARK).unlink(missing_ok=True)
         (kit / "local").mkdir(parents=True, exist_ok=True)
         (kit / "startup").mkdir(exist_ok=True)
         if not (kit / "startup/fed_client.json").exists():

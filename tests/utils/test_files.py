@@ -85,6 +85,7 @@ def test_others_may_read_what_is_written(tmp_path):
         ('{"a": 1, "a": 2}', "'a' occurs twice"),
         ('[{"b": {"c": 1, "c": 1}}]', "'c' occurs twice"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 500 + "1" + "}" * 500, "nested more than 100 deep"),
         ("{", "Expecting"),
     ],
 )

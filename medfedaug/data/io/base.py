@@ -18,6 +18,8 @@ import nibabel
 import numpy as np
 import torch
 
+from medfedaug.data.io.nifti_file import save_nifti
+
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
 
@@ -180,7 +182,7 @@ class ImageFormat(ABC):
             image: the image, of several files the first.
             voxels: on its grid.
         """
-        nibabel.save(nibabel.Nifti1Image(voxels, self.read_header(image).affine), path)
+        save_nifti(nibabel.Nifti1Image(voxels, self.read_header(image).affine), path)
 
     def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write the probabilities of the classes, (X, Y, Z, K), float32; else as `write_label_map`."""

@@ -12,6 +12,7 @@ import torch
 
 from medfedaug.data.io.base import Header, ImageFormat, volume_header
 from medfedaug.data.io.itk import load_with_monai
+from medfedaug.data.io.nifti_file import save_nifti
 from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, stored_bytes
 from medfedaug.data.io.voxel_files import file_states
 
@@ -67,7 +68,7 @@ class Nifti(ImageFormat):
         header.set_data_dtype(voxels.dtype)
         header.set_data_shape(voxels.shape)  # on which the affine of a header that says nothing depends
         # With the header's own affine, nothing of it is computed anew.
-        nibabel.save(type(like)(voxels, header.get_best_affine(), header), path)
+        save_nifti(type(like)(voxels, header.get_best_affine(), header), path)
 
 
 FORMAT = Nifti()

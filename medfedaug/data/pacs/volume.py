@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 import nibabel
 import numpy as np
@@ -13,6 +12,7 @@ import SimpleITK as sitk
 
 from medfedaug.data.io.dicom_series import load_series, scan, select
 from medfedaug.data.io.dicom_volumes import DicomSeries
+from medfedaug.data.io.nifti_file import pack_nifti
 from medfedaug.errors import ReaderError
 from medfedaug.utils.files import write_atomic
 
@@ -122,11 +122,7 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
 
-    def write(file: IO[bytes]) -> None:
-        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed:
-            image.to_stream(packed)
-
-    write_atomic(path, write)
+    write_atomic(path, partial(pack_nifti, image))
 
 
 def _whole(voxels: np.ndarray) -> bool:

@@ -1,39 +1,89 @@
-"""Identify a case by its content, wherever its file lies and whatever its name is."""
+"""Identify a case by its decoded voxels, whatever the name, the place and the packing of its file."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from monai.utils import convert_to_tensor
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.voxel_files import voxel_files
+from medfedaug.errors import MedFedAugError
 
-__all__ = ["case_identities"]
+__all__ = ["IdentityStore", "case_identities"]
+
+_log = logging.getLogger(__name__)
 
 _PIECE = 2**16
 
 
-def case_identities(site: SiteFolder, split: str) -> dict[bytes, bytes]:
-    """An identity of 16 bytes for each case of a split, with that of its patient.
+class IdentityStore(Protocol):
+    """Store of identities by the bytes of files, so that a file is decoded once."""
 
-    It is a hash of the sizes of the image's files and of 64 KiB each from their beginnings, middles and ends:
-    two images with the same identity are copies, and a file of gigabytes is not read for it. A file that was
-    written again is another one. A patient is known by a hash of the name in the site's list; a case without
-    one stands for a patient, and has the case's identity.
+    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]:
+        """Return the identity of each case.
+
+        Args:
+            files: by a hash of the case's files, a function that decodes them and hashes their voxels.
+        """
+        ...
+
+
+def case_identities(site: SiteFolder, split: str, store: IdentityStore | None = None) -> dict[bytes, bytes]:
+    """Compute an identity of 16 bytes for each case of a split, with that of its patient.
+
+    It is a hash of the image's decoded voxels, as float32: a file that was written again, with other
+    compression, in another type or format, keeps it. One voxel of another value makes another identity. A
+    file that cannot be decoded is known by its bytes.
+
+    Decoding takes the time of reading the image for training, so a store keeps the result by the sizes of the
+    image's files and 64 KiB each from their beginnings, middles and ends.
+
+    A patient is known by a hash of the name in the site's list; a case without one stands for a patient, and
+    has the case's identity.
 
     Args:
         site: the site's data.
         split: one of `medfedaug.data.base.SPLITS`.
+        store: keeps identities; by default none, and every case is decoded.
     """
-    cases = ((_identity(case), case.patient) for case in site.cases[split])
-    return {identity: _patient(name) if name else identity for identity, name in cases}
+    cases = site.cases[split]
+    files = {case.name: _of_files(case) for case in cases}
+    decode = {files[case.name]: partial(_of_voxels, site, case, files[case.name]) for case in cases}
+    found = (
+        store.identities(decode) if store is not None else {key: hashed() for key, hashed in decode.items()}
+    )
+    named = ((found[files[case.name]], case.patient) for case in cases)
+    return {identity: _patient(name) if name else identity for identity, name in named}
 
 
 def _patient(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16, person=b"patient").digest()
 
 
-def _identity(case: Case) -> bytes:
+def _of_voxels(site: SiteFolder, case: Case, otherwise: bytes) -> bytes:
+    """Hash the voxels of a case as they are stored; of one that cannot be decoded, return the other hash."""
+    digest = hashlib.blake2b(repr(case.index).encode(), digest_size=16, person=b"voxels")
+    channels, grid = 0, ()
+    try:
+        for part in site.read_files(case):
+            voxels = np.ascontiguousarray(convert_to_tensor(part, track_meta=False).numpy(), dtype=np.float32)
+            channels, grid = channels + voxels.shape[0], voxels.shape[1:]
+            digest.update(voxels.data)
+    except MedFedAugError as error:  # it is not trained with either
+        _log.warning("known by its bytes: %s", error)
+        return otherwise
+    digest.update(repr((channels, *grid)).encode())
+    return digest.digest()
+
+
+def _of_files(case: Case) -> bytes:
     digest = hashlib.blake2b(repr(case.index).encode(), digest_size=16)
     for path in (file for image in case.files for file in _voxels(image)):
         size = path.stat().st_size

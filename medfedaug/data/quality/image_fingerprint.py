@@ -1,4 +1,4 @@
-"""`ImageFingerprint`: means over a site's training cases of numbers that decide what a federation gains."""
+"""`ImageFingerprint`: means over a site's patients of numbers that decide what a federation gains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.config.scanners import Scanners, check_scanners
-from medfedaug.data.base import Case, SiteFolder, spread
+from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_by_patient
 from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -29,12 +29,13 @@ __all__ = [
     "described",
     "entry_shapes",
     "fingerprint_of",
+    "fingerprint_of_cases",
     "from_rows",
     "sampled",
 ]
 
 SAMPLE = 200
-"""Training cases of a site that are looked at, evenly from its list."""
+"""Training cases of a site that are looked at, about so many, drawn over its patients."""
 
 _PLANES = 32
 """Planes of a volume whose texture is looked at."""
@@ -270,33 +271,39 @@ def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[
 def fingerprint_of(
     site: SiteFolder, limit: int | None = SAMPLE, on_case: Callable[[int, int], None] | None = None
 ) -> ImageFingerprint:
-    """Compute the fingerprint of a site, one image in memory at a time.
+    """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight.
 
     Args:
         site: the site.
-        limit: at most so many training cases are looked at, evenly from the list.
+        limit: about so many training cases are looked at, see `sampled`.
         on_case: called with the number of cases so far and of all.
 
     Raises:
         DataError: when the site has no training case, or one cannot be read.
     """
-    chosen = sampled(site, limit)
-    total: dict[str, Tensor] = {}
-    for done, case in enumerate(chosen, start=1):
+    return fingerprint_of_cases(site, sampled(site, limit), on_case)
+
+
+def fingerprint_of_cases(
+    site: SiteFolder, chosen: Sequence[Case], on_case: Callable[[int, int], None] | None = None
+) -> ImageFingerprint:
+    """Compute the fingerprint of a site from some of its training cases, as `fingerprint_of` does."""
+    means: dict[str, Tensor] = {}
+    for done, (case, weight) in enumerate(zip(chosen, weights_by_patient(chosen), strict=True), start=1):
         for name, value in case_numbers(site, case).items():
-            total[name] = total[name] + value if name in total else value
+            means[name] = means.get(name, 0) + weight * value
         if on_case is not None:
             on_case(done, len(chosen))
-    return described(site, {name: value / len(chosen) for name, value in total.items()}, len(chosen))
+    return described(site, means, len(chosen))
 
 
-def sampled(site: SiteFolder, limit: int | None = SAMPLE) -> tuple[Case, ...]:
-    """The training cases that are looked at.
+def sampled(site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> tuple[Case, ...]:
+    """The training cases that are looked at: see `medfedaug.data.base.drawn_over_patients`.
 
     Raises:
         DataError: when there are none.
     """
-    chosen = spread(site.cases["training"], limit)
+    chosen = drawn_over_patients(site.cases["training"], limit, least)
     if not chosen:
         raise DataError("has no training case, of which a fingerprint could be made", site=site.name)
     return chosen

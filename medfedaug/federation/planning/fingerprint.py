@@ -1,7 +1,8 @@
-"""Fingerprint of a site's volumes for a plan: summaries over its training cases, no image."""
+"""Fingerprint of a site's volumes for a plan: summaries over its patients, no image."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.base import Case, SiteFolder, spread
+from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_by_patient
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
@@ -42,10 +43,10 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 _LEVELS, _AXES = ("low", "median", "high"), ("x", "y", "z")
 _DIGITS = 2  # of the edges that leave in every job: enough to notice another protocol, and not one image
-_LOOKED_AT = 50  # cases of a site, evenly from its list
+_LOOKED_AT = 50  # cases of a site, about so many, drawn over its patients
 _CT = "ct"
 _CT_QUANTILES = (0.005, 0.995)
-_VOXELS = 10_000  # of the foreground of a case, evenly spread over it, for these
+_VOXELS = 10_000  # of the foreground of a patient's cases, evenly spread over each, for these
 _LARGEST_INTENSITY = 1e6
 _LARGEST_SIZE, _SMALLEST_EDGE, _LARGEST_EDGE = 1e5, 1e-3, 1e3
 
@@ -60,20 +61,23 @@ def is_ct(channel: str) -> bool:
     return channel.casefold() == _CT
 
 
-def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _LOOKED_AT) -> Payload:
+def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case] | None = None) -> Payload:
     """Summaries of a site's training volumes, turned to RAS where their files say how they lie.
+
+    Every patient has the same weight, however many images each has.
 
     Args:
         site: the site.
         classes: the federation's, background first.
-        limit: at most this many cases are looked at, evenly from the list.
+        chosen: the training cases that are looked at; by default about 50, drawn over the patients.
 
     Returns:
-        ``size`` (3, 3): the 10 %, 50 % and 90 % quantiles of the numbers of voxels along x, y and z;
+        ``size`` (3, 3): the 10 %, 50 % and 90 % quantiles of the numbers of voxels along x, y and z, of each
+        patient the median;
         ``spacing`` (3, 3): the same of the edges of a voxel in mm, 0 where some file does not say;
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background;
-        ``intensity`` (C, 2): mean and deviation of each channel as stored, averaged over the cases;
-        ``ct`` (C, 4): of the foreground's voxels of all cases together, in each channel that is named CT, the
+        ``intensity`` (C, 2): the mean over patients of mean and deviation of each channel as stored;
+        ``ct`` (C, 4): of the foreground's voxels of all patients, in each channel that is named CT, the
         0.5 % and 99.5 % quantiles, mean and deviation; 0 for other channels, and where nothing is foreground;
         ``cases`` (1,): how many cases the site trains with.
 
@@ -82,17 +86,20 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _L
     """
     if not isinstance(site, VolumeFolder):
         raise DataError("has no volumes, for which a plan could be made", site=site.name, path=site.path)
-    rows = [_case(site, case, len(classes)) for case in spread(site.cases["training"], limit)]
+    if chosen is None:
+        chosen = drawn_over_patients(site.cases["training"], _LOOKED_AT)
+    images = Counter(case.owner for case in chosen)
+    rows = [_case(site, case, len(classes), _VOXELS // images[case.owner]) for case in chosen]
     *columns, inside = zip(*rows, strict=True)
     sizes, edges, shares, intensities = map(torch.stack, columns)
     if bool((edges == 0).any()):
         edges = torch.zeros_like(edges)
-    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
     return {
-        "size": sizes.quantile(levels, dim=0, interpolation="nearest").float(),
-        "spacing": edges.quantile(levels, dim=0, interpolation="nearest").float(),
-        "foreground": shares.mean(dim=0).float(),
-        "intensity": intensities.mean(dim=0).float(),
+        "size": _quantiles(chosen, sizes).float(),
+        "spacing": _quantiles(chosen, edges).float(),
+        "foreground": torch.tensordot(weights, shares, 1).float(),
+        "intensity": torch.tensordot(weights, intensities, 1).float(),
         "ct": _of_foreground(site, torch.cat(inside, dim=1)).float(),
         "cases": torch.tensor([float(len(site.cases["training"]))]),
     }
@@ -138,18 +145,28 @@ def check_fingerprint(site: str, payload: Payload) -> None:
 
 
 class FingerprintExchange(SiteExchange):
-    """The fingerprint as the site's guard sees it: a summary of all training cases.
+    """The fingerprint as the site's guard sees it: a summary of a sample of the training cases.
 
     There is no form of it to which noise could be added: a site that adds noise takes part with a plan that
     is given.
+
+    Args:
+        site: the site's folder.
+        classes: the federation's, background first.
+        least: the fewest patients that a value may be about.
     """
 
-    def __init__(self, site: SiteFolder, classes: Sequence[str]) -> None:
+    def __init__(self, site: SiteFolder, classes: Sequence[str], least: int) -> None:
         self.site, self.classes = site, classes
+        self.chosen = drawn_over_patients(site.cases["training"], _LOOKED_AT, least)
+
+    def sample(self) -> Sequence[Case]:
+        """Return the cases that are looked at."""
+        return self.chosen
 
     def collect(self) -> Payload:
         """See `fingerprint`."""
-        return fingerprint(self.site, self.classes)
+        return fingerprint(self.site, self.classes, self.chosen)
 
     def apply(self, payload: Payload) -> None:
         """Do nothing: the plan comes back by another way."""
@@ -170,8 +187,7 @@ class SpacingExchange(SiteExchange):
         if not affines or any(affine is None for affine in affines):
             return {}
         edges = torch.tensor(np.array([edges_in_ras(affine) for affine in affines]))
-        levels = torch.tensor(QUANTILES, dtype=torch.float64)
-        found = edges.quantile(levels, dim=0, interpolation="nearest")
+        found = _quantiles(self.site.cases["training"], edges)
         found.apply_(lambda edge: float(f"{edge:.{_DIGITS}g}"))
         return {SPACING: found}
 
@@ -233,6 +249,16 @@ def edges_in_ras(affine: Any) -> np.ndarray:
     return turned
 
 
+def _quantiles(cases: Sequence[Case], rows: Tensor) -> Tensor:
+    """Quantiles over patients, (Q, n), of rows of cases, (cases, n); a patient has the median of its rows."""
+    own: dict[tuple[str, str], list[int]] = {}
+    for index, case in enumerate(cases):
+        own.setdefault(case.owner, []).append(index)
+    medians = torch.stack([rows[indices].median(dim=0).values for indices in own.values()])
+    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    return medians.quantile(levels, dim=0, interpolation="nearest")
+
+
 def _of_foreground(site: VolumeFolder, inside: Tensor) -> Tensor:
     """Quantiles, mean and deviation of the foreground's voxels, (C, n), in the channels that are named CT."""
     found = torch.zeros(len(inside), len(_CT_QUANTILES) + 2, dtype=torch.float64)
@@ -244,7 +270,9 @@ def _of_foreground(site: VolumeFolder, inside: Tensor) -> Tensor:
     return found
 
 
-def _case(site: VolumeFolder, case: Case, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _case(
+    site: VolumeFolder, case: Case, classes: int, voxels: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     image, label = site.load_case(case)
     affine = site.affine(case)
     edges = torch.zeros(3, dtype=torch.float64)
@@ -257,6 +285,6 @@ def _case(site: VolumeFolder, case: Case, classes: int) -> tuple[Tensor, Tensor,
     values: Any = image.flatten(1).double()
     moments = torch.stack([values.mean(dim=1), values.std(dim=1, correction=0)], dim=1)
     inside = values[:, (label.flatten() > 0).nonzero().flatten()]
-    some = inside[:, :: max(1, -(-inside.shape[1] // _VOXELS))]
+    some = inside[:, :: max(1, -(-inside.shape[1] // max(1, voxels)))]
     size = torch.tensor(image.shape[1:], dtype=torch.float64)
     return size, edges, counts / label.numel(), moments, some

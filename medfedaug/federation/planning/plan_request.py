@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import RunFailed
-from medfedaug.federation.messages import FINGERPRINT, Reply, Request
+from medfedaug.errors import RunFailed, UpdateRefused
+from medfedaug.federation.messages import FINGERPRINT, Reply, Request, own_entries
 from medfedaug.federation.planning.fingerprint import (
+    PLAN,
     check_fingerprint,
     fingerprint_shapes,
 )
@@ -17,9 +18,6 @@ from medfedaug.federation.planning.planner import Planned, make_plan
 from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Planning"]
 
@@ -58,16 +56,21 @@ class Planning:
         def check() -> None:
             raise_error(reply)
             if reply.payload:
-                check_tensors(site, reply.payload, shapes)
-                check_fingerprint(site, reply.payload)
+                payload = own_entries(reply.payload, PLAN)
+                if len(payload) != len(reply.payload):
+                    raise UpdateRefused(site, PLAN, expected="entries of a fingerprint", got="others")
+                check_tensors(site, payload, shapes)
+                check_fingerprint(site, payload)
+                accepted.update({key: value.float() for key, value in payload.items()})
 
         shapes = fingerprint_shapes(self.asked.num_classes, self.asked.in_channels)
+        accepted: Payload = {}
         reason = refusal(site, check)
         with self._lock:
             if reason is not None:
                 self.refused[site] = reason
-            elif reply.payload:
-                self.sites[site] = {key: value.float() for key, value in reply.payload.items()}
+            elif accepted:
+                self.sites[site] = accepted
         return reason is None
 
     def finish(self, needed: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.base import SiteFolder
+from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.quality.image_fingerprint import (
     SAMPLE,
     ImageFingerprint,
@@ -18,8 +18,9 @@ from medfedaug.data.quality.image_fingerprint import (
     case_numbers,
     described,
     entry_shapes,
-    fingerprint_of,
+    fingerprint_of_cases,
     from_rows,
+    sampled,
 )
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages import PROSPECT, Reply, Request, namespaced, own_entries
@@ -36,25 +37,26 @@ _MOST = 2**31
 
 
 class ProspectExchange(SiteExchange):
-    """A fingerprint as the site's guard sees it: a mean over training cases.
+    """A fingerprint as the site's guard sees it: a mean over patients.
 
     Without noise it is of a sample of the cases; with noise of all, since the guard averages them itself.
 
     Args:
         site: the site's folder.
+        limit: about so many cases are looked at without noise; ``None`` for all, as with noise.
+        least: the fewest patients that a value may be about.
     """
 
-    def __init__(self, site: SiteFolder) -> None:
-        self.site, self.looked_at = site, len(site.cases["training"])
+    def __init__(self, site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> None:
+        self.site, self.chosen = site, sampled(site, limit, least)
 
-    def fewest_cases(self) -> int | None:
-        """Return the number of cases that are looked at."""
-        return min(SAMPLE, len(self.site.cases["training"]))
+    def sample(self) -> Sequence[Case]:
+        """Return the cases that are looked at."""
+        return self.chosen
 
     def collect(self) -> Payload:
         """See `medfedaug.data.quality.image_fingerprint.fingerprint_of`."""
-        found = fingerprint_of(self.site)
-        self.looked_at = found.looked_at
+        found = fingerprint_of_cases(self.site, self.chosen)
         return {name: value.float() for name, value in found.entries.items()}
 
     def contributions(self, bounds: Bounds) -> Contributions:
@@ -107,10 +109,11 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     reply = Reply(PROSPECT)
     if not site.trains:
         return reply
-    exchange, policy = ProspectExchange(site), guard.policy
+    policy = guard.policy
+    exchange = ProspectExchange(site, None if policy.noise_multiplier else SAMPLE, policy.min_images)
     guard.observe(PROSPECT, exchange)
     payload = guard.collect(PROSPECT, exchange)
-    found = described(site, payload, exchange.looked_at)
+    found = described(site, payload, len(exchange.chosen))
     least = 0 if policy.scores != SUMMARY else policy.min_images
     counts = {name: getattr(found, name) for name in _COUNTS}
     reply.payload = namespaced(payload, PROSPECT)

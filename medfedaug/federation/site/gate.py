@@ -215,9 +215,11 @@ class GuardedDoor(Door):
         self._admitted.append(config)
 
     def ended(self) -> None:
-        """Enter in the book that the job has ended."""
+        """Enter in the book that the job has ended, and beside the images what the ledger holds now."""
         if self._admitted:
             self.book.end(self.job)
+        for account in self._accounts.values():
+            account.bind()
 
     def _check_bundle(self, config: RunConfig) -> None:
         if config.bundle:
@@ -270,6 +272,7 @@ class GuardedDoor(Door):
         account = Account(
             self.site, self.job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
         )
+        account.bind()
         self._accounts[trainer] = account
         if trainer.trains:
             account.check_cases("training")
@@ -321,7 +324,7 @@ class GuardedDoor(Door):
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
         if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # whose cases are numbers of cases
             reply.metrics = self.pseudonyms.scores(reply.metrics)
-        self._accounts[trainer].enter(reply)
+        self._accounts[trainer].enter(reply, trainer.guard.samples)
         return reply
 
     def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:

@@ -134,7 +134,7 @@ def _prospect(config: RunConfig) -> list[str]:
     shapes = entry_shapes(config.task, len(config.classes), config.in_channels)
     texts = {name: quantity.text for name, quantity in QUANTITIES.items()}
     return [
-        "  once: the fingerprint, a mean over training cases of each of these numbers, with noise where this "
+        "  once: the fingerprint, a mean over patients of each of these numbers, with noise where this "
         "kit's privacy policy adds it",
         *(
             f"    {name} ({shape[0]}): {texts.get(name.removesuffix('_square'), 'share of each class')}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.scanners import Scanners
+from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.privacy.accountant import require_opacus
@@ -50,6 +51,9 @@ class PrivacyGuard:
             With noise none has more than the policy's ``cases_per_patient``, of which the noise follows.
         identities: of the training cases, by which the ledger knows them.
 
+    Attributes:
+        samples: the training cases that a method's last payload is about, where it is not about all.
+
     Raises:
         ConfigError: when noise is asked for and Opacus is not installed.
     """
@@ -69,6 +73,7 @@ class PrivacyGuard:
         self.per_patient, self.identities = tuple(per_patient) or (1,) * cases, identities
         self.ledger = ledger or PrivacyLedger()
         self.generator = generator or random.SystemRandom()
+        self.samples: dict[str, Sequence[Case]] = {}
         self._means: dict[str, Payload] = {}
         self._epsilon: float | None = None
         if policy.adds_noise:
@@ -77,8 +82,8 @@ class PrivacyGuard:
     def check(self, name: str, exchange: SiteExchange) -> None:
         """Check that the policy allows this exchange at all; called before any work is done.
 
-        Counted are patients: in a value about k cases there may be as few as those with the most cases
-        that have k together.
+        Counted are patients: those of the exchange's sample, or, where a value is about any k cases, as few
+        as those with the most cases that have k together.
 
         Args:
             name: the method's.
@@ -87,7 +92,11 @@ class PrivacyGuard:
         Raises:
             PrivacyRefused: naming site, method and the policy's limit.
         """
-        summarised = self._patients(exchange.fewest_cases())
+        sample = exchange.sample()
+        if sample is None:
+            summarised = self._patients(exchange.fewest_cases())
+        else:
+            summarised = len({case.owner for case in sample})
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
             raise PrivacyRefused(
@@ -245,6 +254,8 @@ class PrivacyGuard:
         """
         if not self.policy.noise_multiplier:
             self.check(name, exchange)
+            if (sample := exchange.sample()) is not None:
+                self.samples[name] = sample
             return exchange.collect()
         if name not in self._means:
             raise PrivacyRefused(self.site, f"{name}: nothing was observed since the last release")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.data.base import SiteFolder
+from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation.messages import (
@@ -37,6 +37,7 @@ from medfedaug.privacy import (
     released_difference,
     released_scores,
 )
+from medfedaug.privacy.account_mark import bind_account
 from medfedaug.privacy.ledger import Scored
 from medfedaug.privacy.policy import SUMMARY
 
@@ -48,6 +49,8 @@ weights would tell more of the cases each time."""
 
 _TRAINING = (FINGERPRINT, PROSPECT, PREPARE, TRAIN, LEND)
 """The tasks whose answers are about training cases."""
+
+_NONE: Mapping[str, Sequence[Case]] = {}
 
 _DAYS = 30
 """For which the scores of models are counted together."""
@@ -106,18 +109,30 @@ class Account:
         self._identities: dict[str, dict[bytes, bytes]] = {}
         self._release = partial(Release, job, site=site)
 
-    def check_cases(self, split: str) -> None:
+    def bind(self) -> None:
+        """Bind the site's images to the ledger.
+
+        Raises:
+            PrivacyRefused: when they belong to another ledger, or this one is an older copy of theirs.
+        """
+        try:
+            bind_account(self.ledger, self.folder)
+        except ConfigError as error:
+            raise PrivacyRefused(self.site, error.marked) from error
+
+    def check_cases(self, split: str, sample: Sequence[Case] | None = None) -> None:
         """Check that a set of cases is not nearly that of an earlier release.
 
-        Two sets are as far apart as there are patients in whose cases they differ; a case without a patient
-        counts as one.
+        Args:
+            split: the split.
+            sample: some of its cases; by default all.
 
         Raises:
             PrivacyRefused: naming the number of patients or cases in which they differ, and the earlier job.
         """
         if self.policy.allow_differences or not self.folder.cases[split]:
             return
-        near = self.ledger.nearest(split, self._cases(split))
+        near = self.ledger.nearest(split, self._cases(split, sample))
         if near is not None and near.apart < self.policy.min_images:
             when = datetime.fromtimestamp(near.time).isoformat(" ", "minutes")
             what = f" patient{'s' * (near.apart != 1)}" if self.folder.patients(split) else ""
@@ -128,19 +143,23 @@ class Account:
                 "(min_images of its privacy policy)",
             )
 
-    def enter(self, reply: Reply) -> None:
+    def enter(self, reply: Reply, samples: Mapping[str, Sequence[Case]] = _NONE) -> None:
         """Enter all that an answer holds beside scores, before it leaves.
 
         No other job enters anything between the checks and the entry: of two jobs that run at the same time
         the second is checked against the first.
 
+        Args:
+            reply: the answer.
+            samples: the training cases that a method's payload is about, where it is not about all.
+
         Raises:
             PrivacyRefused: when no more updates may leave, or nothing about these cases.
         """
         with self.ledger.held():
-            self._enter(reply)
+            self._enter(reply, samples)
 
-    def _enter(self, reply: Reply) -> None:
+    def _enter(self, reply: Reply, samples: Mapping[str, Sequence[Case]]) -> None:
         if reply.task in MASK_TASKS:
             told = {key: value.hex() for key, value in reply.masks.items()}
             self.ledger.enter([self._release("masks", reply.task, _names(told), digest=_hash(told))])
@@ -151,7 +170,14 @@ class Account:
             self.check_cases("training")
             if reply.weights or reply.masks:
                 self._check_updates()
-            self.ledger.enter(self._update(reply), self._cases("training"))
+            payloads = _by_method(reply.payload)
+            sampled = {name: samples[name] for name in payloads if name in samples}
+            for cases in sampled.values():
+                self.check_cases("training", cases)
+            for name, cases in sampled.items():
+                release = self._statistics(name, payloads.pop(name), len(cases))
+                self.ledger.enter([release], self._cases("training", cases))
+            self.ledger.enter(self._update(reply, payloads), self._cases("training"))
 
     def release(self, asked: ScoreRequest, found: Mapping[str, Any]) -> dict[str, Any]:
         """Enter the scores of a model in the ledger, and return the part that leaves.
@@ -298,7 +324,11 @@ class Account:
                 f"a site answers a round at most {_TIMES} times",
             )
 
-    def _update(self, reply: Reply) -> Iterator[Release]:
+    def _statistics(self, method: str, values: Mapping[str, Tensor], cases: int) -> Release:
+        about = ("training", cases, self.policy.noise_multiplier)
+        return self._release(method, "statistics", _size(values), *about, digest_of(values))
+
+    def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
         about = ("training", len(self.folder.cases["training"]))
         if reply.weights:
             size, digest = _size(reply.weights), digest_of(reply.weights)
@@ -308,18 +338,17 @@ class Account:
             size, digest = _size(reply.masks), digest_of(reply.masks)
             kind, noise = "masked weights and statistics", self.policy.sgd_noise_multiplier
             yield self._release("model", kind, size, *about, noise, digest)
-        by_method: dict[str, dict[str, Tensor]] = {}
-        for key, value in reply.payload.items():
-            by_method.setdefault(key.split("/", 1)[0], {})[key] = value
-        for method, values in by_method.items():
-            noise = self.policy.noise_multiplier
-            yield self._release(method, "statistics", _size(values), *about, noise, digest_of(values))
+        for method, values in payloads.items():
+            yield self._statistics(method, values, about[1])
         told = {"num_samples": reply.num_samples, **_told(reply.metrics)}
         yield self._release("task", "numbers", _names(told), *about, digest=_hash(told))
 
-    def _cases(self, split: str) -> dict[bytes, bytes]:
+    def _cases(self, split: str, sample: Sequence[Case] | None = None) -> dict[bytes, bytes]:
+        if sample is not None:
+            some = replace(self.folder, cases={**self.folder.cases, split: tuple(sample)})
+            return case_identities(some, split, self.ledger)
         if split not in self._identities:
-            self._identities[split] = case_identities(self.folder, split)
+            self._identities[split] = case_identities(self.folder, split, self.ledger)
         return self._identities[split]
 
 
@@ -332,6 +361,13 @@ def _left(told: Mapping[str, Any]) -> dict[str, Any]:
 def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """What is told at all: a score that a site keeps is sent as none."""
     return {key: value for key, value in metrics.items() if value is not None}
+
+
+def _by_method(payload: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, value in payload.items():
+        found.setdefault(key.split("/", 1)[0], {})[key] = value
+    return found
 
 
 def _size(tensors: Mapping[str, Tensor]) -> str:

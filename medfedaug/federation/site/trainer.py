@@ -137,7 +137,7 @@ class SiteTrainer(SiteModel):
             unsent_state=composition.unsent_weights
             or any(part.uses_unsent_statistics for part in self.parts.values()),
             per_patient=self.folder.cases_of_patients("training"),
-            identities=lambda: case_identities(self.folder, "training"),
+            identities=lambda: case_identities(self.folder, "training", self.ledger),
         )
         self.training = local_training(self, self.guard, loop, script.criterion)
         # With noise, the guard would keep back that a deviation is 0.
@@ -383,6 +383,6 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     """
     if not trainer.trains:
         return {}
-    exchange = FingerprintExchange(trainer.folder, trainer.config.classes)
+    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)
     trainer.guard.observe(PLAN, exchange)
-    return trainer.guard.collect(PLAN, exchange)
+    return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)

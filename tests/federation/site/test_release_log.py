@@ -11,6 +11,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import nibabel
+import numpy as np
 import pytest
 import SimpleITK as sitk
 from hospitals import Deployment, Hospital
@@ -323,7 +325,13 @@ def test_a_case_is_known_by_its_content(make_site, tmp_path):
     assert case_identities(open_site(tmp_path / "copy"), "training") == first
     content = json.loads((data / "dataset.json").read_text())
     image = data / content["training"][0]["image"]
-    image.write_bytes(image.read_bytes() + b"\0")
+    found = nibabel.load(image)
+    voxels = np.asarray(found.dataobj).astype(np.float64)
+    image.unlink()
+    nibabel.save(nibabel.Nifti2Image(voxels, found.affine), image)  # of another type and in another form
+    assert case_identities(open_site(data), "training") == first
+    voxels[0, 0, 0] += 1
+    nibabel.save(nibabel.Nifti1Image(voxels, found.affine), image)
     assert len(case_identities(open_site(data), "training").keys() & first) == 1
 
 

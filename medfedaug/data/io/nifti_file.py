@@ -1,0 +1,26 @@
+"""Write NIfTI files whose bytes depend on their content alone."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import IO, Any
+
+import nibabel
+
+__all__ = ["pack_nifti", "save_nifti"]
+
+
+def pack_nifti(image: Any, file: IO[bytes]) -> None:
+    """Write an image of nibabel as ``.nii.gz``, without the time and the name that gzip adds."""
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+        image.to_stream(packed)
+
+
+def save_nifti(image: Any, path: Path) -> None:
+    """Save an image of nibabel; a ``.nii.gz`` by `pack_nifti`, another name as nibabel does."""
+    if not path.name.lower().endswith(".nii.gz"):
+        nibabel.save(image, path)
+        return
+    with path.open("wb") as file:
+        pack_nifti(image, file)
