@@ -115,8 +115,7 @@ def _options(
         str | None,
         typer.Option(
             metavar="AET@HOST",
-            help="Where the archive sends to --receive from, if not from the AE title and host of --dimse; "
-            "others are refused.",
+            help="Sender to --receive, where it is not the AE title and host of --dimse; others are refused.",
             rich_help_panel=PANEL,
         ),
     ] = None,

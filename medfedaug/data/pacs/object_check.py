@@ -73,7 +73,7 @@ def read_values(content: bytes) -> dict[str, str]:
 
 
 class SeriesBounds:
-    """What the objects of one series may be: those of its patient, study and series, and not without end.
+    """Bounds of the objects of one series: its patient, study and series, and sizes.
 
     Args:
         series: as the archive describes it.
