@@ -28,6 +28,7 @@ _MOST_LEVELS = 128  # of sequences and of their items
 _FEW_ITEMS = 500  # that no parser minds, however they are nested
 _ITEM = re.compile(rb"\xfe\xff\x00\xe0|\xff\xfe\xe0\x00")
 _UNDEFINED = 0xFFFFFFFF
+_OPEN = 2**63  # the end of what says itself where it ends
 _LONG = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"}
 _BYTES = (b"OB", b"OW")
 _GARBLED = "a damaged DICOM file (its elements do not follow each other)"
@@ -97,11 +98,11 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
         struct.Struct(f"{order}I"),
         struct.Struct(f"{order}H"),
     )
-    levels: list[tuple[int | None, bool]] = []  # the end of each, where it is known, and its form
+    levels: list[tuple[int, bool]] = []  # the end of each, where it is known, and its form
     place = start
     try:
         while place < len(content):
-            while levels and levels[-1][0] is not None and place >= levels[-1][0]:
+            while levels and place >= levels[-1][0]:
                 if place > levels.pop()[0]:
                     raise ReaderError(_GARBLED)
             group, element = tags.unpack_from(content, place)
@@ -110,7 +111,7 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
                 (length,) = length_32.unpack_from(content, place + 4)
                 place += 8
                 if element == 0xE000:
-                    levels.append((None if length == _UNDEFINED else place + length, form))
+                    levels.append((_OPEN if length == _UNDEFINED else place + length, form))
                 else:
                     levels.pop()
                     continue
@@ -125,7 +126,7 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
                 if length == _UNDEFINED and vr in _BYTES:
                     place = _after_fragments(content, place, tags, length_32)
                 elif length == _UNDEFINED or vr == b"SQ" or _ITEM.match(content, place):
-                    end = None if length == _UNDEFINED else place + length
+                    end = _OPEN if length == _UNDEFINED else place + length
                     levels.append((end, form or vr == b"UN"))
                 else:
                     place += length

@@ -89,8 +89,6 @@ def test_what_is_garbled_is_refused_where_it_could_hide_them(tmp_path):
     beyond = struct.pack("<HH2sH", 0x0011, 0x1011, b"LT", len(items)) + items
     with pytest.raises(ReaderError, match="do not follow each other"):
         check_bounds(content + sequence + beyond + bytes(16))
-    with pytest.raises(ReaderError, match="damaged"):
-        check_bounds(items)
     check_bounds(content[: len(content) // 2])  # few items: left to the parsers
     (tmp_path / "empty").touch()
     check_bounds(tmp_path / "empty")
