@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import mmap
-import re
 import struct
 import zlib
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +24,7 @@ MOST_INFLATED = 2**29
 """Bytes of the largest deflated object, inflated."""
 _MOST_LEVELS = 128  # of sequences and of their items
 _FEW_ITEMS = 500  # that no parser minds, however they are nested
-_ITEM = re.compile(rb"\xfe\xff\x00\xe0|\xff\xfe\xe0\x00")
+_MARKS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # of an item, in both orders of bytes
 _UNDEFINED = 0xFFFFFFFF
 _OPEN = 2**63  # the end of what says itself where it ends
 _LONG = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"}
@@ -65,13 +63,18 @@ def _check(file: BinaryIO, content: bytes | mmap.mmap) -> None:
     start = file.tell()
     if syntax == DeflatedExplicitVRLittleEndian:
         content, start = _inflated(content[start:]), 0
-    if sum(1 for _ in islice(_ITEM.finditer(content), _FEW_ITEMS)) == _FEW_ITEMS:
+    if any(_has_many(content, mark) for mark in _MARKS):
         _check_nesting(
             content,
             start,
             implicit=syntax == ImplicitVRLittleEndian,
             order=">" if syntax == ExplicitVRBigEndian else "<",
         )
+
+
+def _has_many(content: bytes | mmap.mmap, mark: bytes) -> bool:
+    place = -1
+    return all((place := content.find(mark, place + 1)) >= 0 for _ in range(_FEW_ITEMS))
 
 
 def _inflated(content: bytes) -> bytes:
@@ -125,7 +128,7 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
                     (length,), place = length_16.unpack_from(content, place + 6), place + 8
                 if length == _UNDEFINED and vr in _BYTES:
                     place = _after_fragments(content, place, tags, length_32)
-                elif length == _UNDEFINED or vr == b"SQ" or _ITEM.match(content, place):
+                elif length == _UNDEFINED or vr == b"SQ" or content[place : place + 4] in _MARKS:
                     end = _OPEN if length == _UNDEFINED else place + length
                     levels.append((end, form or vr == b"UN"))
                 else:

@@ -240,7 +240,7 @@ class DimseArchive(Archive):
         except OSError:
             return _NO_SPACE
 
-    def _listen(self, port: int) -> Receiver:
+    def _listen(self, port: int) -> Any:
         aet, host = self._aet, self._host
         if self._access.sender is not None:
             sender = _SENDER.fullmatch(self._access.sender)
@@ -256,12 +256,12 @@ class DimseArchive(Archive):
         ]
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
         address = self._access.receive_on or own_address(self._host, self._port)
-        senders = addresses_of(host)
+        senders, context = addresses_of(host), self._server_tls()
         try:
-            receiver = entity.make_server(
+            receiver: Any = entity.make_server(
                 (address, port),
                 evt_handlers=[(evt.EVT_C_STORE, self._keep_awaited), *Traffic(_MOST_OBJECT).handlers],
-                ssl_context=self._server_tls(),
+                ssl_context=context,
                 server_class=Receiver,
             )
         except (OSError, ValueError) as error:
