@@ -102,6 +102,23 @@ def _options(
             rich_help_panel=PANEL,
         ),
     ] = None,
+    receive_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address of this machine on which --receive listens; by default the one from which the "
+            "archive is reached.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    sender: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AET@HOST",
+            help="Sender to --receive, where it is not the AE title and host of --dimse; others are refused.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -158,6 +175,8 @@ def _options(
         "password": os.environ.get("MEDFEDAUG_PACS_PASSWORD"),
         "aet": aet,
         "receive": receive,
+        "receive_on": receive_on,
+        "sender": sender,
         "token": _token(token_file),
         "tls": tls,
         "authority": authority,

@@ -111,6 +111,7 @@ def import_(
     require_pacs("shapely")
     from medfedaug.data.pacs.choice import ImportSettings, plan_import
     from medfedaug.data.pacs.importer import import_studies
+    from medfedaug.data.pacs.study_list import StudyList
     from medfedaug.data.pacs.withdrawal import withdraw as withdraw_patients
     from medfedaug.privacy.pseudonyms import Pseudonyms
 
@@ -122,12 +123,21 @@ def import_(
         def pseudonym(name: str, kind: str) -> str:  # the key is made where there is a list, not before
             return Pseudonyms.of_site(own).of(name, kind)
 
-        removed = withdraw_patients(read_studies(withdraw), out, own, pseudonym, caches)
-        for patient, count in removed.items():
-            say(f"withdrawn: {patient}: {count} case{'s' if count != 1 else ''}")
-        say(f"{len(removed)} patients withdrawn from {out}")
+        wanted = read_studies(withdraw)
+        found = withdraw_patients(wanted, out, own, pseudonym, caches)
+        for patient, count in found.removed.items():
+            say(f"withdrawn: {patient}: {_counted(count, 'case')}")
+        say(f"{_counted(len(found.removed), 'patient')} withdrawn from {out}")
         if not caches:
             say("no cache was searched; where jobs keep prepared images, name their folder with --cache")
+        if found.unmatched:
+            say(
+                f"{found.unmatched} of {len(wanted)} rows of {withdraw} belongs to no imported study, and "
+                f"nothing was removed of it; look for it in {StudyList(own).path}",
+                "red",
+                err=True,
+            )
+            raise typer.Exit(1)
         return
     if studies is None or withdraw is not None:
         raise ConfigError("give one of --studies FILE and --withdraw FILE")
@@ -159,6 +169,10 @@ def import_(
     say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")
     if failed:
         raise typer.Exit(1)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _print(plans: Sequence[Planned]) -> None:

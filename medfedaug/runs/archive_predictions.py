@@ -20,6 +20,7 @@ from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import scan
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, Wanted
 from medfedaug.data.pacs.choice import ImportSettings, Planned, plan_import
+from medfedaug.data.pacs.object_check import reading_objects
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
@@ -341,7 +342,8 @@ class _Job:
     def _fetched(self, case: str) -> bool:
         """Fetch a case, or note why it cannot be had."""
         try:
-            self._fetch(case)
+            with reading_objects():
+                self._fetch(case)
         except ReaderError as error:
             self.result.problems[case] = str(error)
             shutil.rmtree(self.state / _FETCHING / case)

@@ -17,6 +17,7 @@ import pytest
 import requests
 from dicom_files import affine_of, write_slices
 from finished_runs import FEW, balanced, simulated
+from hostile_archive import Lie, changed, hostile_archive
 from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
@@ -431,3 +432,26 @@ def test_the_key_beside_the_sites_data_is_used_where_an_import_made_one(tmp_path
     assert key_folder(None) is key_folder(tmp_path / "site_A") is None
     Pseudonyms.of_site(tmp_path / "site_A.state")
     assert key_folder(tmp_path / "site_A") == tmp_path / "site_A.state"
+
+
+def test_an_archive_that_sends_another_patient_gets_no_prediction(run, model, tmp_path):
+    """Its objects would be another patient's diagnosis in this one's study, or a patient's under no name."""
+    voxels = np.random.default_rng(0).integers(0, 1000, SHAPE).astype(np.int16)
+    for patient in ("LIED", "HONEST"):
+        named = lambda header, k, patient=patient: setattr(header, "PatientID", patient)  # noqa: E731
+        write_slices(tmp_path / "in" / patient, voxels, change=named)
+    stored = lambda handler: handler.send(b"<html>", kind="text/html")  # noqa: E731
+    sent = lambda one: changed(one, PatientID="ELSE") if one.PatientID == "LIED" else one  # noqa: E731
+    asked = studies(tmp_path / "studies.csv", "LIED", "HONEST")
+    with hostile_archive(tmp_path / "in", sent=sent, lies=[Lie(r"/studies$", stored)]) as archive:
+        given = ("--dicomweb", archive.url, "--studies", asked, "--out", tmp_path / "out", "--store")
+        code, out, err = run("predict", "--model", model, *given)
+    said = " ".join((out + err).split())
+    assert code == 1, said
+    assert "an object is of another patient than the archive's answer says" in said
+    assert "answers with a web page, as of a login, and not with DICOM" in said
+    assert "LIED" not in said
+    (case,) = json.loads((tmp_path / "out/predictions.json").read_text())["cases"]
+    assert len(archive.stored) == 1  # the honest one's SEG, which the archive did not take
+    assert b"ELSE" not in archive.stored[0]
+    assert not [path for path in (tmp_path / "out.state").rglob("*.dcm") if case not in str(path)]

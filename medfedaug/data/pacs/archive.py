@@ -34,6 +34,7 @@ __all__ = [
     "FetchError",
     "FoundSeries",
     "FoundStudy",
+    "OddAnswer",
     "RequestRefused",
     "Wanted",
     "in_order",
@@ -61,6 +62,7 @@ SERIES_FIELDS = (
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
+_COUNT = re.compile(r"[0-9]{1,9}")
 _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
 
 
@@ -79,6 +81,10 @@ class ArchiveError(MedFedAugError):
 
 class RequestRefused(ArchiveError):
     """The archive answers, and refuses one request; others may succeed."""
+
+
+class OddAnswer(RequestRefused):
+    """The archive answers one request with what nobody can use; others may succeed."""
 
 
 class FetchError(MedFedAugError):
@@ -165,6 +171,8 @@ class FoundSeries:
         description: SeriesDescription.
         instances: the number of its objects; ``None`` where the archive does not say.
         localiser: whether ImageType says so; archives that answer over a network do not tell it.
+        patient: PatientID of its study.
+        issuer: IssuerOfPatientID of its study.
     """
 
     study: str
@@ -174,19 +182,23 @@ class FoundSeries:
     description: str = ""
     instances: int | None = None
     localiser: bool = False
+    patient: str = field(default="", repr=False)
+    issuer: str = field(default="", repr=False)
 
     @classmethod
-    def of_values(cls, study: str, values: Mapping[str, str]) -> FoundSeries:
+    def of_values(cls, study: FoundStudy, values: Mapping[str, str]) -> FoundSeries:
         """Make a series of the values of `SERIES_FIELDS`; all but the UID may be missing."""
         count = values.get("NumberOfSeriesRelatedInstances", "")
         return cls(
-            study=study,
+            study=study.uid,
             uid=values["SeriesInstanceUID"],
             modality=values.get("Modality", ""),
             number=values.get("SeriesNumber", ""),
             description=values.get("SeriesDescription", ""),
             localiser="LOCALIZER" in values.get("ImageType", ""),
-            instances=int(count) if count.isdigit() else None,
+            instances=int(count) if _COUNT.fullmatch(count) else None,
+            patient=study.patient,
+            issuer=study.issuer,
         )
 
 
@@ -216,6 +228,9 @@ class Access:
         key: PEM file of its private key.
         aet: own AE title.
         receive: port of the own receiver, to which the archive sends (C-MOVE); ``None``: C-GET.
+        receive_on: address of this machine on which the receiver listens; by default the one from which the
+            archive is reached.
+        sender: ``AET@HOST`` from which the archive sends to the receiver, where it is not the archive's own.
         connections: objects that a DICOMweb archive is asked for at a time, of all series together, where a
             series did not come in one request.
     """
@@ -231,6 +246,8 @@ class Access:
     key: Path | None = None
     aet: str = "MEDFEDAUG"
     receive: int | None = None
+    receive_on: str | None = None
+    sender: str | None = None
     connections: int = 4
 
     def __post_init__(self) -> None:
@@ -327,6 +344,8 @@ class Archive(Protocol):
             The files, sorted.
 
         Raises:
+            ObjectRefused: where objects are of another patient, study or series than the archive said, or
+                beyond all limits.
             FetchError: where not all objects came.
             RequestRefused: where the archive refuses to list the objects.
             ArchiveError: where the archive does not answer at all.

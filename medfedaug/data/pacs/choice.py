@@ -152,9 +152,9 @@ def plan_import(
         lost = pseudonym(one.value, "case")
         try:
             studies = archive.find_studies(one)
+            patience.heard()
             for study in studies:
                 found[study.uid] = _planned(study, archive.find_series(study), pseudonym, settings)
-            patience.heard()
         except ArchiveError as error:
             found[lost] = Planned(lost, "", problem=patience.problem(error))
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
+import ipaddress
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 import pydicom
 import requests
 from dicomweb_client.web import DICOMwebClient
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
 
 from medfedaug.data.pacs.archive import (
     SERIES_FIELDS,
@@ -29,6 +27,7 @@ from medfedaug.data.pacs.archive import (
     FetchError,
     FoundSeries,
     FoundStudy,
+    OddAnswer,
     RequestRefused,
     Wanted,
     in_order,
@@ -36,7 +35,9 @@ from medfedaug.data.pacs.archive import (
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
-from medfedaug.errors import ConfigError
+from medfedaug.data.pacs.object_check import ObjectRefused
+from medfedaug.data.pacs.web_session import AnswerRefused, WebSession, parts_of
+from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -44,15 +45,13 @@ if TYPE_CHECKING:
 __all__ = ["DicomWebArchive"]
 
 _PAGE = 1000
-_MOST = 200_000
-_AS_STORED = (("application/dicom", "*"),)
-_BUSY = (
-    HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-)
+_MOST_PAGES = 1000
+_MOST_FOUND = 10_000
+"""Studies of a search, and series of a study."""
+_MOST_OBJECTS = 100_000
+"""Objects of a series."""
+_LONGEST_VALUE = 1024
+_OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
 
 
 class DicomWebArchive(Archive):
@@ -75,9 +74,16 @@ class DicomWebArchive(Archive):
                 "the URL of the archive holds a user or a password; give them by --user instead"
             )
         self.place = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        if parts.scheme == "http" and (access.token or access.user) and not _is_here(parts.hostname):
+            warnings.warn(
+                "the token or the password of the archive goes over http, where all on the way can read it; "
+                "give an https URL",
+                MedFedAugWarning,
+                stacklevel=2,
+            )
         self._access = access
         self._own = threading.local()
-        self._sessions: list[requests.Session] = []
+        self._sessions: list[WebSession] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(access.connections)
 
@@ -91,6 +97,7 @@ class DicomWebArchive(Archive):
                     search_filters={wanted.key: wanted.value}, fields=[*STUDY_FIELDS], **page
                 ),
                 "StudyInstanceUID",
+                _MOST_FOUND,
             )
         return matching(map(FoundStudy.of_values, rows), wanted)
 
@@ -100,23 +107,26 @@ class DicomWebArchive(Archive):
             rows = self._pages(
                 lambda **page: self._client().search_for_series(study.uid, fields=[*SERIES_FIELDS], **page),
                 "SeriesInstanceUID",
+                _MOST_FOUND,
             )
-        return in_order(FoundSeries.of_values(study.uid, row) for row in rows)
+        return in_order(FoundSeries.of_values(study, row) for row in rows)
 
     @staticmethod
-    def _pages(search: Callable[..., list[dict[str, Any]]], key: str) -> list[dict[str, str]]:
+    def _pages(search: Callable[..., list[dict[str, Any]]], key: str, most: int) -> list[dict[str, str]]:
         """All answers of a search, page by page, until a page has nothing new."""
         found: dict[str, dict[str, str]] = {}
         answered = 0
-        while answered < _MOST:
+        for _ in range(_MOST_PAGES):
             page = search(limit=_PAGE, offset=answered)
             rows = [_texts(row) for row in page if isinstance(row, Mapping)]
             new = {row[key]: row for row in rows if valid_uid(row.get(key, "")) and row[key] not in found}
             found.update(new)
             answered += len(page)
             if not new:  # so it ends, too, where a server ignores the offset and repeats itself
+                return list(found.values())
+            if len(found) > most:
                 break
-        return list(found.values())
+        raise AnswerRefused("answers a search without end")
 
     # ------------------------------------------------------------------ fetching
 
@@ -130,43 +140,48 @@ class DicomWebArchive(Archive):
         where = series.study, series.uid
         with self._asking():
             rows = self._pages(
-                lambda **page: self._client().search_for_instances(*where, **page), "SOPInstanceUID"
+                lambda **page: self._client().search_for_instances(*where, **page),
+                "SOPInstanceUID",
+                _MOST_OBJECTS,
             )
         uids = sorted(row["SOPInstanceUID"] for row in rows)
         if not uids:
             raise FetchError("the archive lists no object of it")
-        arrival = Arrival(folder, uids, on_instance)
+        arrival = Arrival(series, folder, uids, on_instance)
+        address = f"{self.place}/studies/{series.study}/series/{series.uid}"
         failure, before = Failure(), arrival.missing
         if len(before) > 1:
-            failure = self._received(
-                arrival, lambda client: client.iter_series(*where, media_types=_AS_STORED)
-            )
+            failure = self._received(arrival, address)
         # An object that is broken, or a connection that breaks off, must not cost the others. An archive that
         # was silent from the first object on was asked as often as `attempts` says.
         silent = failure.timed_out and arrival.missing == before
         if arrival.missing and not silent:
-            failure = self._one_by_one(arrival, where)
+            failure = self._one_by_one(arrival, address)
         return arrival.files(failure)
 
-    def _one_by_one(self, arrival: Arrival, where: tuple[str, str]) -> Failure:
+    def _one_by_one(self, arrival: Arrival, series: str) -> Failure:
         """Fetch the missing objects, each by itself, in several threads; return the gravest failure.
 
         Where the archive is silent, no more is asked for.
         """
-        waiting, silent = deque(arrival.missing), threading.Event()
+        waiting, over = deque(arrival.missing), threading.Event()
 
         def work() -> list[Failure]:
             failures = []
-            while waiting and not silent.is_set():
-                try:
-                    uid = waiting.popleft()
-                except IndexError:  # another thread was faster
-                    break
-                failure = self._one(arrival, (*where, uid))
-                if failure is not None:
-                    failures.append(failure)
-                    if failure.timed_out:
-                        silent.set()
+            try:
+                while waiting and not over.is_set():
+                    try:
+                        uid = waiting.popleft()
+                    except IndexError:  # another thread was faster
+                        break
+                    failure = self._one(arrival, f"{series}/instances/{uid}", uid)
+                    if failure is not None:
+                        failures.append(failure)
+                        if failure.timed_out:
+                            over.set()
+            except BaseException:
+                over.set()
+                raise
             return failures
 
         workers = [self._pool.submit(work) for _ in range(self._access.connections)]
@@ -174,27 +189,40 @@ class DicomWebArchive(Archive):
         found = [failure for worker in workers for failure in worker.result()]
         return max(found, key=lambda one: one.timed_out, default=Failure())
 
-    def _one(self, arrival: Arrival, where: tuple[str, str, str]) -> Failure | None:
+    def _one(self, arrival: Arrival, address: str, uid: str) -> Failure | None:
         """Fetch one object in as many attempts as are allowed; ``None`` where it came."""
         for _ in range(self._access.attempts):
-            failure = self._received(arrival, partial(_one_instance, where=where))
-            if arrival.has(where[-1]):
+            failure = self._received(arrival, address)
+            if arrival.has(uid):
                 return None
             if not failure.passing or failure.timed_out:
                 break
         return failure
 
-    def _received(self, arrival: Arrival, request: Callable[[DICOMwebClient], Iterable[Dataset]]) -> Failure:
-        """Take in what comes of a request; the reason where it does not come to its end."""
+    def _received(self, arrival: Arrival, address: str) -> Failure:
+        """Take in what comes from an address; the reason where it does not come to its end.
+
+        Raises:
+            FetchError: where the archive means harm, or does not know what an object is.
+            ObjectRefused: for objects of others than it said.
+        """
         try:
-            for dataset in request(self._client()):
-                arrival.accept(str(dataset.get("SOPInstanceUID", "")), _encoded(dataset))
+            with self._session().get(
+                address, headers=_OBJECTS, stream=True, timeout=self._access.timeout
+            ) as response:
+                response.raise_for_status()
+                for part in parts_of(response):
+                    arrival.accept(part)
+        except AnswerRefused as error:
+            raise FetchError(f"{self.place} {error}") from error
         except requests.RequestException as error:
             return _failure(error, self.place)
         except OSError as error:
             raise ArchiveError(f"a fetched object cannot be written ({error.strerror})") from error
-        except Exception:  # what is no DICOM file fails anywhere in the parsers
-            return Failure("an object cannot be read", passing=False)
+        except ObjectRefused:
+            raise
+        except ReaderError as error:
+            return Failure(str(error), passing=False)
         return Failure("the archive lists them and does not send them")
 
     # ------------------------------------------------------------------ storing
@@ -204,11 +232,15 @@ class DicomWebArchive(Archive):
         for dataset in datasets:
             with self._asking("store"):
                 answer = self._client().store_instances([dataset])
-                failed = answer.get("FailedSOPSequence") or []
+                failed = [item.get("FailureReason") for item in answer.get("FailedSOPSequence") or []]
+                reason = f" (reason {int(failed[0]):#06x})" if failed and failed[0] is not None else ""
+                stored = {
+                    item.get("ReferencedSOPInstanceUID") for item in answer.get("ReferencedSOPSequence") or []
+                }
             if failed:
-                code = failed[0].get("FailureReason")
-                text = f" (reason {int(code):#06x})" if code is not None else ""
-                raise ArchiveError(f"{self.place} refuses to store an object{text}")
+                raise RequestRefused(f"{self.place} refuses to store an object{reason}")
+            if dataset.SOPInstanceUID not in stored:
+                raise RequestRefused(f"{self.place} does not say that it stored an object; look for it there")
 
     def close(self) -> None:
         """Close the connections of all threads."""
@@ -221,39 +253,23 @@ class DicomWebArchive(Archive):
 
     # ------------------------------------------------------------------ connections
 
+    def _session(self) -> WebSession:
+        """The session of this thread."""
+        session: WebSession | None = getattr(self._own, "session", None)
+        if session is None:
+            session = self._own.session = WebSession(self.place, self._access)
+            with self._lock:
+                self._sessions.append(session)
+        return session
+
     def _client(self) -> DICOMwebClient:
-        """The client of this thread, since a session is of one thread."""
+        """The client of this thread."""
         client: DICOMwebClient | None = getattr(self._own, "client", None)
-        if client is not None:
-            return client
-        session = _Session()
-        # A busy archive is asked again, later each time, or when it says so itself.
-        waiting = _Waiting(
-            longest=self._access.timeout,
-            total=self._access.attempts - 1,
-            backoff_factor=0.5,
-            status_forcelist=_BUSY,
-            raise_on_status=False,
-            allowed_methods={"GET"},
-        )
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=waiting))
-        if self._access.user is not None:
-            session.auth = (self._access.user, self._access.password or "")
-        if self._access.token is not None:
-            session.auth = _Token(self._access.token)
-        if self._access.authority is not None:
-            session.verify = str(self._access.authority)
-        if self._access.certificate is not None:
-            pair = (self._access.certificate, self._access.key)
-            session.cert = (str(pair[0]), str(pair[1])) if pair[1] else str(pair[0])
-        client = DICOMwebClient(
-            self.place, session=session, timeout=self._access.timeout, permissive_uid=True
-        )
-        client.set_http_retry_params(retry=False)
-        self._own.client = client
-        with self._lock:
-            self._sessions.append(session)
+        if client is None:
+            client = self._own.client = DICOMwebClient(
+                self.place, session=self._session(), timeout=self._access.timeout, permissive_uid=True
+            )
+            client.set_http_retry_params(retry=False)
         return client
 
     @contextmanager
@@ -261,62 +277,31 @@ class DicomWebArchive(Archive):
         """Make one line of what goes wrong, without the path, which names a study."""
         try:
             yield
+        except AnswerRefused as error:
+            raise OddAnswer(f"{self.place} {error}") from error
+        # What is no JSON, or nested without end, is no `RequestException` of a request.
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise OddAnswer(f"{self.place} answers something else than DICOMweb; check the URL") from error
         except requests.RequestException as error:
             failure = _failure(error, self.place, what)
             code = error.response.status_code if error.response is not None else HTTPStatus.UNAUTHORIZED
             if code != HTTPStatus.UNAUTHORIZED:
                 raise RequestRefused(failure.reason) from error
             raise ArchiveError(failure.reason, timed_out=failure.timed_out) from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ArchiveError(f"{self.place} answers something else than DICOMweb; check the URL") from error
 
 
-class _Session(requests.Session):
-    """A session whose own authority counts, also where the environment names another (REQUESTS_CA_BUNDLE)."""
-
-    def merge_environment_settings(
-        self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
-    ) -> dict[str, Any]:
-        own = self.verify if verify is None else verify
-        found: dict[str, Any] = super().merge_environment_settings(url, proxies, stream, own, cert)
-        return found
-
-
-class _Token(requests.auth.AuthBase):
-    """A bearer token, which goes before what a file `.netrc` says."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
-
-
-class _Waiting(Retry):
-    """Waits before another attempt, as long as the archive says, and no longer than it may be silent.
-
-    Args:
-        longest: seconds.
-        **settings: of `urllib3.util.Retry`.
-    """
-
-    def __init__(self, longest: float = 60.0, **settings: Any) -> None:
-        self.longest = longest
-        super().__init__(**settings)
-
-    def new(self, **changed: Any) -> _Waiting:
-        """Return a copy with some settings changed."""
-        return super().new(longest=self.longest, **changed)
-
-    def get_retry_after(self, response: Any) -> float | None:
-        """Return the seconds of the header ``Retry-After``, at most ``longest``."""
-        asked = super().get_retry_after(response)
-        return None if asked is None else min(asked, self.longest)
+def _is_here(host: str) -> bool:
+    """Return whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _failure(error: requests.RequestException, place: str, what: str = "fetch") -> Failure:
     """A failed request in words, without its path, which names a study."""
+    if isinstance(error, requests.TooManyRedirects):
+        return Failure(f"{place} redirects without end", passing=False)
     if error.response is not None:
         code = error.response.status_code
         hint = {401: "; check user and password", 403: "; this user may not", 404: "; check the URL"}
@@ -338,16 +323,6 @@ def _failure(error: requests.RequestException, place: str, what: str = "fetch") 
     return Failure(f"{place} cannot be reached", timed_out=True)
 
 
-def _one_instance(client: DICOMwebClient, where: tuple[str, str, str]) -> list[Dataset]:
-    return [client.retrieve_instance(*where, media_types=_AS_STORED)]
-
-
-def _encoded(dataset: Dataset) -> bytes:
-    with io.BytesIO() as content:
-        pydicom.dcmwrite(content, dataset, enforce_file_format=True)
-        return content.getvalue()
-
-
 def _texts(row: Mapping[str, Any]) -> dict[str, str]:
     """The first value of each attribute of an answer, by its keyword."""
     found = {}
@@ -358,5 +333,5 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
             continue
         value = values[0]
         value = value.get("Alphabetic", "") if isinstance(value, Mapping) else value
-        found[name] = str(value if value is not None else "").strip()
+        found[name] = str(value if value is not None else "")[:_LONGEST_VALUE].strip()
     return found

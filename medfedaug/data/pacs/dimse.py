@@ -43,6 +43,7 @@ from medfedaug.data.pacs.archive import (
     FetchError,
     FoundSeries,
     FoundStudy,
+    OddAnswer,
     RequestRefused,
     Wanted,
     in_order,
@@ -50,7 +51,9 @@ from medfedaug.data.pacs.archive import (
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
-from medfedaug.errors import ConfigError
+from medfedaug.data.pacs.dimse_bounds import Receiver, Traffic, addresses_of, own_address
+from medfedaug.data.pacs.object_check import ObjectRefused
+from medfedaug.errors import ConfigError, ReaderError
 
 if TYPE_CHECKING:
     from pynetdicom.association import Association
@@ -67,7 +70,17 @@ _PACKED = [
 ]
 _MOST_CONTEXTS = 128
 _SUCCESS, _PENDING, _WARNING, _CANCELLED = 0x0000, (0xFF00, 0xFF01), 0xB000, 0xFE00
-_NOT_ASKED_FOR, _NO_SPACE = 0x0124, 0xA700
+_NOT_ASKED_FOR, _NO_SPACE, _OTHERS, _UNREADABLE = 0x0124, 0xA700, 0xA900, 0xC000
+_MOST_ANSWER = 2**26
+"""Bytes of all answers to a search."""
+_MOST_OBJECT = 2**30
+"""Bytes of an object."""
+_MOST_FOUND = 10_000
+"""Studies of a search, and series of a study."""
+_MOST_OBJECTS = 100_000
+"""Objects of a series."""
+_LONGEST_VALUE = 1024
+_SENDER = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@]+)")
 _REFUSALS = {
     0xA801: "does not know the AE title of the receiver; enter it there with this host and port",
     0xA702: "cannot reach the receiver; check its host, port and firewall",
@@ -81,7 +94,7 @@ class DimseArchive(Archive):
     """Archive that is reached by DICOM's own protocol.
 
     Objects come by C-GET in the association that asks for them; or, with ``access.receive``, by C-MOVE to a
-    receiver on that port, which takes nothing but what was asked for.
+    receiver on that port, which talks with the archive alone, and takes nothing but what was asked for.
 
     Args:
         address: ``AET@HOST:PORT``.
@@ -110,20 +123,24 @@ class DimseArchive(Archive):
         """Find studies by C-FIND."""
         query = _query("STUDY", **dict.fromkeys(STUDY_FIELDS))
         setattr(query, wanted.key, wanted.value)
-        rows = self._find(query, "StudyInstanceUID")
+        rows = self._find(query, "StudyInstanceUID", _MOST_FOUND)
         return matching((FoundStudy.of_values(_texts(row, STUDY_FIELDS)) for row in rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by C-FIND."""
         query = _query("SERIES", StudyInstanceUID=study.uid, **dict.fromkeys(SERIES_FIELDS))
-        rows = self._find(query, "SeriesInstanceUID")
-        return in_order(FoundSeries.of_values(study.uid, _texts(row, SERIES_FIELDS)) for row in rows)
+        rows = self._find(query, "SeriesInstanceUID", _MOST_FOUND)
+        return in_order(FoundSeries.of_values(study, _texts(row, SERIES_FIELDS)) for row in rows)
 
-    def _find(self, query: Dataset, key: str) -> list[Dataset]:
+    def _find(self, query: Dataset, key: str, most: int) -> list[Dataset]:
         found: dict[str, Dataset] = {}
         model = StudyRootQueryRetrieveInformationModelFind
-        with self._associated([build_context(model)]) as association:
-            for status, row in association.send_c_find(query, model):
+        traffic = Traffic(_MOST_ANSWER, of_all=True)
+        with self._associated([build_context(model)], traffic) as association:
+            for number, (status, row) in enumerate(association.send_c_find(query, model)):
+                if number > most or traffic.exceeded:
+                    association.abort()
+                    raise OddAnswer(f"{self.place} answers a search without end")
                 self._check(status, "search")
                 if status.Status in _PENDING and row is not None and valid_uid(_text(row, key)):
                     found.setdefault(_text(row, key), row)
@@ -142,18 +159,18 @@ class DimseArchive(Archive):
             SOPInstanceUID="",
             SOPClassUID="",
         )
-        rows = self._find(query, "SOPInstanceUID")
+        rows = self._find(query, "SOPInstanceUID", _MOST_OBJECTS)
         if not rows:
             raise FetchError("the archive lists no object of it")
         uids = [_text(row, "SOPInstanceUID") for row in rows]
         classes = sorted({_text(row, "SOPClassUID") for row in rows} - {""})
-        arrival = Arrival(folder, uids, on_instance)
+        arrival = Arrival(series, folder, uids, on_instance)
         wanted = _query("SERIES", StudyInstanceUID=series.study, SeriesInstanceUID=series.uid)
         with self._awaiting(uids, arrival):
             failure = self._received(arrival, wanted, classes) if arrival.missing else Failure()
             wanted.QueryRetrieveLevel = "IMAGE"
             for _ in range(self._access.attempts - 1):
-                if not arrival.missing or not failure.passing:
+                if not arrival.missing or arrival.is_refused or not failure.passing:
                     break
                 wanted.SOPInstanceUID = arrival.missing
                 failure = self._received(arrival, wanted, classes)
@@ -168,15 +185,23 @@ class DimseArchive(Archive):
         )
         contexts = [build_context(model), *(_contexts(classes) if get else [])]
         roles = [build_role(one, scp_role=True) for one in _classes(contexts[1:])]
-        handlers = [(evt.EVT_C_STORE, self._keep)]
+        handlers = [(evt.EVT_C_STORE, self._keep, [arrival])]
+        traffic = Traffic(_MOST_OBJECT)
         try:
-            with self._associated(contexts, roles, handlers) as association:
+            with self._associated(contexts, traffic, roles, handlers) as association:
                 answers = (
                     association.send_c_get(wanted, model)
                     if get
                     else association.send_c_move(wanted, self._access.aet, model)
                 )
-                for status, _ in answers:
+                for number, (status, _) in enumerate(answers):
+                    if number > _MOST_OBJECTS:
+                        association.abort()
+                        raise OddAnswer(f"{self.place} answers without end")
+                    if traffic.exceeded:
+                        raise FetchError(
+                            f"{self.place} sends an object of more than {_MOST_OBJECT >> 20} MiB"
+                        )
                     if "Status" not in status:
                         return Failure(self._silent, timed_out=True)
                     self._check(status, "fetch")
@@ -195,34 +220,59 @@ class DimseArchive(Archive):
                 for uid in uids:
                     self._awaited.pop(uid, None)
 
-    def _keep(self, event: Any) -> int:
-        """Take in an object that the archive sends; its bytes are written as they come."""
-        uid = str(event.request.AffectedSOPInstanceUID)
+    def _keep_awaited(self, event: Any) -> int:
+        """Take in an object that comes to the receiver."""
         with self._lock:
-            arrival = self._awaited.get(uid)
-        if arrival is None:
-            return _NOT_ASKED_FOR
+            arrival = self._awaited.get(str(event.request.AffectedSOPInstanceUID))
+        return _NOT_ASKED_FOR if arrival is None else self._keep(event, arrival)
+
+    @staticmethod
+    def _keep(event: Any, arrival: Arrival) -> int:
+        """Take in an object that the archive sends; its bytes are written as they come."""
         try:
-            arrival.accept(uid, event.encoded_dataset())
+            return _SUCCESS if arrival.accept(event.encoded_dataset()) else _NOT_ASKED_FOR
+        except ObjectRefused:
+            if arrival.is_endless:
+                event.assoc.abort()
+            return _OTHERS
+        except ReaderError:
+            return _UNREADABLE
         except OSError:
             return _NO_SPACE
-        return _SUCCESS
 
     def _listen(self, port: int) -> Any:
+        aet, host = self._aet, self._host
+        if self._access.sender is not None:
+            sender = _SENDER.fullmatch(self._access.sender)
+            if sender is None:
+                raise ConfigError(f"--sender takes AET@HOST, not {self._access.sender!r}")
+            aet, host = sender["aet"], sender["host"].strip("[]")
         entity = AE(ae_title=self._access.aet)
+        entity.require_called_aet, entity.require_calling_aet = True, [aet]
         entity.supported_contexts = [
             build_context(one.abstract_syntax, ALL_TRANSFER_SYNTAXES)
             for one in AllStoragePresentationContexts
             if one.abstract_syntax is not None
         ]
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
-        context = self._server_tls()
+        address = self._access.receive_on or own_address(self._host, self._port)
+        senders, context = addresses_of(host), self._server_tls()
         try:
-            return entity.start_server(
-                ("", port), block=False, evt_handlers=[(evt.EVT_C_STORE, self._keep)], ssl_context=context
+            receiver: Any = entity.make_server(
+                (address, port),
+                evt_handlers=[(evt.EVT_C_STORE, self._keep_awaited), *Traffic(_MOST_OBJECT).handlers],
+                ssl_context=context,
+                server_class=Receiver,
             )
-        except OSError as error:
-            raise ConfigError(f"the receiver cannot listen on port {port} ({error.strerror})") from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no address"
+            raise ConfigError(
+                f"the receiver cannot listen on port {port} of {address} ({reason}); "
+                "--receive-on names another address"
+            ) from error
+        receiver.senders = senders
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        return receiver
 
     # ------------------------------------------------------------------ storing
 
@@ -230,20 +280,27 @@ class DimseArchive(Archive):
         """Store objects by C-STORE, each in an association for its class and syntax."""
         for dataset in datasets:
             context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
-            with self._associated([context]) as association:
-                self._check(association.send_c_store(dataset), "store")
+            with self._associated([context], Traffic(_MOST_ANSWER)) as association:
+                status = association.send_c_store(dataset)
+                self._check(status, "store")
+            if int(status.Status) in (*_PENDING, _CANCELLED):
+                raise RequestRefused(f"{self.place} does not say that it stored an object; look for it there")
 
     def close(self) -> None:
         """Stop the receiver."""
         if self._receiver is not None:
-            self._receiver.shutdown()
+            self._receiver.stop()
             self._receiver = None
 
     # ------------------------------------------------------------------ associations
 
     @contextmanager
     def _associated(
-        self, contexts: list[PresentationContext], roles: Sequence[Any] = (), handlers: Sequence[Any] = ()
+        self,
+        contexts: list[PresentationContext],
+        traffic: Traffic,
+        roles: Sequence[Any] = (),
+        handlers: Sequence[Any] = (),
     ) -> Iterator[Association]:
         entity = AE(ae_title=self._access.aet)
         entity.connection_timeout = entity.acse_timeout = self._access.timeout
@@ -260,7 +317,7 @@ class DimseArchive(Archive):
             contexts=contexts,
             ae_title=self._aet,
             ext_neg=[*roles],
-            evt_handlers=[*handlers, (evt.EVT_PDU_RECV, note)],
+            evt_handlers=[*handlers, *traffic.handlers, (evt.EVT_PDU_RECV, note)],
             tls_args=self._client_tls(),
         )
         if not association.is_established:
@@ -339,4 +396,4 @@ def _text(row: Dataset, name: str) -> str:
         value = row.get(name)
     except Exception:  # an odd value fails anywhere in pydicom
         return ""
-    return "" if value is None else str(value).strip()
+    return "" if value is None else str(value)[:_LONGEST_VALUE].strip()

@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pydicom
 
+from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.dicom_headers import is_dicom_file
 from medfedaug.data.pacs.archive import (
     SERIES_FIELDS,
@@ -26,6 +27,7 @@ from medfedaug.data.pacs.archive import (
     matching,
     valid_uid,
 )
+from medfedaug.data.pacs.object_check import OBJECT_TAGS, SeriesBounds
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderArchive"]
 
-_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, "SOPInstanceUID", "ImageType"]
+_TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
+
+
+class _File(NamedTuple):
+    path: Path
+    values: dict[str, str]
 
 
 @dataclass
@@ -42,7 +49,7 @@ class _Contents:
 
     studies: dict[str, FoundStudy] = field(default_factory=dict)
     series: dict[tuple[str, str], FoundSeries] = field(default_factory=dict)
-    files: dict[tuple[str, str], dict[str, Path]] = field(default_factory=lambda: defaultdict(dict))
+    files: dict[tuple[str, str], dict[str, _File]] = field(default_factory=lambda: defaultdict(dict))
 
 
 class FolderArchive(Archive):
@@ -74,7 +81,7 @@ class FolderArchive(Archive):
         """Find series by the headers of the files."""
         contents = self._indexed()
         return in_order(
-            replace(one, instances=len(contents.files[key]))
+            replace(one, instances=len(contents.files[key]), patient=study.patient, issuer=study.issuer)
             for key, one in contents.series.items()
             if one.study == study.uid
         )
@@ -83,15 +90,17 @@ class FolderArchive(Archive):
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
         """Link the files of a series into a folder; nothing is copied."""
+        bounds = SeriesBounds(series)
         folder.mkdir(parents=True, exist_ok=True)
         files = self._indexed().files.get((series.study, series.uid), {})
         if not files:
             raise FetchError("the folder holds no file of it")
         linked = []
         for index, uid in enumerate(sorted(files)):
+            bounds.check(files[uid].values, files[uid].path.stat().st_size)
             target = folder / f"{index:06d}.dcm"
             target.unlink(missing_ok=True)
-            os.symlink(files[uid].resolve(), target)
+            os.symlink(files[uid].path.resolve(), target)
             linked.append(target)
             if on_instance is not None:
                 on_instance()
@@ -124,6 +133,7 @@ def _index(folder: Path) -> _Contents:
             if not is_dicom_file(path):
                 continue
             try:
+                check_bounds(path)
                 header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
                 values = {name: str(header.get(name) or "").strip() for name in _TAGS}
             except Exception:  # a damaged header fails anywhere in pydicom
@@ -137,5 +147,5 @@ def _enter(contents: _Contents, path: Path, values: dict[str, str]) -> None:
     if not (valid_uid(study) and valid_uid(series) and valid_uid(uid)):
         return
     contents.studies.setdefault(study, FoundStudy.of_values(values))
-    contents.series.setdefault((study, series), FoundSeries.of_values(study, values))
-    contents.files[study, series].setdefault(uid, path)  # a copy elsewhere is the same object
+    contents.series.setdefault((study, series), FoundSeries.of_values(FoundStudy(study), values))
+    contents.files[study, series].setdefault(uid, _File(path, values))  # a copy elsewhere is the same object

@@ -15,6 +15,7 @@ from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, Found
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.choice import ImportSettings, Planned
 from medfedaug.data.pacs.label_grid import LabelGrid, class_of, referenced_series
+from medfedaug.data.pacs.object_check import check_references, reading_objects
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
@@ -136,7 +137,8 @@ class _Import:
         private_folder(staging)
         problem = ""
         try:
-            self._convert(plan, staging)
+            with reading_objects():
+                self._convert(plan, staging)
         except ReaderError as error:
             problem = str(error)
         except (FetchError, ArchiveError) as error:
@@ -178,6 +180,7 @@ class _Import:
                 raise ReaderError("none of its label maps refers to its image")
             for one in objects:
                 if grid.uid in referenced_series(one):
+                    check_references(one, grid)
                     _add(label, one, settings.threshold)
             if not label.used:
                 raise ReaderError("none of its segments has a name that --segments gives")

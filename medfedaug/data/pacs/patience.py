@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from medfedaug.data.pacs.archive import ArchiveError, FetchError, RequestRefused
+from medfedaug.data.pacs.archive import ArchiveError, FetchError, OddAnswer, RequestRefused
 
 __all__ = ["Patience"]
 
@@ -15,7 +15,8 @@ class Patience:
     """Tell failures of one study from an archive that is gone.
 
     An archive is given up when it was silent to so many studies in a row that each cost its time-outs; one
-    that never answered, at once. Safe to be used by several threads.
+    that never answered, at once; and one that never answered but with what nobody can use, after as many.
+    Safe to be used by several threads.
 
     Args:
         place: of the archive, for the message.
@@ -24,7 +25,7 @@ class Patience:
 
     def __init__(self, place: str, *, answered: bool = False) -> None:
         self._place, self._answered = place, answered
-        self._silent = 0
+        self._silent = self._odd = 0
         self._lock = threading.Lock()
 
     def heard(self) -> None:
@@ -44,6 +45,12 @@ class Patience:
         if not error.timed_out:
             if isinstance(error, ArchiveError) and not isinstance(error, RequestRefused):
                 raise error
+            if isinstance(error, OddAnswer) and not self._answered:
+                with self._lock:
+                    self._odd += 1
+                    if self._odd >= _MOST:
+                        raise error
+                return str(error)
             self.heard()
             return str(error)
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from medfedaug.data.cache import remove_prepared
@@ -12,7 +13,20 @@ from medfedaug.data.pacs.folder import FolderArchive
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.errors import ConfigError
 
-__all__ = ["finish_withdrawals", "withdraw"]
+__all__ = ["Withdrawal", "finish_withdrawals", "withdraw"]
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """Outcome of `withdraw`.
+
+    Args:
+        removed: number of removed cases by the patient's pseudonym.
+        unmatched: number of values that belong to no imported study.
+    """
+
+    removed: dict[str, int]
+    unmatched: int
 
 
 def withdraw(
@@ -21,7 +35,7 @@ def withdraw(
     state: Path,
     pseudonym: Callable[[str, str], str],
     caches: Sequence[Path] = (),
-) -> dict[str, int]:
+) -> Withdrawal:
     """Remove the patients whose studies are named, and record it.
 
     Images, label maps, objects, prepared images and entries of lists are removed, and what a failed import
@@ -37,9 +51,6 @@ def withdraw(
         pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
         caches: folders in which jobs and runs keep prepared images.
 
-    Returns:
-        Number of removed cases by the patient's pseudonym.
-
     Raises:
         ConfigError: where there is no list, or an import writes to the folder.
     """
@@ -48,20 +59,28 @@ def withdraw(
         raise ConfigError(f"{state}: holds no list of imported studies; name its folder with --state")
     with files.locked():
         studies = StudyList(state)
-        patients, fetched = studies.patients_of(wanted), _fetched(files.fetching, wanted)
-        patients |= {pseudonym(study.person, "patient") for study in fetched}
+        patients: set[str] = set()
+        fetched: list[FoundStudy] = []
+        unmatched = 0
+        archive = FolderArchive(files.fetching) if files.fetching.is_dir() else None
+        for one in wanted:
+            found = archive.find_studies(one) if archive is not None else []
+            of_value = studies.patients_of([one]) | {pseudonym(study.person, "patient") for study in found}
+            if not of_value and not _is_withdrawn(one, studies, pseudonym):
+                unmatched += 1
+            patients |= of_value
+            fetched += found
         studies.withdraw(sorted(patients), [path.resolve() for path in caches])
         for study in fetched:
             files.remove(pseudonym(study.uid, "case"))
-        return dict.fromkeys(sorted(patients), 0) | finish_withdrawals(studies, files)
+        removed = dict.fromkeys(sorted(patients), 0) | finish_withdrawals(studies, files)
+        return Withdrawal(removed, unmatched)
 
 
-def _fetched(folder: Path, wanted: Sequence[Wanted]) -> list[FoundStudy]:
-    """Studies of which objects lie in a folder."""
-    if not folder.is_dir():
-        return []
-    archive = FolderArchive(folder)
-    return [study for one in wanted for study in archive.find_studies(one)]
+def _is_withdrawn(wanted: Wanted, studies: StudyList, pseudonym: Callable[[str, str], str]) -> bool:
+    """Return whether a value names a patient who was withdrawn: of these the pseudonym alone is kept."""
+    person = FoundStudy("", wanted.value).person
+    return wanted.key == "PatientID" and pseudonym(person, "patient") in studies.withdrawn
 
 
 def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:

@@ -226,9 +226,9 @@ def test_the_receiver_takes_nothing_that_was_not_asked_for(orthanc):
 
     access = Access(receive=(port := free_port()))
     with open_archive(dimse=orthanc.dimse, access=access):
-        sender = AE()
+        sender = AE(ae_title="ORTHANC")
         sender.add_requested_context(CTImageStorage)
-        association = sender.associate("127.0.0.1", port)
+        association = sender.associate("127.0.0.1", port, ae_title="MEDFEDAUG")
         assert association.is_established
         dataset = base(CTImageStorage, generate_uid(), generate_uid())
         status = association.send_c_store(dataset)

@@ -1,0 +1,148 @@
+"""`check_bounds`: refuse DICOM objects that inflate, or nest, beyond all that images need.
+
+Parsers of DICOM inflate a deflated object as a whole, and follow sequences by recursion: GDCM, by which
+SimpleITK reads, crashes at some ten thousand of them. So an object is looked at before it is parsed.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+from pydicom.filereader import read_dataset, read_preamble
+from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVRLittleEndian
+
+from medfedaug.errors import ReaderError
+
+__all__ = ["MOST_INFLATED", "check_bounds"]
+
+MOST_INFLATED = 2**29
+"""Bytes of the largest deflated object, inflated."""
+_MOST_LEVELS = 128  # of sequences and of their items
+_FEW_ITEMS = 500  # that no parser minds, however they are nested
+_MARKS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # of an item, in both orders of bytes
+_UNDEFINED = 0xFFFFFFFF
+_OPEN = 2**63  # the end of what says itself where it ends
+_LONG = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"}
+_BYTES = (b"OB", b"OW")
+_GARBLED = "a damaged DICOM file (its elements do not follow each other)"
+
+
+def check_bounds(source: Path | bytes) -> None:
+    """Check the size and the structure of a DICOM object, without reading its values.
+
+    Args:
+        source: the file, or its content.
+
+    Raises:
+        ReaderError: where it inflates to more than `MOST_INFLATED` bytes, nests sequences without end, or is
+            too garbled to say.
+        OSError: where it cannot be opened.
+    """
+    if isinstance(source, bytes):
+        _check(io.BytesIO(source), source)
+    elif source.stat().st_size:
+        with (
+            source.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            _check(file, content)
+
+
+def _check(file: BinaryIO, content: bytes | mmap.mmap) -> None:
+    try:
+        read_preamble(file, force=True)
+        meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
+        syntax = str(meta.get("TransferSyntaxUID", ImplicitVRLittleEndian))
+    except Exception as error:  # a damaged header fails anywhere in pydicom
+        raise ReaderError(_GARBLED) from error
+    start = file.tell()
+    if syntax == DeflatedExplicitVRLittleEndian:
+        content, start = _inflated(content[start:]), 0
+    if any(_has_many(content, mark) for mark in _MARKS):
+        _check_nesting(
+            content,
+            start,
+            implicit=syntax == ImplicitVRLittleEndian,
+            order=">" if syntax == ExplicitVRBigEndian else "<",
+        )
+
+
+def _has_many(content: bytes | mmap.mmap, mark: bytes) -> bool:
+    place = -1
+    return all((place := content.find(mark, place + 1)) >= 0 for _ in range(_FEW_ITEMS))
+
+
+def _inflated(content: bytes) -> bytes:
+    try:
+        found = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, MOST_INFLATED + 1)
+    except zlib.error as error:
+        raise ReaderError("a damaged DICOM file (it cannot be inflated)") from error
+    if len(found) > MOST_INFLATED:
+        raise ReaderError(f"a DICOM file that inflates to more than {MOST_INFLATED >> 20} MiB")
+    return found
+
+
+def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, order: str) -> None:
+    """Walk over all elements, without recursion.
+
+    Args:
+        content: the object.
+        start: of its first element after group 2.
+        implicit: whether elements do not say their VR.
+        order: of bytes, as `struct` has it.
+    """
+    tags, length_32, length_16 = (
+        struct.Struct(f"{order}HH"),
+        struct.Struct(f"{order}I"),
+        struct.Struct(f"{order}H"),
+    )
+    levels: list[tuple[int, bool]] = []  # the end of each, where it is known, and its form
+    place = start
+    try:
+        while place < len(content):
+            while levels and place >= levels[-1][0]:
+                if place > levels.pop()[0]:
+                    raise ReaderError(_GARBLED)
+            group, element = tags.unpack_from(content, place)
+            form = levels[-1][1] if levels else implicit
+            if group == 0xFFFE:
+                (length,) = length_32.unpack_from(content, place + 4)
+                place += 8
+                if element == 0xE000:
+                    levels.append((_OPEN if length == _UNDEFINED else place + length, form))
+                else:
+                    levels.pop()
+                    continue
+            else:
+                vr = b"" if form else content[place + 4 : place + 6]
+                if form:
+                    (length,), place = length_32.unpack_from(content, place + 4), place + 8
+                elif vr in _LONG:
+                    (length,), place = length_32.unpack_from(content, place + 8), place + 12
+                else:
+                    (length,), place = length_16.unpack_from(content, place + 6), place + 8
+                if length == _UNDEFINED and vr in _BYTES:
+                    place = _after_fragments(content, place, tags, length_32)
+                elif length == _UNDEFINED or vr == b"SQ" or content[place : place + 4] in _MARKS:
+                    end = _OPEN if length == _UNDEFINED else place + length
+                    levels.append((end, form or vr == b"UN"))
+                else:
+                    place += length
+            if len(levels) > _MOST_LEVELS:
+                raise ReaderError("a DICOM file with sequences nested without end")
+    except (struct.error, IndexError) as error:
+        raise ReaderError(_GARBLED) from error
+
+
+def _after_fragments(
+    content: bytes | mmap.mmap, place: int, tags: struct.Struct, lengths: struct.Struct
+) -> int:
+    """The place behind encapsulated pixels."""
+    while tags.unpack_from(content, place) == (0xFFFE, 0xE000):
+        place += 8 + lengths.unpack_from(content, place + 4)[0]
+    return place + 8

@@ -1,0 +1,115 @@
+"""Bounds on what comes by DIMSE: bytes of messages, and who may send to the own receiver."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection
+from socketserver import BaseServer
+from typing import Any
+
+from pynetdicom import evt
+from pynetdicom.transport import ThreadedAssociationServer
+
+from medfedaug.errors import ConfigError
+
+__all__ = ["Receiver", "Traffic", "addresses_of", "own_address"]
+
+
+class Traffic:
+    """Bytes that the other side of an association sends; where it sends too many, the connection is closed.
+
+    Args:
+        most: bytes.
+        of_all: whether all messages count together, and not each by itself.
+
+    Attributes:
+        handlers: to be bound to an association or a server.
+        exceeded: whether a connection was closed.
+    """
+
+    def __init__(self, most: int, *, of_all: bool = False) -> None:
+        self.exceeded = False
+        self._most = most
+        self._received: dict[Any, int] = {}
+        self.handlers: list[Any] = [(evt.EVT_CONN_OPEN, self._watch), (evt.EVT_CONN_CLOSE, self._forget)]
+        if not of_all:
+            self.handlers.append((evt.EVT_DIMSE_RECV, self._begin_anew))
+
+    def _watch(self, event: Any) -> None:
+        association = event.assoc
+        connection = association.dul.socket
+        receive = connection.recv
+        self._received[association] = 0
+
+        def bounded(count: int) -> bytearray:
+            total = self._received[association] = self._received.get(association, 0) + count
+            if total > self._most:
+                self.exceeded = True
+                raise OSError("more than the bound")
+            found: bytearray = receive(count)
+            return found
+
+        connection.recv = bounded
+
+    def _begin_anew(self, event: Any) -> None:
+        self._received[event.assoc] = 0
+
+    def _forget(self, event: Any) -> None:
+        self._received.pop(event.assoc, None)
+
+
+class Receiver(ThreadedAssociationServer):
+    """Server of the own receiver, which talks with the archive's addresses alone.
+
+    Attributes:
+        senders: the addresses.
+    """
+
+    senders: Collection[str] = ()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether a connection is from the archive; others are closed without a word."""
+        return _plain(client_address[0]) in self.senders
+
+    def stop(self) -> None:
+        """Stop, and close the port."""
+        BaseServer.shutdown(self)
+        self.server_close()
+
+
+def addresses_of(host: str) -> set[str]:
+    """Return the addresses of a host.
+
+    Raises:
+        ConfigError: where it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{host}: no address is known of this host") from error
+    return {_plain(str(entry[4][0])) for entry in found}
+
+
+def own_address(host: str, port: int) -> str:
+    """Return the address of this machine from which a host is reached; nothing is sent.
+
+    Raises:
+        ConfigError: where it cannot be reached from any.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{host}: no address of this machine reaches it; name one with --receive-on"
+        ) from error
+
+
+def _plain(address: str) -> str:
+    """An address as it is compared: without a zone, and IPv4 as such."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)

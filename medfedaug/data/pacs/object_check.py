@@ -1,0 +1,217 @@
+"""Compare objects that an archive sends with its answer, with the request, and with what they refer to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pydicom
+from pydicom import Dataset
+
+from medfedaug.data.io.dicom_bounds import check_bounds
+from medfedaug.data.io.dicom_series import DicomSeries
+from medfedaug.data.pacs.archive import FoundSeries
+from medfedaug.errors import MedFedAugError, ReaderError
+
+__all__ = [
+    "MOST_BYTES",
+    "MOST_VOXELS",
+    "OBJECT_TAGS",
+    "ObjectRefused",
+    "SeriesBounds",
+    "check_references",
+    "read_values",
+    "reading_objects",
+]
+
+OBJECT_TAGS = (
+    *(
+        "PatientID",
+        "IssuerOfPatientID",
+        "StudyInstanceUID",
+        "SeriesInstanceUID",
+        "SOPInstanceUID",
+        "Modality",
+    ),
+    *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
+)
+"""Attributes of an object that `SeriesBounds` looks at."""
+MOST_BYTES = 2**33
+"""Bytes of all objects of a series."""
+MOST_VOXELS = 2**30
+"""Values of all pixels of a series, by its headers."""
+
+
+class ObjectRefused(ReaderError):
+    """An object is not what the archive said, so nothing of its series is used."""
+
+
+@contextmanager
+def reading_objects() -> Iterator[None]:
+    """Make a `ReaderError` of whatever a damaged object leads to: it fails anywhere in the parsers."""
+    try:
+        yield
+    except (MedFedAugError, ReaderError, OSError):
+        raise
+    except Exception as error:
+        raise ReaderError(f"an object is damaged ({type(error).__name__})") from error
+
+
+def read_values(content: bytes) -> dict[str, str]:
+    """Read the values of `OBJECT_TAGS`, as text; empty where there are none.
+
+    Raises:
+        ReaderError: where they cannot be read.
+    """
+    with reading_objects():
+        check_bounds(content)
+        header = pydicom.dcmread(
+            io.BytesIO(content), stop_before_pixels=True, force=True, specific_tags=[*OBJECT_TAGS]
+        )
+        return {name: str(header.get(name) or "").strip() for name in OBJECT_TAGS}
+
+
+class SeriesBounds:
+    """Bounds of the objects of one series: its patient, study and series, and sizes.
+
+    Args:
+        series: as the archive describes it.
+    """
+
+    def __init__(self, series: FoundSeries) -> None:
+        self._series = series
+        self._bytes = self._voxels = 0
+
+    def check(self, values: Mapping[str, str], size: int) -> None:
+        """Check one object, and count it.
+
+        Args:
+            values: of the object, as `read_values` has them.
+            size: its bytes.
+
+        Raises:
+            ObjectRefused: where it is of others than the archive said, or where all of them are too large.
+            ReaderError: where its header does not say its size.
+        """
+        series = self._series
+        compared = (
+            ("patient", values["PatientID"], series.patient),
+            ("study", values["StudyInstanceUID"], series.study),
+            ("series", values["SeriesInstanceUID"], series.uid),
+        )
+        # Answers and objects may lack these.
+        optional = (
+            ("issuer of the PatientID", values["IssuerOfPatientID"], series.issuer),
+            ("modality", values["Modality"], series.modality),
+        )
+        for word, found, expected in (*compared, *(one for one in optional if one[1] and one[2])):
+            if found != expected.strip():
+                raise ObjectRefused(
+                    f"an object is of another {word} than the archive's answer says; none of them is used, "
+                    "and who runs the archive can mend it"
+                )
+        self._bytes += size
+        self._voxels += _voxels(values)
+        if self._bytes > MOST_BYTES:
+            raise ObjectRefused(f"its objects have more than {MOST_BYTES >> 30} GiB; choose another series")
+        if self._voxels > MOST_VOXELS:
+            raise ObjectRefused(
+                f"its headers say more than {MOST_VOXELS >> 20} million voxels; choose another series"
+            )
+
+
+def _voxels(values: Mapping[str, str]) -> int:
+    with reading_objects():
+        rows, columns = (int(values[name] or 0) for name in ("Rows", "Columns"))
+        frames, samples = (int(values[name] or 1) for name in ("NumberOfFrames", "SamplesPerPixel"))
+    return rows * columns * max(1, frames) * max(1, samples)
+
+
+def check_references(label: Dataset, image: DicomSeries) -> None:
+    """Check that a SEG or an RTSTRUCT refers to the objects of its image, in its frame of reference.
+
+    Args:
+        label: the SEG or RTSTRUCT.
+        image: a volume of the series that it refers to; all objects of this series lie in its folder.
+
+    Raises:
+        ReaderError: where it refers to others.
+    """
+    frame = image.first.frame_of_reference
+    for found in _frames_of_reference(label, image.uid):
+        if frame and found and found != frame:
+            raise ReaderError("a label object lies in another frame of reference than its image")
+    with reading_objects():
+        own = {
+            str(
+                pydicom.dcmread(
+                    file, specific_tags=["SOPInstanceUID"], stop_before_pixels=True
+                ).SOPInstanceUID
+            )
+            for folder in image.folders
+            for file in folder.iterdir()
+        }
+    if not {*_instances(label, image.uid)} <= own:
+        raise ReaderError("a label object refers to objects that its image does not have")
+
+
+def _frames_of_reference(label: Dataset, series: str) -> Iterator[str]:
+    """Return the frames of reference in which a label object lies."""
+    if label.get("Modality") != "RTSTRUCT":
+        yield str(label.get("FrameOfReferenceUID") or "")
+        return
+    for frame in label.get("ReferencedFrameOfReferenceSequence") or []:
+        if any(item.get("SeriesInstanceUID") == series for item in _series_of(frame)):
+            yield str(frame.get("FrameOfReferenceUID") or "")
+    for region in label.get("StructureSetROISequence") or []:
+        yield str(region.get("ReferencedFrameOfReferenceUID") or "")
+
+
+def _series_of(frame: Dataset) -> Iterator[Dataset]:
+    for study in frame.get("RTReferencedStudySequence") or []:
+        yield from study.get("RTReferencedSeriesSequence") or []
+
+
+def _instances(label: Dataset, series: str) -> Iterator[str]:
+    """Return the objects of a series to which a label object refers, of all frames and contours."""
+    listed = [*(label.get("ReferencedSeriesSequence") or [])]
+    for frame in label.get("ReferencedFrameOfReferenceSequence") or []:
+        listed += _series_of(frame)
+    others = set[str]()
+    for item in listed:
+        names = ("ReferencedInstanceSequence", "ContourImageSequence")
+        found = {uid for name in names for uid in _uids(item.get(name))}
+        if item.get("SeriesInstanceUID") == series:
+            yield from found
+        else:
+            others |= found
+    drawn = [
+        *(
+            source
+            for group in label.get("PerFrameFunctionalGroupsSequence") or []
+            for source in _sources(group)
+        ),
+        *(
+            source
+            for group in label.get("SharedFunctionalGroupsSequence") or []
+            for source in _sources(group)
+        ),
+        *(
+            contour.get("ContourImageSequence")
+            for region in label.get("ROIContourSequence") or []
+            for contour in region.get("ContourSequence") or []
+        ),
+    ]
+    yield from (uid for items in drawn for uid in _uids(items) if uid not in others)
+
+
+def _sources(group: Dataset) -> Iterator[Sequence[Dataset] | None]:
+    for item in group.get("DerivationImageSequence") or []:
+        yield item.get("SourceImageSequence")
+
+
+def _uids(items: Sequence[Dataset] | None) -> Iterator[str]:
+    for item in items or []:
+        if uid := str(item.get("ReferencedSOPInstanceUID") or ""):
+            yield uid
