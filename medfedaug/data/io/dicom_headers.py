@@ -15,6 +15,7 @@ import pydicom
 from pydicom.uid import UID
 
 from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope
+from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
 
@@ -247,6 +248,7 @@ def read_instance(path: Path) -> DicomInstance:
 
 @lru_cache(maxsize=2**15)
 def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
+    check_bounds(path)  # before any parser sees it: nested sequences crash them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that are not as the standard has them
         try:

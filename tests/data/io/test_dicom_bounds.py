@@ -20,6 +20,7 @@ from pydicom.uid import (
 
 from medfedaug.data.io import dicom_bounds
 from medfedaug.data.io.dicom_bounds import check_bounds
+from medfedaug.data.io.readers import load_volume
 from medfedaug.errors import ReaderError
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (8, 6, 2)).astype(np.int16)
@@ -79,6 +80,16 @@ def test_sequences_without_end_are_refused(tmp_path, syntax, private):
     dataset.ReferencedPatientPhotoSequence = Sequence([item(PatientID="x") for _ in range(600)])
     with pytest.raises(ReaderError, match="nested without end"):
         check_bounds(content_of(dataset, syntax))
+
+
+def test_the_reader_of_a_folder_names_such_a_file_and_reads_no_volume(tmp_path):
+    *_, last = write_slices(tmp_path, VOXELS)
+    dataset = pydicom.dcmread(last)
+    dataset.update(levels(200))
+    dataset.ReferencedPatientPhotoSequence = Sequence([item(PatientID="x") for _ in range(600)])
+    last.write_bytes(content_of(dataset, ExplicitVRLittleEndian))
+    with pytest.raises(ReaderError, match="nested without end"):
+        load_volume(last)
 
 
 def test_what_is_garbled_is_refused_where_it_could_hide_them(tmp_path):
