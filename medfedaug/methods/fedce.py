@@ -22,8 +22,6 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
-from medfedaug.methods.own_loss import training_loss
-from medfedaug.models.substitution import call_with
 from medfedaug.utils.validation import check_choice
 
 __all__ = ["FedCE", "FedCEServer", "FedCESite"]
@@ -103,6 +101,8 @@ class FedCESite(SitePart, SiteExchange):
         weights: p of the last round, by site.
     """
 
+    of_losses = True
+
     def __init__(self, context: SiteContext) -> None:
         self.context, self.every_round = context, self
         self.previous: Payload = {}
@@ -121,11 +121,8 @@ class FedCESite(SitePart, SiteExchange):
             for key, old in self.previous.items()
             if key not in self.context.local_entries
         }
-        self.errors = self.errors + torch.tensor([self._error(without), 1.0], dtype=torch.float64)
-
-    def _error(self, weights: Payload) -> float:
-        network = self.context.network
-        return float(training_loss(self.context, lambda inputs: call_with(network, weights, inputs)))
+        error = self.context.training_loss("fedce/error", without)
+        self.errors = self.errors + torch.tensor([error, 1.0], dtype=torch.float64)
 
     def end_round(self) -> None:
         """Keep the trained model for the next round."""
