@@ -52,7 +52,8 @@ class FedCE(Method):
     Args:
         mode: ``"plus"`` for the sum, ``"times"`` for the product.
 
-    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number; down
+    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number, each as far
+    as the site lets losses out (``losses`` of its privacy policy), and clipped and rounded there; down
     ``weight/<site>`` (1,), of every site of the round. The server keeps the models of a round until all have
     come. A site's weight follows in part from what it tells by itself, and no limit on a site's share
     applies to it.

@@ -304,8 +304,8 @@ def test_a_training_loss_is_clipped_and_rounded_like_a_score_where_any_leaves():
     assert (
         released_loss({f"c{n}": 0.5 for n in range(100)}, policy, 2, {f"c{n}": 0 for n in range(100)}) is None
     )
-    found = {released_loss(losses, policy, 2) for _ in range(300)}
-    assert found == {pytest.approx(step * n) for n in (2, 3, 4)}
+    found = {round(released_loss(losses, policy, 2) / step, 6) for _ in range(300)}
+    assert found == {2.0, 3.0, 4.0}
     # Whatever loss a model made by hand has for one patient, the mean moves by a step at most.
     for loud in (1e6, float("inf"), float("nan"), -1e6):
         told = [released_loss({**losses, "c0": loud}, policy, 2) for _ in range(2000)]
@@ -313,12 +313,13 @@ def test_a_training_loss_is_clipped_and_rounded_like_a_score_where_any_leaves():
         assert max(told) <= most
     noisy = PrivacyPolicy(losses=True, score_noise_multiplier=1.5, max_epsilon=9.0)
     generator = random.Random(0)
-    values = [released_loss(losses, noisy, 40, generator=generator) for _ in range(5000)]
-    assert stdev(values) == pytest.approx(largest_loss(40) * 0.15, rel=0.08)
+    middle = dict.fromkeys(losses, largest_loss(40) / 2)
+    values = [released_loss(middle, noisy, 40, generator=generator) for _ in range(5000)]
+    assert stdev(values) == pytest.approx(largest_loss(40) * 0.15, rel=0.05)
 
 
 def inside(gate, query) -> dict:
-    """A model whose cross-entropy is huge where its pattern has a lesion, in one slice, and else that of chance."""
+    """A model whose cross-entropy is huge where a slice has a lesion in a pattern, and else small."""
     weights, own = gate.weights(query), slice(oracle.SIDE - 1, 2 * oracle.SIDE - 1)
     weights[gate.up][:, 1, own, own] *= -5e4
     weights[gate.up.replace("weight", "bias")][0] = 0.0
@@ -383,7 +384,7 @@ def test_no_number_of_an_update_tells_a_server_where_a_patient_has_a_lesion(kits
 
 
 def test_no_number_of_a_record_tells_a_lead_where_a_patient_has_a_lesion(kits, phantom, tmp_path):
-    """Six jobs of one round, each with weights that the lead gives, had told the cell with a correlation of 1."""
+    """Six jobs of one round, each with weights of the lead's, had told the cell with a correlation of 1."""
     deployment, target = kits(), oracle.Target.largest(oracle.truth(next(phantom.glob("site_*")), "training"))
     by_lesion = sorted(oracle.EVERYWHERE, key=lambda cell: target.lesion[cell])
     records = []
@@ -452,20 +453,20 @@ def test_what_a_months_losses_tell_of_a_lesion_is_bounded(phantom):
 
 
 def test_losses_with_noise_are_in_the_account_of_epsilon(kits):
-    site = kits(losses=True, score_noise_multiplier=2.0, max_epsilon=2.0).hospitals["A"]
-    config = one_epoch(12)
+    site, rounds = kits(losses=True, score_noise_multiplier=4.0, max_epsilon=2.0).hospitals["A"], range(1, 6)
+    config = one_epoch(len(rounds))
     site.start(config, "job")
     server = FederationServer(config)
     request = server.start_round(["A"])
     told = []
-    for round_ in range(1, 13):
+    for round_ in rounds:
         weights = {key: value + 0.01 * round_ for key, value in request.weights.items()}
         told.append(site.answer(replace(request, weights=weights, round=round_)).metrics)
-    most = max(n for n in range(1, 13) if epsilon_spent([(2.0, n)], 1e-5) <= 2.0)
-    assert 0 < sum("train_loss" in metrics for metrics in told) == most < 12
+    most = max(n for n in rounds if epsilon_spent([(4.0, n)], 1e-5) <= 2.0)
+    assert sum("train_loss" in metrics for metrics in told) == most < len(rounds)
     cases = case_identities(open_site(site.data), "training")
     ledger = PrivacyLedger(site.kit / "medfedaug" / LEDGER_FILE)
-    assert ledger.releases(cases) == [(2.0, most, 1.0)]
+    assert ledger.releases(cases) == [(4.0, most, 1.0)]
 
 
 @pytest.mark.parametrize("method", ["fedce", "feddg_ga"])
@@ -498,28 +499,14 @@ def test_methods_that_exchange_losses_are_refused_where_these_stay(method, make_
     assert not any("/" in key for key in server.results()["rounds"][-1]["sites"]["A"])
 
 
-def test_no_loss_leaves_under_secure_aggregation(make_site, tiny_config, tmp_path):
-    for name in "ABC":
-        make_site(name, cases=(8, 1, 1))
-    settings = {"privacy": {"min_images": 3, "losses": True}, "jobs": {"min_cases": 1}}
-    deployment = Deployment(
-        [KitHospital(tmp_path / "kits" / n, tmp_path / "data" / n, **settings) for n in "ABC"]
-    )
-    deployment.run(tiny_config(rounds=1), min_sites=3)
-    assert all("train_loss" in reply.metrics for _, reply in deployment.replies if reply.task == TRAIN)
-
-
-def test_a_training_that_fails_counts_as_an_update(kits, phantom):
-    """Whether a loss is finite may follow from one image: a server cannot ask without end."""
-    site, config = kits().hospitals["A"], one_epoch(1)
+def test_a_training_that_fails_counts_as_an_update(kits):
+    """That it fails may follow from one image: a server cannot ask without end."""
+    site, config = kits().hospitals["A"], oracle.run_config(1)
     site.start(config, "job")
-    request = FederationServer(config).start_round(["A"])
-    weights = {key: torch.full_like(value, 3e18) for key, value in request.weights.items()}
-    told = [site.answer(replace(request, weights=weights)).error for _ in range(5)]
-    assert all("loss is" in error for error in told[:3])
-    assert all(
-        "3 updates have left in this job of 1 round, failed ones counted" in error for error in told[3:]
-    )
+    site.signal.trigger(True)
+    told = [site.answer(FederationServer(config).start_round(["A"])).error for _ in range(5)]
+    assert all("the training was stopped" in error for error in told[:3])
+    assert all("3 updates have left in this job of 1 round, failed ones" in error for error in told[3:])
 
 
 def test_noise_on_scores_is_in_the_account_of_epsilon(hospital):
