@@ -52,9 +52,9 @@ class FedDGGA(Method):
         step: d, between 0 and 1. With 0 all sites weigh the same.
 
     Exchange, every round: ``loss`` (2,) up, :math:`E_i` of the model that the site received and of the one
-    that it sends, of a site that lets losses out (``losses`` of its privacy policy), clipped and rounded there;
-    nothing down. The server keeps the models of a round until all have come. A site's weight
-    follows from losses that it tells by itself, and no limit on a site's share applies to it.
+    that it sends, of a site that lets losses out (``losses`` of its privacy policy), clipped and rounded
+    there; nothing down. The server keeps the models of a round until all have come. A site's weight follows
+    from losses that it tells by itself, and no limit on a site's share applies to it.
 
     Raises:
         ConfigError: for a ``step`` outside [0, 1], and where no parameter is averaged.

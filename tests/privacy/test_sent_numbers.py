@@ -142,7 +142,7 @@ def test_planning_and_a_prospect_send_nothing_that_the_table_lacks(deploy, tiny_
 
 
 def test_methods_of_losses_are_those_that_exchange_one():
-    """A method that computes a loss over images for its exchange says so, and is refused where losses stay."""
+    """Each says so, and is refused where losses stay."""
     declared = set()
     for name in method_names():
         found = vars(sys.modules[find_class(name).__module__]).values()
