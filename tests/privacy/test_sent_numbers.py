@@ -16,7 +16,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.federation.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.methods.base import SiteExchange
-from medfedaug.methods.registry import find_class, method_names
+from medfedaug.methods.registry import built_in_methods
 from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
 from medfedaug.privacy.sent_numbers import SENT, listed_name, sent_numbers
 
@@ -144,8 +144,8 @@ def test_planning_and_a_prospect_send_nothing_that_the_table_lacks(deploy, tiny_
 def test_methods_of_losses_are_those_that_exchange_one():
     """Each says so, and is refused where losses stay."""
     declared = set()
-    for name in method_names():
-        found = vars(sys.modules[find_class(name).__module__]).values()
+    for name, method in built_in_methods().items():
+        found = vars(sys.modules[method.__module__]).values()
         if any(isinstance(one, type) and issubclass(one, SiteExchange) and one.of_losses for one in found):
             declared.add(name)
     assert declared == {"fedce", "feddg_ga"}
