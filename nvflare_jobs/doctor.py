@@ -406,11 +406,15 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
-    """What the site's policy says of scores and of models of its own."""
+    """What the site's policy says of scores, losses and models of its own."""
     told = "one by one, for each case"
     if policy.scores == SUMMARY:
         told = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
     yield Check("scores", True, told)
+    told = "stay here; methods that exchange them are refused"
+    if policy.losses:
+        told = f"rounded means over {policy.min_images} patients or more, each clipped to a public range"
+    yield Check("losses", True, told)
     usual = PrivacyPolicy()
     names = ("max_validation_scores", "max_test_scores", "max_unknown_models")
     more = [name for name in names if getattr(policy, name) > getattr(usual, name)]

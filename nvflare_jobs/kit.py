@@ -107,6 +107,7 @@ class Kit:
         save_every: float | None = None,
         min_images: int | None = None,
         scores: str | None = None,
+        losses: bool | None = None,
         lend_models: bool | None = None,
         scanners: Mapping[str, Sequence[str]] | None = None,
         limits: Mapping[str, int | None] | None = None,
@@ -127,6 +128,7 @@ class Kit:
             save_every: minutes between two writes of a round that is under way.
             min_images: statistics leave the site only if they summarise at least this number of images.
             scores: ``"summary"`` or ``"cases"``, see `medfedaug.privacy.PrivacyPolicy`, as for lend_models.
+            losses: whether rounded losses over training cases leave the site.
             lend_models: whether the site sends models of its own to be scored at other sites.
             scanners: models by manufacturer that an exchange of fingerprints tells other sites, in place of
                 those that are set.
@@ -150,13 +152,13 @@ class Kit:
         own |= {"device": device} if device else {}
         own |= {"memory": memory} if memory is not None else {}
         own |= {"save_every": save_every} if save_every is not None else {}
-        policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "lend_models": lend_models}
-        policy |= {"scanners": scanners, **(limits or {})}
+        policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "losses": losses}
+        policy |= {"lend_models": lend_models, "scanners": scanners, **(limits or {})}
         policy = {name: value for name, value in policy.items() if value is not None}
         if self.server and (own or policy or jobs):
             raise ConfigError(
                 f"{self.path}: a server has no data, device, state, memory, cache, save_every, "
-                "min_images, scores, models, scanners or job rules of its own"
+                "min_images, scores, losses, models, scanners or job rules of its own"
             )
         if not self.server or plugins or bundles:
             named = {bundle.name: bundle.to_dict() for bundle in bundles}

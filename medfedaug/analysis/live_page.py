@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import LOSSES_STAY, Teller
 from medfedaug.utils.validation import is_number
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Watched:
         rounds: the number of rounds of the run.
         round: the round under way.
         metric: the validation metric.
-        losses: the training loss of each site by round.
+        losses: the training loss of each site by round, of those that send one; of a site's own run its own.
         scores: the validation score by round; of a site's own run its own.
         seconds: the seconds of each round.
         tested: the test score of each site.
@@ -178,7 +178,7 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
     page.figure(
         body,
         lambda width: _curves(watched, width),
-        "Training loss of each site by round, and the validation score of each round's model.",
+        "Training loss of each site that sends one, and the validation score of each round's model.",
     )
     if watched.tested:
         metrics = list(dict.fromkeys(k for scores in watched.tested.values() for k in scores))
@@ -207,9 +207,13 @@ def _curves(watched: Watched, width: float) -> Figure:
         panel.set_xlabel("round")
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    if not watched.scores:
-        panels[1].text(0.5, 0.5, "no score so far", ha="center", transform=panels[1].transAxes)
-        panels[1].set(xticks=[], yticks=[])
+    waiting = LOSSES_STAY if watched.seconds else "no loss so far"
+    for panel, values, told in zip(
+        panels, (watched.losses, watched.scores), (waiting, "no score so far"), strict=True
+    ):
+        if not values:
+            panel.text(0.5, 0.5, told, ha="center", transform=panel.transAxes)
+            panel.set(xticks=[], yticks=[])
     if len(watched.losses) > 1:
         panels[0].legend()
     return drawing

@@ -47,12 +47,22 @@ def site_config(
             "at least --min-images cases (the default); or cases, one by one under pseudonyms."
         ),
     ] = None,
+    losses: Annotated[
+        bool | None,
+        typer.Option(
+            "--losses/--keep-losses",
+            help="Let losses over training cases leave the site, each patient's clipped to a public range, "
+            "as rounded means over at least --min-images patients, within --max-validation-scores; or keep "
+            "them, and refuse methods that exchange losses (fedce, feddg_ga). By default they are kept.",
+        ),
+    ] = None,
     max_validation_scores: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Most models whose scores on the validation cases may leave within 30 days, over all jobs; "
-            "by default 100. A training job gets one for each of its rounds.",
+            help="Most models whose scores on the validation cases, or losses on the training cases, may "
+            "leave within 30 days, over all jobs; by default 100. A training job gets one for each of its "
+            "rounds.",
         ),
     ] = None,
     max_test_scores: Annotated[
@@ -148,6 +158,7 @@ def site_config(
         cache=cache,
         min_images=min_images,
         scores=scores.value if scores else None,
+        losses=losses,
         lend_models=lend_models,
         scanners=_named_scanners(name_scanner or [], keep=keep_scanners),
         limits={

@@ -112,6 +112,8 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     for site, losses in sorted(watched.losses.items()):
         series = watched.over_rounds(losses)
         table.add_row(f"{site}: training loss", f"{list(losses.values())[-1]:.4f}", sparkline(series))
+    if watched.seconds and not watched.losses:
+        table.add_row("training losses", "stay at the sites", "")
     if watched.scores:
         last = list(watched.scores.values())[-1]
         table.add_row(

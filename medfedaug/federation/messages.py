@@ -114,7 +114,7 @@ class Reply:
         payload: what the methods exchange, with keys ``<method>/<key>``.
         num_samples: the number of training samples of the site, which is the weight of its update.
         metrics: numbers by name, e.g. ``train_loss``, ``val_dice``, ``seconds``; for ``test``, one entry per
-            case below ``cases``.
+            case below ``cases``. Those that leave a real site are in `medfedaug.privacy.sent_numbers`.
         error: one line, if the site could not do what was requested; nothing else is then used.
         masks: under secure aggregation, what the site says to others of the round; of an update, in the place
             of weights and payload, their masked numbers below `MASKED`.

@@ -119,11 +119,14 @@ class SiteExchange(TakesOldNames, ABC):
     Attributes:
         cases_per_value: the smallest number of images that a sent value summarises; ``None`` for all training
             cases of the site.
+        of_losses: whether its values are losses over the training images, which follow from
+            `SiteContext.training_loss` alone. A site that lets no loss out refuses it.
     """
 
     _renamed: ClassVar[Mapping[str, str]] = {"summarises": "cases_per_value", "summarised": "fewest_cases"}
 
     cases_per_value: int | None = None
+    of_losses: bool = False
 
     def fewest_cases(self) -> int | None:
         """Return the number of cases in the value about fewest cases; ``None`` for all training cases."""

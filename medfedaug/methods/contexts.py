@@ -71,6 +71,8 @@ class SiteContext(TakesOldNames):
         case_batches: for each training case, the batches of `training_images` that are its own; a case
             without training samples has none.
         training_batches: the same with the targets.
+        training_loss: the mean of the task's loss over the training images, in evaluation mode, as a method
+            may send it: `medfedaug.federation.site.model.SiteModel.training_loss`.
         pass_own_images: runs the network over the images that the site has to go by, as it does when they are
             scored: the training images, or at a site without any the test images. For what hooks on the
             network see of them; targets play no part.
@@ -98,6 +100,7 @@ class SiteContext(TakesOldNames):
     case_landmarks: Callable[[], Iterable[Tensor]] = _nothing
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
+    training_loss: Callable[..., float] = _nothing
     pass_own_images: Callable[[], None] = _nothing
     local_entries: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()

@@ -22,8 +22,6 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
-from medfedaug.methods.own_loss import training_loss
-from medfedaug.models.substitution import call_with
 from medfedaug.utils.validation import check_choice
 
 __all__ = ["FedCE", "FedCEServer", "FedCESite"]
@@ -54,7 +52,8 @@ class FedCE(Method):
     Args:
         mode: ``"plus"`` for the sum, ``"times"`` for the product.
 
-    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number; down
+    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number, each as far
+    as the site lets losses out (``losses`` of its privacy policy), and clipped and rounded there; down
     ``weight/<site>`` (1,), of every site of the round. The server keeps the models of a round until all have
     come. A site's weight follows in part from what it tells by itself, and no limit on a site's share
     applies to it.
@@ -103,6 +102,8 @@ class FedCESite(SitePart, SiteExchange):
         weights: p of the last round, by site.
     """
 
+    of_losses = True
+
     def __init__(self, context: SiteContext) -> None:
         self.context, self.every_round = context, self
         self.previous: Payload = {}
@@ -121,11 +122,8 @@ class FedCESite(SitePart, SiteExchange):
             for key, old in self.previous.items()
             if key not in self.context.local_entries
         }
-        self.errors = self.errors + torch.tensor([self._error(without), 1.0], dtype=torch.float64)
-
-    def _error(self, weights: Payload) -> float:
-        network = self.context.network
-        return float(training_loss(self.context, lambda inputs: call_with(network, weights, inputs)))
+        error = self.context.training_loss("fedce/error", without)
+        self.errors = self.errors + torch.tensor([error, 1.0], dtype=torch.float64)
 
     def end_round(self) -> None:
         """Keep the trained model for the next round."""

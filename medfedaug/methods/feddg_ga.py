@@ -24,7 +24,6 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
-from medfedaug.methods.own_loss import training_loss
 
 __all__ = ["FedDGGA", "FedDGGASite"]
 
@@ -53,8 +52,9 @@ class FedDGGA(Method):
         step: d, between 0 and 1. With 0 all sites weigh the same.
 
     Exchange, every round: ``loss`` (2,) up, :math:`E_i` of the model that the site received and of the one
-    that it sends; nothing down. The server keeps the models of a round until all have come. A site's weight
-    follows from losses that it tells by itself, and no limit on a site's share applies to it.
+    that it sends, of a site that lets losses out (``losses`` of its privacy policy), clipped and rounded
+    there; nothing down. The server keeps the models of a round until all have come. A site's weight follows
+    from losses that it tells by itself, and no limit on a site's share applies to it.
 
     Raises:
         ConfigError: for a ``step`` outside [0, 1], and where no parameter is averaged.
@@ -93,27 +93,26 @@ class FedDGGA(Method):
 class FedDGGASite(SitePart, SiteExchange):
     """The site's half: the loss of the model that it received, and of the one that it trained."""
 
+    of_losses = True
+
     def __init__(self, context: SiteContext) -> None:
         self.context, self.every_round = context, self
-        self.received = self.trained = torch.zeros(())
+        self.received = self.trained = 0.0
 
     def start_round(self) -> None:
         """Score the model that was received."""
-        self.received = self._loss()
+        self.received = self.context.training_loss("feddg_ga/received")
 
     def end_round(self) -> None:
         """Score the trained model."""
-        self.trained = self._loss()
-
-    def _loss(self) -> Tensor:
-        return training_loss(self.context, self.context.network)
+        self.trained = self.context.training_loss("feddg_ga/trained")
 
     def metrics(self) -> dict[str, float]:
         """Both losses."""
-        return {"loss_received": float(self.received), "loss_trained": float(self.trained)}
+        return {"loss_received": self.received, "loss_trained": self.trained}
 
     def collect(self) -> Payload:
-        return {"loss": torch.stack([self.received, self.trained])}
+        return {"loss": torch.tensor([self.received, self.trained], dtype=torch.float64)}
 
     def apply(self, payload: Payload) -> None:
         """Nothing comes back."""

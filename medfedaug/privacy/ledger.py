@@ -371,7 +371,7 @@ class PrivacyLedger:
         return found is not None
 
     def updates(self, job: str, site: str) -> int:
-        """Count the models of a job, trained on a site's cases, that have left."""
+        """Count the models of a job, trained on a site's cases, that have left, and trainings that failed."""
         with self._opened() as connection:
             ((count,),) = connection.execute(
                 f"SELECT COUNT(*) FROM releases WHERE {_OF_SITE} AND method = 'model'", (job, site)

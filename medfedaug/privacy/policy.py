@@ -56,11 +56,15 @@ class PrivacyPolicy(OneLineErrors):
             (`medfedaug.privacy.released_scores`); or ``"cases"``, one by one.
         score_noise_multiplier: the standard deviation of the Gaussian noise on the mean scores of a model, in
             units of what one patient can change (L2); 0 for none. They then count against ``max_epsilon``.
+        losses: whether losses over training cases leave the site, each patient's clipped to a public range,
+            as a rounded mean (`medfedaug.privacy.released_loss`). Otherwise none does, and methods that
+            exchange losses are refused. None leaves with DP-SGD, and none under secure aggregation.
         allow_differences: whether something about a set of cases may leave that differs by fewer than
             ``min_images`` patients, or cases that name none, from the set of an earlier release. Their
             difference is about these few.
         max_validation_scores: of how many models the scores on any validation case may leave within 30 days,
-            over all jobs. A training job gets those of its rounds, one model each, and no more.
+            over all jobs. A training job gets those of its rounds, one model each, and no more. As many
+            losses on any training case may leave, where ``losses`` lets them.
         max_test_scores: the same of test cases. A training job gets those of one model.
         max_unknown_models: how many models an evaluation job may have scored that this site did not meet in
             a training job, the run's selected model among them.
@@ -92,6 +96,7 @@ class PrivacyPolicy(OneLineErrors):
     cases_per_patient: Count = 1
     scores: Literal["summary", "cases"] = SUMMARY
     score_noise_multiplier: Multiplier = 0.0
+    losses: bool = False
     lend_models: bool = False
     allow_differences: bool = False
     max_validation_scores: Count = 100
@@ -130,7 +135,7 @@ class PrivacyPolicy(OneLineErrors):
     @classmethod
     def of_simulation(cls) -> PrivacyPolicy:
         """Return a policy that lets everything pass, for sites that are all on one machine."""
-        return cls(min_images=1, scores=CASES, lend_models=True)
+        return cls(min_images=1, scores=CASES, losses=True, lend_models=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON types."""

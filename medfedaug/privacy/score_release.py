@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "class_labels",
     "dithered",
+    "largest_loss",
     "released_difference",
     "released_loss",
     "released_scores",
@@ -181,23 +182,53 @@ def released_difference(
     return told
 
 
+def largest_loss(classes: int) -> float:
+    """The upper end of the range to which losses are clipped before they leave a site.
+
+    An overlap of Dice is at most 1, and the cross-entropy of a model that knows nothing of K classes is ln K:
+    their sum is the end for every loss, so that the range follows from the number of classes alone.
+
+    Example:
+        >>> round(largest_loss(2), 3)
+        1.693
+    """
+    return 1.0 + math.log(max(classes, 2))
+
+
 def released_loss(
-    loss: float | None, policy: PrivacyPolicy, patients: int, generator: random.Random | None = None
+    by_case: Mapping[str, float | None],
+    policy: PrivacyPolicy,
+    classes: int,
+    patients: Mapping[str, int] | None = None,
+    generator: random.Random | None = None,
 ) -> float | None:
-    """The training loss of a round as it leaves a site.
+    """Return the loss of a model over a site's training cases as it leaves the site.
 
     Args:
-        loss: the exact one.
-        policy: the site's. With ``scores="summary"`` it is rounded like a score; a loss has no upper bound,
-            so that a single patient may move it by more than a step.
-        patients: the number of patients with training cases.
-        generator: of the dither.
+        by_case: the loss of each training case. Each must follow from its own case and the model alone;
+            ``None`` for a case without samples, which counts as the middle of the range.
+        policy: the site's. Without ``losses``, and of fewer than ``min_images`` patients, nothing leaves.
+            Otherwise each patient's mean loss is clipped to 0 ... `largest_loss`, and their mean is rounded
+            by `dithered` in a step of the range over the number of patients (`step_of`); with
+            ``score_noise_multiplier`` it has Gaussian noise in place of the dither.
+        classes: their number, of which the range follows.
+        patients: see `released_scores`.
+        generator: of dither and noise; by default the operating system's.
     """
-    if loss is None or policy.scores != SUMMARY:
-        return loss
-    if patients < policy.min_images or not math.isfinite(loss):
+    patients, most = patients or {}, largest_loss(classes)
+    owned: dict[Any, list[float]] = {}
+    for case, loss in by_case.items():
+        owned.setdefault(patients.get(case, case), []).append(most * _MIDDLE if loss is None else loss)
+    if not policy.losses or len(owned) < policy.min_images:
         return None
-    return dithered(loss, step_of(patients), generator)
+    means = (sum(losses) / len(losses) / most for losses in owned.values())
+    share = fmean(1.0 if math.isnan(mean) else _share(mean) for mean in means)
+    if policy.score_noise_multiplier:
+        noise = (generator or _system).gauss(0.0, policy.score_noise_multiplier / len(owned))
+        told = round(share + noise, 2)
+    else:
+        told = dithered(share, step_of(len(owned)), generator)
+    return round(_share(told) * most, 9)
 
 
 def _noisy(

@@ -12,7 +12,10 @@ from medfedaug.utils.event_schema import EVENTS, check_event
 from medfedaug.utils.printable import printable
 from medfedaug.utils.validation import is_number
 
-__all__ = ["Teller", "follow", "size_text"]
+__all__ = ["LOSSES_STAY", "Teller", "follow", "size_text"]
+
+LOSSES_STAY = "losses stay at the sites"
+"""Said in place of training losses, which a site sends where its administrator lets them out."""
 
 
 def size_text(number: float) -> str:
@@ -64,7 +67,7 @@ class Teller:
 
     Attributes:
         round: the number of the round under way, 0 before the first.
-        losses: the training loss of each site in this round.
+        losses: the training loss of each site in this round, of those that send one.
     """
 
     def __init__(self, rounds: int = 0) -> None:
@@ -155,6 +158,7 @@ class Teller:
 
     def _round_finished(self, event: Mapping[str, Any]) -> list[str]:
         losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
+        of_losses = f"loss {losses}" if losses else LOSSES_STAY
         told = [f"{event['seconds']:.1f} s"]
         if "samples" in event:
             told.append(f"{event['samples']} samples")
@@ -162,7 +166,7 @@ class Teller:
             told += [
                 f"{name} {size_text(n['up'])} up, {size_text(n['down'])} down" for name, n in sizes.items()
             ]
-        return [f"{self._of(event)}  loss {losses}  ({'; '.join(told)})"]
+        return [f"{self._of(event)}  {of_losses}  ({'; '.join(told)})"]
 
     def _validated(self, event: Mapping[str, Any]) -> list[str]:
         found = ((name, value) for name, value in event.items() if name.startswith("val_"))

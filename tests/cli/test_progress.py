@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from pathlib import Path
@@ -129,6 +130,32 @@ def test_the_rounds_that_a_resumed_job_had_before_are_not_left(tmp_path):
     with console.capture() as said:
         console.print(_shown(watched, events))
     assert "round 85 of 100, running, about 15 min left" in said.get()
+
+
+def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):
+    def watched(**told) -> tuple[str, str, str]:
+        seen, events = Watched(), tmp_path / "events.jsonl"
+        events.touch()
+        for event in (
+            {"event": "round_started", "round": 1, "rounds": 2},
+            {"event": "trained", "round": 1, "site": "A", "samples": 5, **told},
+            {"event": "round_finished", "round": 1, "seconds": 1.0},
+            {"event": "validated", "round": 1, "val_dice": 0.5},
+        ):
+            seen.take(event)
+        console = Console(width=100)
+        with console.capture() as said:
+            console.print(_shown(seen, events))
+        write_watch_page(seen, tmp_path / "run.html", name="job-1")
+        return "\n".join(seen.lines), said.get(), (tmp_path / "run.html").read_text()
+
+    for place in watched():
+        assert re.search(r"losses\s+(│\s*)?stay at the sites", place)
+        assert "loss A" not in place
+    lines, screen, page = watched(train_loss=0.25)
+    assert "loss A 0.2500" in lines
+    assert "A: training loss" in screen
+    assert not any("stay at the sites" in place for place in (lines, screen, page))
 
 
 def test_a_line_that_was_cut_off_hides_no_other(tmp_path):

@@ -14,16 +14,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+import torch
 from hospitals import Deployment
 from hospitals import Hospital as KitHospital
 
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.federation import FederationServer
+from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, epsilon_spent, released_scores
-from medfedaug.privacy.score_release import dithered, released_loss, step_of
+from medfedaug.privacy.score_release import dithered, largest_loss, released_loss, step_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 oracle = importlib.import_module("score_oracle")
@@ -290,11 +294,220 @@ def test_no_distance_and_no_mean_over_few_of_a_class_leaves():
     assert "unit" not in left
 
 
-def test_a_training_loss_is_rounded_like_a_score():
-    policy = PrivacyPolicy()
-    assert {released_loss(0.512345, policy, 10) for _ in range(200)} == {0.4, 0.5, 0.6}
-    assert released_loss(0.512345, policy, 9) is None
-    assert released_loss(0.512345, PrivacyPolicy(scores="cases"), 9) == 0.512345
+def test_a_training_loss_is_clipped_and_rounded_like_a_score_where_any_leaves():
+    few, losses = {f"c{n}": 0.5 for n in range(9)}, {f"c{n}": 0.5 for n in range(10)}
+    policy, most = PrivacyPolicy(losses=True), largest_loss(2)
+    step = round(0.1 * most, 9)
+    assert released_loss(losses, PrivacyPolicy(), 2) is None
+    assert released_loss(losses, PrivacyPolicy(scores="cases"), 2) is None
+    assert released_loss(few, policy, 2) is None
+    # A hundred cases of one patient are one patient's.
+    assert (
+        released_loss({f"c{n}": 0.5 for n in range(100)}, policy, 2, {f"c{n}": 0 for n in range(100)}) is None
+    )
+    found = {round(released_loss(losses, policy, 2) / step, 6) for _ in range(300)}
+    assert found == {2.0, 3.0, 4.0}
+    # Whatever loss a model made by hand has for one patient, the mean moves by a step at most.
+    for loud in (1e6, float("inf"), float("nan"), -1e6):
+        told = [released_loss({**losses, "c0": loud}, policy, 2) for _ in range(2000)]
+        assert abs(fmean(told) - 0.5) <= most / 10 + 0.01
+        assert max(told) <= most
+    noisy = PrivacyPolicy(losses=True, score_noise_multiplier=1.5, max_epsilon=9.0)
+    generator = random.Random(0)
+    middle = dict.fromkeys(losses, largest_loss(40) / 2)
+    values = [released_loss(middle, noisy, 40, generator=generator) for _ in range(5000)]
+    assert stdev(values) == pytest.approx(largest_loss(40) * 0.15, rel=0.05)
+
+
+def inside(gate, query) -> dict:
+    """A model whose cross-entropy is huge where a slice has a lesion in a pattern, and else small."""
+    weights, own = gate.weights(query), slice(oracle.SIDE - 1, 2 * oracle.SIDE - 1)
+    weights[gate.up][:, 1, own, own] *= -5e4
+    weights[gate.up.replace("weight", "bias")][0] = 0.0
+    return weights
+
+
+def one_epoch(rounds: int, **changes):
+    """A job that default rules admit, in which a site's training changes nothing."""
+    network = {**oracle.run_config(rounds).network_args, "adn_ordering": "A"}
+    changes = {
+        "loss": "cross_entropy",
+        "local_steps": 0,
+        "local_epochs": 1,
+        "learning_rate": 1e-30,
+        **changes,
+    }
+    return replace(oracle.run_config(rounds), network_args=network, augmentation="none", **changes)
+
+
+@pytest.fixture
+def kits(phantom, tmp_path):
+    """Two hospitals with kits of their own, as a federation of theirs."""
+
+    def make(**privacy) -> Deployment:
+        (images,) = phantom.glob("site_*")
+        return Deployment([KitHospital(tmp_path / "kits" / name, images, privacy=privacy) for name in "AB"])
+
+    return make
+
+
+def numbers(told) -> list[float]:
+    """All numbers of a message or of a record, but times and sizes."""
+    if isinstance(told, dict):
+        return [n for key, value in told.items() if key != "seconds" for n in numbers(value)]
+    if isinstance(told, list):
+        return [n for value in told for n in numbers(value)]
+    return [told] if isinstance(told, (int, float)) else []
+
+
+def test_no_number_of_an_update_tells_a_server_where_a_patient_has_a_lesion(kits, phantom):
+    """64 training losses of one job gave all of a patient's slice, with a correlation of 0.9999995."""
+    site, config = kits().hospitals["A"], one_epoch(4)
+    site.start(config, "job")
+    gate, target = (
+        oracle.Gate(config),
+        oracle.Target.largest(oracle.truth(next(phantom.glob("site_*")), "training")),
+    )
+    by_lesion = sorted(oracle.EVERYWHERE, key=lambda cell: target.lesion[cell])
+    asked, told = [by_lesion[0], by_lesion[-1], by_lesion[-2]], []
+    assert target.lesion[asked[0]] == 0 < target.lesion[asked[2]]
+    for round_, cell in enumerate(asked, start=1):
+        query = oracle.Query(target.low, target.high, oracle.cells(cell))
+        request = replace(gate.server.start_round(["A"]), weights=inside(gate, query), round=round_)
+        reply = site.answer(request)
+        assert not reply.error
+        assert reply.weights
+        assert "train_loss" not in reply.metrics
+        score = reply.metrics.pop("val_dice", None)
+        assert score is None or score == pytest.approx(round(score, 1))
+        told.append([*numbers(reply.metrics), reply.num_samples])
+    assert told[0] == told[1] == told[2]
+
+
+def test_no_number_of_a_record_tells_a_lead_where_a_patient_has_a_lesion(kits, phantom, tmp_path):
+    """Six jobs of one round, each with weights of the lead's, had told the cell with a correlation of 1."""
+    deployment, target = kits(), oracle.Target.largest(oracle.truth(next(phantom.glob("site_*")), "training"))
+    by_lesion = sorted(oracle.EVERYWHERE, key=lambda cell: target.lesion[cell])
+    records = []
+    for job, cell in enumerate((by_lesion[0], by_lesion[-1])):
+        gate = oracle.Gate(one_epoch(1))
+        torch.save(
+            inside(gate, oracle.Query(target.low, target.high, oracle.cells(cell))), tmp_path / "init.pt"
+        )
+        initial = InitialWeights.read(tmp_path / "init.pt", gate.server.state)
+        server = deployment.run(replace(one_epoch(1), init=initial.digest, seed=job), initial=initial)
+        told = [event for event in deployment.events if event["event"] == "trained"]
+        found = [server.results()["rounds"][0]["sites"]["A"], next(e for e in told if e["site"] == "A")]
+        assert "train_loss" not in json.dumps([server.results(), deployment.events])
+        for entry in found:
+            entry.pop("val_dice", None)
+        records.append(numbers(found))
+    assert records[0] == records[1]
+
+
+def test_losses_that_a_site_lets_out_have_the_budget_of_scores(kits, phantom):
+    deployment = kits(losses=True, max_validation_scores=2)
+    site, config = deployment.hospitals["A"], one_epoch(6)
+    site.start(config, "job")
+    gate, target = (
+        oracle.Gate(config),
+        oracle.Target.largest(oracle.truth(next(phantom.glob("site_*")), "training")),
+    )
+    cells = sorted(oracle.EVERYWHERE, key=lambda cell: -target.lesion[cell])
+
+    def ask(round_, cell):
+        query = oracle.Query(target.low, target.high, oracle.cells(cell))
+        return site.answer(replace(gate.server.start_round(["A"]), weights=inside(gate, query), round=round_))
+
+    patients, most = 30, largest_loss(2)
+    first = ask(1, cells[0]).metrics["train_loss"]
+    share = first / most / step_of(patients)
+    assert share == pytest.approx(round(share))
+    assert ask(1, cells[0]).metrics["train_loss"] == first  # again, as a server that was started anew asks
+    assert "train_loss" not in ask(1, cells[1]).metrics  # of another model in the same round
+    assert ask(2, cells[1]).metrics["train_loss"] is not None
+    last = ask(3, cells[2])
+    assert last.weights
+    assert "train_loss" not in last.metrics
+    site.start(config, "another job")
+    assert "train_loss" not in ask(1, cells[3]).metrics
+    ledger = PrivacyLedger(site.kit / "medfedaug" / LEDGER_FILE)
+    losses = [entry.release for entry in ledger.entries() if entry.release.kind == "losses"]
+    assert [release.queries for release in losses] == [1, 0, 1]
+    assert {(release.split, release.count) for release in losses} == {("training", patients)}
+
+
+def test_what_a_months_losses_tell_of_a_lesion_is_bounded(phantom):
+    """The whole budget against one patient: a correlation of 1 before."""
+    patients, generator = oracle.truth(next(phantom.glob("site_*")), "training"), random.Random(0)
+    target, policy = oracle.Target.largest(patients), PrivacyPolicy(losses=True)
+    found = []
+    for _ in range(20):
+        said = []
+        for cell, _ in target.queries(oracle.EVERYWHERE, policy.max_validation_scores):
+            by_case = {str(n): 0.7 for n in range(len(patients))} | {
+                "0": 0.7 + 1e6 * bool(target.lesion[cell])
+            }
+            said.append((cell, released_loss(by_case, policy, 2, generator=generator)))
+        found.append(target.correlation(said))
+    assert fmean(found) < 0.65
+
+
+def test_losses_with_noise_are_in_the_account_of_epsilon(kits):
+    site, rounds = kits(losses=True, score_noise_multiplier=4.0, max_epsilon=2.0).hospitals["A"], range(1, 6)
+    config = one_epoch(len(rounds))
+    site.start(config, "job")
+    server = FederationServer(config)
+    request = server.start_round(["A"])
+    told = []
+    for round_ in rounds:
+        weights = {key: value + 0.01 * round_ for key, value in request.weights.items()}
+        told.append(site.answer(replace(request, weights=weights, round=round_)).metrics)
+    most = max(n for n in rounds if epsilon_spent([(4.0, n)], 1e-5) <= 2.0)
+    assert sum("train_loss" in metrics for metrics in told) == most < len(rounds)
+    cases = case_identities(open_site(site.data), "training")
+    ledger = PrivacyLedger(site.kit / "medfedaug" / LEDGER_FILE)
+    assert ledger.releases(cases) == [(4.0, most, 1.0)]
+
+
+@pytest.mark.parametrize("method", ["fedce", "feddg_ga"])
+def test_methods_that_exchange_losses_are_refused_where_these_stay(method, make_site, tiny_config, tmp_path):
+    for name in "AB":
+        make_site(name, cases=(8, 1, 1))
+
+    def deploy(**privacy) -> Deployment:
+        settings = {"privacy": {"min_images": 3, **privacy}, "jobs": {"min_cases": 1}}
+        return Deployment(
+            [KitHospital(tmp_path / "kits" / n, tmp_path / "data" / n, **settings) for n in "AB"]
+        )
+
+    with pytest.raises(RunFailed, match=rf"{method} sends losses over training images.*site-config --losses"):
+        deploy().run(tiny_config(method, rounds=2))
+    deployment = deploy(losses=True)
+    server = deployment.run(tiny_config(method, rounds=2))
+    sent = [
+        value
+        for _, reply in deployment.replies
+        if reply.task == TRAIN
+        for value in (
+            reply.payload[f"{method}/{'error' if method == 'fedce' else 'loss'}"] / largest_loss(2)
+        ).tolist()
+    ]
+    steps = [value / step_of(8) for value in (sent if method == "feddg_ga" else sent[::2])]
+    assert steps == [pytest.approx(round(value), abs=1e-4) for value in steps]
+    assert any(steps)
+    assert set(server.results()["rounds"][-1]["sites"]) == {"A", "B"}
+    assert not any("/" in key for key in server.results()["rounds"][-1]["sites"]["A"])
+
+
+def test_a_training_that_fails_counts_as_an_update(kits):
+    """That it fails may follow from one image: a server cannot ask without end."""
+    site, config = kits().hospitals["A"], oracle.run_config(1)
+    site.start(config, "job")
+    site.signal.trigger(True)
+    told = [site.answer(FederationServer(config).start_round(["A"])).error for _ in range(5)]
+    assert all("the training was stopped" in error for error in told[:3])
+    assert all("3 updates have left in this job of 1 round, failed ones" in error for error in told[3:])
 
 
 def test_noise_on_scores_is_in_the_account_of_epsilon(hospital):

@@ -93,12 +93,12 @@ class Deployment(Carrier):
         self.events: list[dict[str, Any]] = []
         self.replies: list[tuple[str, Reply]] = []
 
-    def run(self, config: RunConfig, min_sites: int = 2) -> FederationServer:
+    def run(self, config: RunConfig, min_sites: int = 2, **given: Any) -> FederationServer:
         self.jobs += 1
         self.events, self.replies = [], []
         for hospital in self.hospitals.values():
             hospital.start(config, f"job-{self.jobs}")
-        server = FederationServer(config, self.events.append, Execution(min_sites=min_sites))
+        server = FederationServer(config, self.events.append, Execution(min_sites=min_sites), **given)
         try:
             run_protocol(server, self)
         finally:

@@ -47,6 +47,7 @@ from medfedaug.privacy import (
     released_scores,
 )
 from medfedaug.privacy.job_log import APPROVED, REFUSED, job_hash
+from medfedaug.privacy.sent_numbers import sent_numbers
 
 __all__ = ["ROUND", "Door", "GuardedDoor"]
 
@@ -274,6 +275,7 @@ class GuardedDoor(Door):
         )
         account.bind()
         self._accounts[trainer] = account
+        trainer.release_loss = account.release_loss
         if trainer.trains:
             account.check_cases("training")
 
@@ -286,7 +288,13 @@ class GuardedDoor(Door):
         self.rules.check_payload(self.site, num_bytes({**request.once, **request.payload}) / 1e6)
 
     def met(self, request: Request, trainer: SiteTrainer) -> None:
-        """Enter the model in the ledger, so that an evaluation may have it scored."""
+        """Enter the model in the ledger, so that an evaluation may have it scored.
+
+        Raises:
+            PrivacyRefused: when the site trains no more in this job.
+        """
+        if request.task == TRAIN:
+            self._accounts[trainer].check_updates()
         trained = request.round - 1 if request.task == TRAIN else request.round
         if trained > 0:  # before the first round it may be whatever somebody chose
             trainer.ledger.meet(_identities(request, trainer), self.job)
@@ -322,6 +330,7 @@ class GuardedDoor(Door):
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check what is sent, put pseudonyms in the place of names, and enter it in the ledger."""
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
+        reply.metrics = sent_numbers(reply.task, reply.metrics)
         if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # whose cases are numbers of cases
             reply.metrics = self.pseudonyms.scores(reply.metrics)
         self._accounts[trainer].enter(reply, trainer.guard.samples)
@@ -337,7 +346,8 @@ class GuardedDoor(Door):
         else:
             told = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
         try:
-            enter_message(trainer.ledger, self.site, self.job, told)
+            failed = task == TRAIN and not isinstance(error, (JobRefused, PrivacyRefused))
+            enter_message(trainer.ledger, self.site, self.job, told, failed=failed)
         except MedFedAugError as problem:  # which may be what the message is about
             _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)
         return told

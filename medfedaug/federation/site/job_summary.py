@@ -107,7 +107,8 @@ def summary(entry: JobEntry) -> list[str]:
     lines += [
         f"  {config.rounds} times: the weights that training changes, {sent:.4g} MB, of "
         f"{len(server.acceptance.model.shapes)} entries",
-        f"  {config.rounds} times: number of samples, training loss, validation score, seconds",
+        f"  {config.rounds} times: number of samples, validation score, whole seconds; a training loss where "
+        "this kit's settings let it out (--losses)",
     ]
     lines += [f"  {config.rounds} times: {line}" for line in _exchanged(server.aggregation.every_round)]
     lines += ["  once, at the end: the scores of the test cases"]

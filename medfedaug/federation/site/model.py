@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from medfedaug.federation.site.script_components import Brought, OwnSamples, own
 from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
+from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
+from medfedaug.models.substitution import call_with
 from medfedaug.statistics import ChannelStatistics
-from medfedaug.tasks import EvaluationCase
+from medfedaug.tasks import EvaluationCase, Sample
 
 __all__ = ["SiteModel"]
 
@@ -150,6 +152,7 @@ class SiteModel:
             samples_by_case=lambda: [len(one) for one in samples.by_case()],
             training_images=lambda: samples.images(samples.training()),
             training_batches=lambda: samples.batches(samples.training()),
+            training_loss=self.training_loss,
             case_moments=samples.case_moments,
             case_landmarks=samples.case_landmarks,
             case_batches=lambda: map(samples.images, samples.by_case()),
@@ -165,6 +168,25 @@ class SiteModel:
             round=lambda: self.round,
             rounds=config.rounds,
         )
+
+    def training_loss(self, what: str, weights: Payload | None = None) -> float:
+        """The mean of the task's loss over the training images, in evaluation mode.
+
+        Args:
+            what: the loss by name, for a site that limits what it sends of it.
+            weights: in place of the network's own.
+        """
+        return self._mean_loss(self._samples.training(), weights)
+
+    @torch.no_grad()
+    def _mean_loss(self, samples: Sequence[Sample], weights: Payload | None = None) -> float:
+        found = []
+        with evaluating(self.network):
+            for inputs, targets in self._samples.batches(samples):
+                loss = self.task.loss(call_with(self.network, weights or {}, inputs), targets).double()
+                found.append(torch.stack([loss * len(inputs), torch.full_like(loss, len(inputs))]))
+        total, count = torch.stack(found).sum(dim=0)
+        return float(total / count)
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """The site's channel statistics; see `SiteSamples.statistics`."""

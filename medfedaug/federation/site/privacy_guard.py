@@ -92,6 +92,12 @@ class PrivacyGuard:
         Raises:
             PrivacyRefused: naming site, method and the policy's limit.
         """
+        if exchange.of_losses and not self.policy.losses:
+            raise PrivacyRefused(
+                self.site,
+                f"{name} sends losses over training images, and losses stay at this site (losses of its "
+                "privacy policy; medfedaug site-config --losses)",
+            )
         sample = exchange.sample()
         if sample is None:
             summarised = self._patients(exchange.fewest_cases())
@@ -274,10 +280,12 @@ class PrivacyGuard:
         self._means = dict(means)
 
     def _covered(self) -> str:
-        scores = "" if self.policy.score_noise_multiplier else " and scores"  # with an ε of their own
-        if self.policy.sgd_noise_multiplier:
-            return f"on statistics and weights: losses{scores} are not covered"
-        return f"on statistics alone: model weights, losses{scores} are not covered"
+        on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"
+        weights = [] if self.policy.sgd_noise_multiplier else ["model weights"]
+        # With noise on scores these have an ε of their own, and so have losses, where any leave.
+        scores = [] if self.policy.score_noise_multiplier else ["losses and scores"]
+        others = ", ".join([*weights, *scores])
+        return f"on {on}: {others} are not covered" if others else f"on {on}"
 
     def metrics(self) -> dict[str, float]:
         """ε and δ of all that the site's ledger holds, once this job has released anything with noise.

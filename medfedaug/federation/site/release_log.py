@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -35,6 +35,7 @@ from medfedaug.privacy import (
     Release,
     class_labels,
     released_difference,
+    released_loss,
     released_scores,
 )
 from medfedaug.privacy.account_mark import bind_account
@@ -55,16 +56,25 @@ _NONE: Mapping[str, Sequence[Case]] = {}
 _DAYS = 30
 """For which the scores of models are counted together."""
 
+_LOSS = "loss"
+
+_BUDGETS = {
+    "validation": "max_validation_scores",
+    "test": "max_test_scores",
+    "training": "max_validation_scores",  # of losses
+}
+"""The setting that says of how many models something about the cases of a split may leave."""
+
 
 @dataclass(frozen=True)
 class ScoreRequest:
     """A model whose scores a server asks for.
 
     Args:
-        split: on which cases, ``"validation"`` or ``"test"``.
+        split: on which cases: ``"validation"``, ``"test"``, or of losses ``"training"``.
         model: a hash of all that decides over the scores beside the cases.
-        place: ``"round 3"`` or ``"test"``: of each place a training job gets the scores of one model. Empty
-            in an evaluation.
+        place: ``"round 3"``, ``"test"`` or ``"round 3: train_loss"``: of each place a training job gets the
+            scores of one model. Empty in an evaluation.
         identity: the hash by which the ledger knows models of training jobs; empty in a training job.
     """
 
@@ -74,9 +84,19 @@ class ScoreRequest:
     identity: str = ""
 
 
-def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str) -> None:
-    """Enter a line that the server is told in place of an answer, which there may be before data are open."""
-    ledger.enter([Release(job, "task", "message", text, digest=_hash(text), site=site)])
+def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str, *, failed: bool = False) -> None:
+    """Enter a line that the server is told in place of an answer, which there may be before data are open.
+
+    Args:
+        ledger: the site's.
+        site: its name.
+        job: the job's identifier.
+        text: the line.
+        failed: whether training failed. It counts as an update then: that it failed may be about one
+            image.
+    """
+    method = "model" if failed else "task"
+    ledger.enter([Release(job, method, "message", text, digest=_hash(text), site=site)])
 
 
 class Account:
@@ -91,7 +111,7 @@ class Account:
         rounds: of the job's configuration.
 
     Attributes:
-        epsilon: of all releases with noise about the cases that were scored last; ``None`` without noise.
+        epsilon: the largest of all releases with noise about the cases of a split; ``None`` without noise.
     """
 
     def __init__(
@@ -169,7 +189,7 @@ class Account:
                 reply.metrics[SCORE_EPSILON] = self.epsilon
             self.check_cases("training")
             if reply.weights or reply.masks:
-                self._check_updates()
+                self.check_updates()
             payloads = _by_method(reply.payload)
             sampled = {name: samples[name] for name in payloads if name in samples}
             for cases in sampled.values():
@@ -191,32 +211,80 @@ class Account:
         Raises:
             PrivacyRefused: when scores of this model may not leave.
         """
+        folder, split = self.folder, asked.split
+        whose, labels = folder.patients(split), class_labels(folder, split)
+
+        def left() -> dict[str, Any]:
+            return released_scores(found, self.policy, whose, labels)
+
+        return self._release_once(asked, "scores", left, exact=self.policy.scores != SUMMARY)
+
+    def release_loss(
+        self, what: str, round_: int, weights: Mapping[str, Tensor], by_case: Mapping[str, float | None]
+    ) -> float | None:
+        """Enter a loss over training cases in the ledger, and return the part that leaves.
+
+        As of scores, the same model has the same answer, a job gets one model's in each round, and there is
+        one budget for all jobs.
+
+        Args:
+            what: the loss by name; a job may have several in a round.
+            round_: the round.
+            weights: the model, which decides over the answer beside the cases.
+            by_case: see `released_loss`.
+
+        Returns:
+            See `released_loss`.
+
+        Raises:
+            PrivacyRefused: when no loss of this model may leave.
+        """
+        policy, split = self.policy, "training"
+        rules = (policy.min_images, policy.score_noise_multiplier)
+        model = _hash([_LOSS, what, digest_of(weights), len(self.folder.classes), *rules])
+        asked, whose = ScoreRequest(split, model, f"round {round_}: {what}"), self.folder.patients(split)
+
+        def left() -> dict[str, Any]:
+            return {_LOSS: released_loss(by_case, policy, len(self.folder.classes), whose)}
+
+        found: float | None = self._release_once(asked, "losses", left)[_LOSS]
+        return found
+
+    def _release_once(
+        self, asked: ScoreRequest, kind: str, left: Callable[[], dict[str, Any]], *, exact: bool = False
+    ) -> dict[str, Any]:
+        """Enter what is said of a model, and return it; of the same model what was said before.
+
+        Args:
+            asked: the model.
+            kind: of the release.
+            left: makes what leaves.
+            exact: whether it is the same whenever it is made, so that no answer is kept.
+        """
         split, cases = asked.split, self._cases(asked.split)
         with self.ledger.held():
-            if self.policy.scores == SUMMARY:
+            if not exact:
                 self.check_cases(split)
             earlier = self.ledger.scored(split, asked.model, cases)
             if earlier is not None and earlier.answer:
                 told: dict[str, Any] = json.loads(earlier.answer)
-                self._enter_scores(split, "scores", told, 0)
+                self._enter_scores(split, kind, told, 0)
                 return told
             known = not asked.identity or self.ledger.met(asked.identity)
             if earlier is None:
                 self._check_place(asked, known)
                 self._check_budget(split)
-            folder = self.folder
-            whose, labels = folder.patients(split), class_labels(folder, split)
-            told = released_scores(found, self.policy, whose, labels)
+            told = left()
             if not _left(told):
-                note = str(told.get("note", "no score"))
+                note = str(told.get("note", f"no {kind}"))
                 self.ledger.enter([self._release("task", "message", note, digest=_hash(told))])
                 return told
             if earlier is None:
                 self._spend(split)
             # Counted before it is kept for others who ask: a crash in between gives nothing away.
-            self._enter_scores(split, "scores", told, int(earlier is None))
+            self._enter_scores(split, kind, told, int(earlier is None))
             if earlier is None:
-                answer = json.dumps(told) if self.policy.scores == SUMMARY else ""
+                answer = "" if exact else json.dumps(told)
                 scored = Scored(
                     self.job,
                     split,
@@ -273,8 +341,9 @@ class Account:
         if asked.place:
             if any(scored.place == asked.place for scored in earlier):
                 of = "in the test" if asked.place == "test" else f"of {asked.place}"
+                what = _said(asked.split)
                 raise PrivacyRefused(
-                    self.site, f"the scores of another model {of} have left in this job, and it gets one"
+                    self.site, f"the {what} of another model {of} have left in this job, and it gets one"
                 )
             return
         most = self.policy.max_unknown_models
@@ -286,14 +355,14 @@ class Account:
             )
 
     def _check_budget(self, split: str) -> None:
-        rule = f"max_{split}_scores"
+        rule = _BUDGETS[split]
         since = time.time() - _DAYS * 24 * 3600
         most, sent = getattr(self.policy, rule), self.ledger.queries(split, self._cases(split), since)
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"scores of {sent} model{'s' * (sent != 1)} on its {split} cases have left, and {rule} of "
-                f"its privacy policy is {most} within {_DAYS} days",
+                f"{_said(split)} of {sent} model{'s' * (sent != 1)} on its {split} cases have left, and "
+                f"{rule} of its privacy policy is {most} within {_DAYS} days",
             )
 
     def _spend(self, split: str) -> None:
@@ -310,18 +379,23 @@ class Account:
         if epsilon is None:
             raise PrivacyRefused(
                 self.site,
-                f"privacy budget spent: the {split} scores of one more model would exceed ε = "
+                f"privacy budget spent: the {split} {_said(split)} of one more model would exceed ε = "
                 f"{policy.max_epsilon:g} (δ = {policy.delta:g})",
             )
-        self.epsilon = epsilon
+        self.epsilon = max(epsilon, self.epsilon or 0.0)
 
-    def _check_updates(self) -> None:
+    def check_updates(self) -> None:
+        """Check that the job may have one more update.
+
+        Raises:
+            PrivacyRefused: when as many have left, or have failed, as there may be.
+        """
         sent, most = self.ledger.updates(self.job, self.site), _TIMES * self.rounds
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{sent} updates have left in this job of {self.rounds} round{'s' * (self.rounds != 1)}, and "
-                f"a site answers a round at most {_TIMES} times",
+                f"{sent} updates have left in this job of {self.rounds} round{'s' * (self.rounds != 1)}, "
+                f"failed ones counted, and a site answers a round at most {_TIMES} times",
             )
 
     def _statistics(self, method: str, values: Mapping[str, Tensor], cases: int) -> Release:
@@ -355,7 +429,13 @@ class Account:
 def _left(told: Mapping[str, Any]) -> dict[str, Any]:
     """The scores among what leaves: numbers of a site, or of its cases."""
     cases = {"cases": told["cases"]} if told.get("cases") else {}
-    return cases | {key: value for key, value in told.items() if key in METRICS and value is not None}
+    named = METRICS.keys() | {_LOSS}
+    return cases | {key: value for key, value in told.items() if key in named and value is not None}
+
+
+def _said(split: str) -> str:
+    """The name of what is said of a model on the cases of a split."""
+    return "losses" if split == "training" else "scores"
 
 
 def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from medfedaug.federation.server.site_sampling import site_weight
 from medfedaug.federation.site.gate import ROUND, Door
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
 from medfedaug.federation.site.training_state import StateMismatch
-from medfedaug.privacy import job_hash, released_loss
+from medfedaug.privacy import job_hash
 from medfedaug.privacy.policy import SUMMARY
 from medfedaug.utils.validation import is_number
 
@@ -138,8 +138,10 @@ class Site:
         if self.on_event is None or reply.task in MASK_TASKS:
             return
         methods = sorted({key.split("/", 1)[0] for key in reply.payload})
-        named = ("train_loss", f"val_{self.trainer.task.metric}", self.trainer.task.metric)
+        named = (f"val_{self.trainer.task.metric}", self.trainer.task.metric)
         scores = {name: reply.metrics[name] for name in named if is_number(reply.metrics.get(name))}
+        if reply.task == TRAIN and is_number(self.trainer.last_loss):  # which the site itself may know
+            scores = {"train_loss": self.trainer.last_loss, **scores}
         without = reply.metrics.get(UNSCORED if reply.task == TRAIN else "note")
         self.on_event(
             {
@@ -222,10 +224,6 @@ class Site:
                 score = self._validation_score(request, found)
             reply = trainer.train(request.round, should_stop)
             reply.metrics = {**score, **reply.metrics}
-            whose = len(trainer.folder.cases_of_patients("training"))
-            if "train_loss" in reply.metrics:
-                loss = reply.metrics["train_loss"]
-                reply.metrics["train_loss"] = released_loss(loss, trainer.policy, whose)
             if sealing is not None:
                 self._mask(request, reply, sealing)
             if not trainer.training.private:

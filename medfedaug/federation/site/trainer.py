@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import MedFedAugError, PrivacyRefused
 from medfedaug.federation.initial_weights import INITIAL
 from medfedaug.federation.messages import PREPARE, TRAIN, Reply, namespaced, own_entries, portable
 from medfedaug.federation.planning.fingerprint import PLAN, SPACING, FingerprintExchange, site_spacing
@@ -33,6 +34,11 @@ from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
 
 __all__ = ["SiteTrainer", "site_fingerprint"]
+
+_log = logging.getLogger(__name__)
+
+ReleaseLoss = Callable[[str, int, Mapping[str, Tensor], Mapping[str, float | None]], float | None]
+"""See `medfedaug.federation.site.release_log.Account.release_loss`."""
 
 _SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
@@ -71,6 +77,9 @@ class SiteTrainer(SiteModel):
         loop: a script whose loop trains in the place of the federation's; ``None`` for the federation's.
         continued: the steps of the last round that an earlier process of the site took; 0 for none.
         last_metrics: numbers about the last round of training.
+        last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
+        release_loss: of a loss over training cases what may leave, of a site in a real federation, whose
+            `medfedaug.federation.site.gate.GuardedDoor` sets it; ``None`` where everything may.
         memory: what the site keeps from round to round.
         guard: what the site's policy lets out; made by `open`, like ``training``.
         training: the local training.
@@ -103,6 +112,8 @@ class SiteTrainer(SiteModel):
         self.loop: ForeignLoop | None = None
         self.continued = 0
         self.last_metrics: dict[str, Any] = {}
+        self.last_loss: float | None = None
+        self.release_loss: ReleaseLoss | None = None
         self._planned: dict[str, Any] = {}
         self._aborted = False
 
@@ -251,6 +262,7 @@ class SiteTrainer(SiteModel):
                     self.guard.observe(name, part.every_round)
             half.beside = {"pending": self.guard.pending()}
         self._personalise()
+        before = self._loss_that_leaves()
         self.memory.present = -1
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
@@ -270,7 +282,8 @@ class SiteTrainer(SiteModel):
             for name, part in self.parts.items():
                 if part.every_round is not None:
                     collected.update(namespaced(self.guard.collect(name, part.every_round), name))
-        self.last_metrics = self._metrics(losses)
+        self.last_loss = sum(losses) / len(losses) if losses else None  # a script may keep its own to itself
+        self.last_metrics = self._metrics(before)
         # Last, since a method's state may change when it summarises the round.
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
@@ -279,14 +292,49 @@ class SiteTrainer(SiteModel):
         half.discard()
         return self._update(round_, collected)
 
-    def _metrics(self, losses: list[float]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if losses:  # a script may keep its own to itself
-            found["train_loss"] = sum(losses) / len(losses)
+    def _metrics(self, before: float | None) -> dict[str, Any]:
+        loss = self.last_loss if self.release_loss is None else before
+        found: dict[str, Any] = {} if loss is None else {"train_loss": loss}
         for name, part in self.parts.items():
             if not self.training.private:
                 found.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         return {**found, **self.guard.metrics()}
+
+    def _loss_that_leaves(self) -> float | None:
+        """The loss of the model that is about to be trained, where a real site sends one.
+
+        That of the steps would follow from the weights in between, and so in each case from all others.
+        """
+        hidden = self.training.private or self.composition.sums is not None
+        if self.release_loss is None or not self.policy.losses or hidden or self.config.loop:
+            return None
+        try:
+            return self._released_loss("train_loss")
+        except PrivacyRefused as error:
+            _log.warning("site %s: the update comes without a loss: %s", self.name, error)
+            return None
+
+    def training_loss(self, what: str, weights: Payload | None = None) -> float:
+        """See `SiteModel.training_loss`; in a real federation what the site lets out of it.
+
+        Raises:
+            PrivacyRefused: when that is nothing.
+        """
+        if self.release_loss is None:
+            return super().training_loss(what, weights)
+        found = self._released_loss(what, weights)
+        if found is None:
+            raise PrivacyRefused(self.name, f"no loss leaves ({what}; losses of its privacy policy)")
+        return found
+
+    def _released_loss(self, what: str, weights: Payload | None = None) -> float | None:
+        assert self.release_loss is not None
+        cases, samples = self.folder.cases["training"], self._samples.by_case()
+        by_case = {
+            case.name: self._mean_loss(own, weights) if len(own) else None
+            for case, own in zip(cases, samples, strict=True)
+        }
+        return self.release_loss(what, self.round, {**self.network.state_dict(), **(weights or {})}, by_case)
 
     def _update(self, round_: int, collected: Payload) -> Reply:
         state = self.network.state_dict()

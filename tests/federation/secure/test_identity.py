@@ -40,7 +40,7 @@ def deploy(make_photos, tmp_path, monkeypatch, project, issued):
         make_photos(name, 5, size=8)
         write_kit(tmp_path / "kits" / name, *issued[name], project.root)
 
-    def run(deployment=Deployment, secure=True, min_sites=3, methods="fedavg", **rules):
+    def run(deployment=Deployment, secure=True, min_sites=3, methods="fedavg", privacy=None, **rules):
         config = configure(
             find_sites(tmp_path / "photos"),
             methods=tuple(parse_methods(methods)),
@@ -49,7 +49,7 @@ def deploy(make_photos, tmp_path, monkeypatch, project, issued):
         hospitals = [
             Hospital(
                 *(tmp_path / "kits" / name, tmp_path / "photos" / name),
-                privacy={"min_images": 1},
+                privacy={"min_images": 1, **(privacy or {})},
                 jobs={**LAX, **rules},
             )
             for name in SITES
@@ -62,6 +62,13 @@ def deploy(make_photos, tmp_path, monkeypatch, project, issued):
 
 def sent(deployment):
     return [reply for _, reply in deployment.replies if reply.task == TRAIN and not reply.error]
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_no_loss_leaves_beside_a_masked_update(deploy, secure):
+    """Nothing covers it there, and the site lets it out where the update is its own anyway."""
+    _, deployment = deploy(secure=secure, privacy={"losses": True})
+    assert {"train_loss" in reply.metrics for reply in sent(deployment)} == {not secure}
 
 
 def test_hospitals_with_certificates_train_together_and_their_ledgers_have_what_left(deploy, run, tmp_path):

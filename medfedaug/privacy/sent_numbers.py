@@ -1,0 +1,69 @@
+"""Lists the numbers that a site's answers may hold: no other leaves a site of a real federation.
+
+``docs/threats.md`` says of each its range, how many patients it is about, and what bounds its repetition;
+``tests/privacy/test_sent_numbers.py`` compares the two, and the messages of federations with both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from medfedaug.metrics.registry import METRICS
+
+__all__ = ["METRIC", "SENT", "listed_name", "sent_numbers"]
+
+METRIC = "METRIC"
+"""Stands for the name of a metric."""
+
+_OF_SCORES = (
+    METRIC,
+    "cases",
+    "case_metrics",
+    "classes",
+    "missed",
+    "patients",
+    "scored_cases",
+    "note",
+    "unit",
+)
+_OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/score_epsilon")
+
+SENT: Mapping[str, tuple[str, ...]] = {
+    "fingerprint": _OF_NOISE,
+    "prospect": ("cases", "looked_at", "patients", "test_patients", "scanners", "noise", *_OF_NOISE),
+    "prepare": ("cases", "input", "spacing", *_OF_NOISE),
+    "train": (f"val_{METRIC}", "val_note", "train_loss", "seconds", *_OF_NOISE),
+    "validate": _OF_SCORES,
+    "test": _OF_SCORES,
+    "lend": _OF_NOISE,
+    "score": (*_OF_SCORES, "against", "seconds"),
+}
+"""The entries of `medfedaug.federation.messages.Reply.metrics` by task.
+
+What a method tells of its training is not among them: exact numbers about a site's images, of which a job may
+ask for as many as it has rounds."""
+
+
+def listed_name(name: str) -> str:
+    """Return the name under which `SENT` has an entry of an answer.
+
+    Example:
+        >>> listed_name("val_dice"), listed_name("auc"), listed_name("seconds")
+        ('val_METRIC', 'METRIC', 'seconds')
+    """
+    prefix = "val_" if name.startswith("val_") else ""
+    return f"{prefix}{METRIC}" if name.removeprefix(prefix) in METRICS else name
+
+
+def sent_numbers(task: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of an answer that may leave, times in whole seconds.
+
+    Args:
+        task: the request's.
+        metrics: the answer's.
+    """
+    sent = SENT.get(task, ())
+    left = {name: value for name, value in metrics.items() if listed_name(name) in sent}
+    return left | {"seconds": math.ceil(left["seconds"])} if "seconds" in left else left

@@ -1,0 +1,151 @@
+"""Every number in the messages of a site is in the table of `docs/threats.md`, and no other leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hospitals import Deployment, Hospital
+
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import RunConfig
+from medfedaug.federation.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
+from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
+from medfedaug.methods.base import SiteExchange
+from medfedaug.methods.registry import built_in_methods
+from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
+from medfedaug.privacy.sent_numbers import SENT, listed_name, sent_numbers
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/threats.md").read_text(encoding="utf-8")
+EVERY = {*TASKS, *SCORING_TASKS}
+FREE = {"min_cases": 1}
+
+
+def table() -> dict[str, set[str]]:
+    """By task, the names of what an answer may hold, as the page lists them."""
+    section = PAGE.partition("## Every number in a site's messages")[2].partition("\n## ")[0]
+    found: dict[str, set[str]] = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| `"):
+            continue
+        assert all(cells[:5]), f"a row without range, patients or repetition: {line}"
+        tasks = EVERY if cells[1] == "all" else set(re.findall(r"`([^`]+)`", cells[1]))
+        assert tasks <= EVERY
+        for task in tasks:
+            found.setdefault(task, set()).update(re.findall(r"`([^`]+)`", cells[0]))
+    return found
+
+
+LISTED = table()
+
+
+def names(reply: Reply) -> set[str]:
+    """What a message holds, by the names of the table."""
+    fields = {"weights": reply.weights, "masks": reply.masks, "statistics": reply.payload}
+    fields |= {"num_samples": reply.num_samples, "error": reply.error}
+    return {name for name, value in fields.items() if value} | {listed_name(name) for name in reply.metrics}
+
+
+def check(replies) -> None:
+    for reply in replies:
+        lacking = names(reply) - LISTED[reply.task]
+        assert not lacking, f"the table of threats.md lacks {lacking} of {reply.task}"
+
+
+def test_the_table_and_the_list_of_what_leaves_are_one():
+    of_a_message = {"weights", "masks", "statistics", "num_samples", "error"}
+    assert {task: listed - of_a_message for task, listed in LISTED.items()} == {
+        task: set(SENT.get(task, ())) for task in EVERY
+    }
+    assert all("error" in LISTED[task] for task in EVERY)
+    assert all({*LISTED[task]} == {"masks", "error"} for task in MASK_TASKS)
+
+
+def test_what_the_list_lacks_does_not_leave():
+    told = {"val_dice": 0.5, "fedfa/negative_std": 0.1, "ditto/loss": 2.0, "seconds": 1.2, "skipped": 3}
+    assert sent_numbers("train", told) == {"val_dice": 0.5, "seconds": 2}
+    assert sent_numbers("no task", told) == {}
+
+
+@pytest.fixture
+def deploy(make_site, tmp_path):
+    def make(**privacy) -> Deployment:
+        for name in "AB":
+            if not (tmp_path / "data" / name).exists():
+                make_site(name, cases=(8, 3, 3))
+        settings = {"privacy": {"min_images": 3, **privacy}, "jobs": FREE}
+        return Deployment(
+            [Hospital(tmp_path / "kits" / name, tmp_path / "data" / name, **settings) for name in "AB"]
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "methods", ["fedrdn,fedfa", "ditto", "moon", "fedrobust", "randconv", "feddg_ga", "fedce", "fednova"]
+)
+def test_a_training_sends_nothing_that_the_table_lacks(deploy, tiny_config, methods):
+    deployment = deploy(losses=True)
+    server = deployment.run(tiny_config(methods, rounds=2))
+    replies = [reply for _, reply in deployment.replies]
+    assert not any(reply.error for reply in replies)
+    assert {reply.task for reply in replies} >= {"prepare", "train", "test"}
+    check(replies)
+    for entry in server.results()["rounds"]:
+        for told in entry["sites"].values():
+            known = {"samples", *LISTED["train"]}
+            assert {listed_name(name) for name in told} <= known
+
+
+def test_scores_of_cases_and_an_evaluation_send_nothing_that_the_table_lacks(deploy, tiny_config, tmp_path):
+    deployment = deploy(scores="cases", max_unknown_models=3, lend_models=True)
+    server = deployment.run(tiny_config(rounds=1))
+    check(reply for _, reply in deployment.replies)
+    results = json.loads(json.dumps(server.results()))
+    state = {key: server.selection.state[key].clone() for key in server.shared}
+    known = EvaluatedRun(RunConfig.from_dict(results["config"]), results["run"], 1, state, sites=("A", "B"))
+    path = tmp_path / "model.safetensors"
+    known.save(path)
+    runs = {FEDERATION: EvaluatedRun.load(path, known.config)}
+    runs["other"] = replace(runs[FEDERATION], weights={k: v + 0.01 for k, v in state.items()}, owner="A")
+    site = deployment.hospitals["A"]
+    for privacy in ({"scores": "cases"}, {"scores": "summary", "allow_differences": True}):
+        site.set(
+            data=str(site.data),
+            device="cpu",
+            privacy={"min_images": 3, "max_unknown_models": 3, "lend_models": True, **privacy},
+            jobs=FREE,
+        )
+        site.start(known.config, f"evaluation {privacy['scores']}")
+        site.executor = EvaluationExecutor(runs={name: run.config.to_dict() for name, run in runs.items()})
+        site.executor.log_error = lambda *args, **more: None
+        replies = [site.answer(request) for request, _ in Evaluation(runs).scores(["A"])]
+        assert not any(reply.error for reply in replies), [reply.error for reply in replies]
+        assert any(reply.metrics.get("against") for reply in replies) or privacy["scores"] == "summary"
+        check(replies)
+
+
+def test_planning_and_a_prospect_send_nothing_that_the_table_lacks(deploy, tiny_config):
+    deployment = deploy()
+    planned = tiny_config(rounds=1, plan=Plan(), planning={"memory": 0.05})
+    deployment.run(planned)
+    assert "fingerprint" in {reply.task for _, reply in deployment.replies}
+    check(reply for _, reply in deployment.replies)
+    deployment.run(replace(tiny_config(), prospect=True))
+    assert {reply.task for _, reply in deployment.replies} == {"prospect"}
+    check(reply for _, reply in deployment.replies)
+
+
+def test_methods_of_losses_are_those_that_exchange_one():
+    """Each says so, and is refused where losses stay."""
+    declared = set()
+    for name, method in built_in_methods().items():
+        found = vars(sys.modules[method.__module__]).values()
+        if any(isinstance(one, type) and issubclass(one, SiteExchange) and one.of_losses for one in found):
+            declared.add(name)
+    assert declared == {"fedce", "feddg_ga"}
