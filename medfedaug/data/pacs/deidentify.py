@@ -19,7 +19,7 @@ from pydicom.sequence import Sequence as Items
 from pydicom.uid import PYDICOM_IMPLEMENTATION_UID
 
 from medfedaug._version import __version__
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import private_folder, write_atomic
 
 if TYPE_CHECKING:
     from pydicom import DataElement, Dataset
@@ -120,13 +120,13 @@ class Deidentifier:
             StorageError: when one cannot be written.
             Exception: whatever pydicom raises for a damaged object.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         written = []
         for file in files:
             dataset = pydicom.dcmread(file)
             self.clean(dataset, patient=patient, study=study)
             target = folder / f"{dataset.SOPInstanceUID}.dcm"
-            write_atomic(target, partial(_write, dataset))
+            write_atomic(target, partial(_write, dataset), private=True)
             written.append(target)
         return written
 

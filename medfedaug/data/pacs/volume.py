@@ -13,7 +13,7 @@ import SimpleITK as sitk
 
 from medfedaug.data.io.dicom_series import DicomSeries, load_series, scan, select
 from medfedaug.errors import ReaderError
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import private_folder, write_atomic
 
 __all__ = ["load_on_grid", "open_volume", "write_nifti"]
 
@@ -98,7 +98,9 @@ def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
 
 
 def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """Write voxels as NIfTI, whole or not at all; whole numbers of 16 bits as such.
+    """Write voxels as NIfTI, whole or not at all, for their owner alone; whole numbers of 16 bits as such.
+
+    The same voxels give the same bytes.
 
     Args:
         path: a file ``.nii.gz``; folders above it are made.
@@ -108,17 +110,17 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     Raises:
         StorageError: when it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     if voxels.dtype.kind == "f" and _whole(voxels):
         voxels = voxels.astype(np.int16)
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
 
     def write(file: IO[bytes]) -> None:
-        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed:
+        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
             image.to_stream(packed)
 
-    write_atomic(path, write)
+    write_atomic(path, write, private=True)
 
 
 def _whole(voxels: np.ndarray) -> bool:
