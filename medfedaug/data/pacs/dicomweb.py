@@ -21,6 +21,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from medfedaug.data.pacs.archive import (
+    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Access,
@@ -32,6 +33,7 @@ from medfedaug.data.pacs.archive import (
     RequestRefused,
     Wanted,
     in_order,
+    known_fields,
     matching,
     valid_uid,
 )
@@ -102,6 +104,17 @@ class DicomWebArchive(Archive):
                 "SeriesInstanceUID",
             )
         return in_order(FoundSeries.of_values(study.uid, row) for row in rows)
+
+    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
+        """List objects by QIDO."""
+        with self._asking():
+            rows = self._pages(
+                lambda **page: self._client().search_for_instances(
+                    series.study, series.uid, fields=[*OBJECT_FIELDS], **page
+                ),
+                "SOPInstanceUID",
+            )
+        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in rows}
 
     @staticmethod
     def _pages(search: Callable[..., list[dict[str, Any]]], key: str) -> list[dict[str, str]]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pydicom
-
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, require_pacs
+from medfedaug.data.pacs.archive_changes import taken_series
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.choice import ImportSettings, Planned
-from medfedaug.data.pacs.label_grid import LabelGrid, class_of, referenced_series
+from medfedaug.data.pacs.label_choice import LabelRefused, Outline, choose_outlines, possible_outlines
+from medfedaug.data.pacs.label_grid import LabelGrid
+from medfedaug.data.pacs.label_objects import LabelObject, class_of
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
@@ -23,11 +25,29 @@ from medfedaug.errors import ConfigError, ReaderError, StorageError
 from medfedaug.utils.files import private_folder
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from medfedaug.data.io.dicom_series import DicomSeries
     from medfedaug.data.pacs.deidentify import Deidentifier
 
-__all__ = ["import_studies"]
+__all__ = ["ImportOutcome", "import_studies"]
 
-_LARGE = "64 KB"  # values that are read when they are needed: pixels
+
+@dataclass(frozen=True)
+class ImportOutcome:
+    """Outcome of an import, by case.
+
+    Args:
+        problems: reasons why a study was not imported.
+        notes: decisions about the label map of a study that this call imported.
+        refreshed: versions of the cases that a refresh replaced.
+        set_aside: versions that a refresh took out of the data folder: their studies would be refused now.
+    """
+
+    problems: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, Sequence[str]] = field(default_factory=dict)
+    refreshed: dict[str, int] = field(default_factory=dict)
+    set_aside: dict[str, int] = field(default_factory=dict)
 
 
 def import_studies(
@@ -38,9 +58,13 @@ def import_studies(
     settings: ImportSettings,
     on_event: Callable[[dict[str, object]], object] = lambda event: None,
     *,
+    changed: Collection[str] = (),
     new_uid: Callable[[str], str] | None = None,
-) -> dict[str, str]:
+) -> ImportOutcome:
     """Fetch and convert the studies of a plan; those that are there already are kept.
+
+    With ``settings.refresh``, those that changed are taken again. One that would be refused now is taken out
+    of the data folder; one that cannot be fetched stays. The version before is kept.
 
     Args:
         archive: the archive.
@@ -50,10 +74,8 @@ def import_studies(
         settings: the choices.
         on_event: called from several threads with ``start`` (``todo``, ``there``, ``objects``), ``object``
             for each that came, ``imported`` and ``failed`` (``case``).
+        changed: cases of which the archive has something else than what was taken.
         new_uid: with ``settings.anonymise``, the UID in place of another one, with the site's key.
-
-    Returns:
-        Problems by case.
 
     Raises:
         ArchiveError: where the archive cannot be used any more; what is imported stays.
@@ -69,7 +91,7 @@ def import_studies(
         deidentifier = Deidentifier(new_uid, lambda name: class_of(name, settings.segments))
     files = CaseFiles(out, state)
     with files.locked():
-        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans)
+        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans, changed)
 
 
 class _Import:
@@ -93,9 +115,10 @@ class _Import:
         self._patience = Patience(archive.place, answered=True)
         self._given_up = threading.Event()
         self._fetching = ThreadPoolExecutor(settings.parallel)
+        self._outcome = ImportOutcome()
 
-    def run(self, plans: Sequence[Planned]) -> dict[str, str]:
-        """Import the studies, and return the problems by case."""
+    def run(self, plans: Sequence[Planned], changed: Collection[str]) -> ImportOutcome:
+        """Import the studies."""
         settings, files, studies = self._settings, self._files, self._studies
         studies.settle(settings)
         files.remove_unfinished()
@@ -104,11 +127,18 @@ class _Import:
             if plan.patient in studies.withdrawn:
                 plan.problem = "the patient was withdrawn"
                 files.remove(plan.case)
+        again = {*changed} if settings.refresh else set()
+        for plan in plans:
+            if plan.problem and plan.study is not None and plan.case in again:
+                self._set_aside(plan)
         sound = [plan for plan in plans if not plan.problem]
         todo = [
-            plan for plan in sound if plan.case not in studies.studies or not files.whole(plan.case, settings)
+            plan
+            for plan in sound
+            if plan.case not in studies.studies or plan.case in again or not files.whole(plan.case, settings)
         ]
-        failed = {plan.case: plan.problem for plan in plans if plan.problem}
+        failed = self._outcome.problems
+        failed.update({plan.case: plan.problem for plan in plans if plan.problem})
         objects = sum(plan.objects for plan in todo)
         self._on_event(
             {"event": "start", "todo": len(todo), "there": len(sound) - len(todo), "objects": objects}
@@ -126,7 +156,16 @@ class _Import:
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies.studies, settings)
-        return failed
+        studies.save()
+        files.earlier.trim(settings.keep_versions)
+        return self._outcome
+
+    def _set_aside(self, plan: Planned) -> None:
+        """Take a case out of the data folder whose study would be refused now."""
+        if plan.case in self._studies.studies and self._files.whole(plan.case, self._settings):
+            version = self._studies.version(plan.case)
+            self._files.set_aside(plan.case, version)
+            self._outcome.set_aside[plan.case] = version
 
     def _import(self, plan: Planned) -> str:
         """Import one study, and return its problem; empty where there is none."""
@@ -139,6 +178,9 @@ class _Import:
             self._convert(plan, staging)
         except ReaderError as error:
             problem = str(error)
+            self._set_aside(plan)
+            if isinstance(error, LabelRefused):
+                self._studies.refuse(plan, error.segments)
         except (FetchError, ArchiveError) as error:
             # Its objects stay, and the next call asks for those that are missing alone.
             self._on_event({"event": "failed", "case": plan.case})
@@ -158,7 +200,7 @@ class _Import:
         images, objects = plan.images, None
         if len(images) > max(1, len(settings.channels)):
             objects = _label_objects(_came(coming))
-            images = [_referred(images, objects)]
+            images = [_referred(images, possible_outlines(objects, settings) or objects)]
         coming += [self._fetch(one, staging / f"image{n}") for n, one in enumerate(images)]
         found = _came(coming)[: len(plan.labels)]
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
@@ -166,29 +208,33 @@ class _Import:
             open_volume(staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in)
             for n, rule in enumerate(rules)
         ]
-        grid, label = volumes[0], None
+        grid, label, notes = volumes[0], None, []
+        objects = objects if objects is not None else _label_objects(found)
         if settings.labelled:
-            objects = objects if objects is not None else _label_objects(found)
-            named = set().union(*(referenced_series(one) for one in objects))
+            some = possible_outlines(objects, settings) or objects
+            named = set().union(*(one.references for one in some))
             grid = next((one for one in volumes if one.uid in named), grid)
-            label = LabelGrid(grid, settings.segments, settings.classes, overlap=settings.overlap)
             if grid.uid not in named:
                 raise ReaderError("none of its label maps refers to its image")
-            for one in objects:
-                if grid.uid in referenced_series(one):
-                    _add(label, one, settings.threshold)
-            if not label.used:
-                raise ReaderError("none of its segments has a name that --segments gives")
+            label, notes = _label_map(grid, objects, settings)
         assert grid.affine is not None
-        for path, voxels in zip(
-            files.images(plan.case, settings.channels), load_on_grid(volumes, grid), strict=True
-        ):
+        written = load_on_grid(volumes, grid)
+        before = files.whole(plan.case, settings) and plan.case in self._studies.studies
+        if before:
+            files.keep(plan.case, version := self._studies.version(plan.case))
+        for path, voxels in zip(files.images(plan.case, settings.channels), written, strict=True):
             write_nifti(path, voxels, grid.affine)
         if label is not None:
-            write_nifti(files.label(plan.case), label.voxels, grid.affine)
+            write_nifti(files.label(plan.case), label, grid.affine)
         if self._deidentifier is not None:
             _keep_objects(self._deidentifier, _came(coming), files.dicom(plan.case), plan)
-        self._studies.enter(plan, [one.uid for one in images])
+        differs = files.earlier.restore_equal(plan.case, version) if before else None
+        instances = {one.uid: [piece.instance for piece in one.slices] for one in volumes}
+        taken = taken_series(plan, instances, objects)
+        self._studies.enter(plan, [one.uid for one in images], taken, notes, differs)
+        self._outcome.notes[plan.case] = notes
+        if differs:
+            self._outcome.refreshed[plan.case] = self._studies.version(plan.case)
 
     def _fetch(self, series: FoundSeries, folder: Path) -> Future[list[Path]]:
         arrived = {"event": "object"}
@@ -215,16 +261,13 @@ def _came(coming: Sequence[Future[list[Path]]]) -> list[list[Path]]:
     return [future.result() for future in coming]
 
 
-def _label_objects(series: Sequence[Sequence[Path]]) -> list[pydicom.Dataset]:
-    """Open label objects; their pixels are read when they are needed."""
-    try:
-        return [pydicom.dcmread(file, defer_size=_LARGE) for files in series for file in files]
-    except Exception as error:  # a damaged object fails anywhere in pydicom
-        raise ReaderError("a label object is damaged") from error
+def _label_objects(series: Sequence[Sequence[Path]]) -> list[LabelObject]:
+    """Open label objects."""
+    return [LabelObject.read(file) for files in series for file in files]
 
 
-def _referred(images: Sequence[FoundSeries], objects: Sequence[pydicom.Dataset]) -> FoundSeries:
-    named = set().union(*(referenced_series(one) for one in objects))
+def _referred(images: Sequence[FoundSeries], objects: Sequence[LabelObject]) -> FoundSeries:
+    named = set().union(*(one.references for one in objects))
     found = [one for one in images if one.uid in named]
     if len(found) != 1:
         what = "none" if not found else f"{len(found)}"
@@ -234,9 +277,23 @@ def _referred(images: Sequence[FoundSeries], objects: Sequence[pydicom.Dataset])
     return found[0]
 
 
-def _add(grid: LabelGrid, dataset: pydicom.Dataset, threshold: float) -> None:
+def _label_map(
+    grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings
+) -> tuple[np.ndarray, list[str]]:
+    """The label map of an image, and what was decided about it."""
+    choice = choose_outlines([one for one in objects if grid.uid in one.references], settings)
+    label = LabelGrid(grid, settings)
+    for outline in choice.outlines:
+        _add(label, outline)
+    notes = [*choice.notes]
+    if label.crossed:
+        notes.append(f"contours that cross in {label.crossed} slices: united")
+    return label.voxels, notes
+
+
+def _add(grid: LabelGrid, outline: Outline) -> None:
     try:
-        grid.add(dataset, threshold)
+        grid.add(outline.source.dataset, outline.classes)
     except ReaderError:
         raise
     except Exception as error:  # a damaged object fails anywhere in pydicom
