@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from medfedaug.data.pacs.archive import (
@@ -33,13 +34,15 @@ def taken_series(plan: Planned, images: Mapping[str, Sequence[str]], labels: Seq
         labels: all label objects, also those that were left out.
 
     Returns:
-        By SeriesInstanceUID the kind and modality, and by SOPInstanceUID the dates of label objects.
+        By SeriesInstanceUID the kind and modality; of an image the number of its objects and a hash of their
+        UIDs, since a list of thousands of studies is written anew with each of them; of label objects the
+        dates by SOPInstanceUID.
     """
     found: Taken = {}
     for one in plan.images:
         kind = _IMAGE if one.uid in images else _OTHER
-        objects: dict[str, dict[str, str]] = {uid: {} for uid in sorted(images.get(one.uid, ()))}
-        found[one.uid] = {"kind": kind, "modality": one.modality, "objects": objects}
+        uids = {*images.get(one.uid, ())}
+        found[one.uid] = {"kind": kind, "modality": one.modality, "count": len(uids), "uids": _hash(uids)}
     for one in plan.labels:
         objects = {
             label.uid: known_fields(label.dataset, OBJECT_FIELDS)
@@ -114,12 +117,15 @@ def _changes(archive: Archive, plan: Planned, entry: Mapping[str, Any]) -> list[
 
 
 def _of_series(archive: Archive, one: FoundSeries, known: Mapping[str, Any]) -> list[str]:
-    before: Mapping[str, Mapping[str, str]] = known["objects"]
-    if known["kind"] == _IMAGE:
-        same = one.instances in (None, len(before))
-        return [] if same else [f"{one.modality} series of {one.instances} objects, {len(before)} before"]
     if known["kind"] == _OTHER:
         return []
+    if known["kind"] == _IMAGE:
+        count, same = one.instances, one.instances == known["count"]
+        if count is None:  # the archive does not say
+            uids = archive.find_objects(one).keys()
+            count, same = len(uids), _hash(uids) == known["uids"]
+        return [] if same else [f"{one.modality} series of {count} objects, {known['count']} before"]
+    before: Mapping[str, Mapping[str, str]] = known["objects"]
     now = archive.find_objects(one)
     counts = {
         "new": len(now.keys() - before.keys()),
@@ -127,6 +133,10 @@ def _of_series(archive: Archive, one: FoundSeries, known: Mapping[str, Any]) -> 
         "rewritten": sum(_differ(before[uid], now[uid]) for uid in before.keys() & now.keys()),
     }
     return [f"{count} {what} {one.modality}" for what, count in counts.items() if count]
+
+
+def _hash(uids: Collection[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(uids)).encode()).hexdigest()
 
 
 def _differ(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -30,13 +30,15 @@ class EarlierVersions:
     out: Path
 
     def keep(self, case: str, version: int, files: Iterable[Path]) -> None:
-        """Keep files, which stay where they are until others replace them."""
+        """Keep files, which stay where they are until others replace them.
+
+        What is kept of this version already stays: an import that was killed may have replaced the file.
+        """
         for file in files:
             target = self._of(case, version) / file.relative_to(self.out)
-            if not file.is_file():
+            if target.exists() or not file.is_file():
                 continue
             private_folder(target.parent)
-            target.unlink(missing_ok=True)
             try:
                 os.link(file, target)
             except OSError:  # another file system

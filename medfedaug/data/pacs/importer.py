@@ -195,7 +195,7 @@ class _Import:
         return problem
 
     def _convert(self, plan: Planned, staging: Path) -> None:
-        settings, files = self._settings, self._files
+        settings = self._settings
         coming = [self._fetch(one, staging / f"label{n}") for n, one in enumerate(plan.labels)]
         images, objects = plan.images, None
         if len(images) > max(1, len(settings.channels)):
@@ -208,8 +208,9 @@ class _Import:
             open_volume(staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in)
             for n, rule in enumerate(rules)
         ]
-        grid, label, notes = volumes[0], None, []
-        objects = objects if objects is not None else _label_objects(found)
+        grid, objects = volumes[0], objects if objects is not None else _label_objects(found)
+        label: np.ndarray | None = None
+        notes: list[str] = []
         if settings.labelled:
             some = possible_outlines(objects, settings) or objects
             named = set().union(*(one.references for one in some))
@@ -217,24 +218,41 @@ class _Import:
             if grid.uid not in named:
                 raise ReaderError("none of its label maps refers to its image")
             label, notes = _label_map(grid, objects, settings)
-        assert grid.affine is not None
-        written = load_on_grid(volumes, grid)
-        before = files.whole(plan.case, settings) and plan.case in self._studies.studies
-        if before:
-            files.keep(plan.case, version := self._studies.version(plan.case))
-        for path, voxels in zip(files.images(plan.case, settings.channels), written, strict=True):
-            write_nifti(path, voxels, grid.affine)
-        if label is not None:
-            write_nifti(files.label(plan.case), label, grid.affine)
-        if self._deidentifier is not None:
-            _keep_objects(self._deidentifier, _came(coming), files.dicom(plan.case), plan)
-        differs = files.earlier.restore_equal(plan.case, version) if before else None
+        differs = self._write(plan, volumes, grid, label, _came(coming))
         instances = {one.uid: [piece.instance for piece in one.slices] for one in volumes}
         taken = taken_series(plan, instances, objects)
         self._studies.enter(plan, [one.uid for one in images], taken, notes, differs)
         self._outcome.notes[plan.case] = notes
         if differs:
             self._outcome.refreshed[plan.case] = self._studies.version(plan.case)
+
+    def _write(
+        self,
+        plan: Planned,
+        volumes: Sequence[DicomSeries],
+        grid: DicomSeries,
+        label: np.ndarray | None,
+        objects: Sequence[Sequence[Path]],
+    ) -> bool | None:
+        """Write the files of a case, and keep those before.
+
+        Returns:
+            Whether they hold something else than those before; ``None`` where there were none.
+        """
+        files, case = self._files, plan.case
+        images = load_on_grid(volumes, grid)
+        there = case in self._studies.studies and files.whole(case, self._settings)
+        version = self._studies.version(case) if there else 0
+        if there:
+            files.keep(case, version)
+        assert grid.affine is not None
+        for path, voxels in zip(files.images(case, self._settings.channels), images, strict=True):
+            write_nifti(path, voxels, grid.affine)
+        if label is not None:
+            write_nifti(files.label(case), label, grid.affine)
+        if self._deidentifier is not None:
+            _keep_objects(self._deidentifier, objects, files.dicom(case), plan)
+        return files.earlier.restore_equal(case, version) if there else None
 
     def _fetch(self, series: FoundSeries, folder: Path) -> Future[list[Path]]:
         arrived = {"event": "object"}

@@ -17,8 +17,12 @@ __all__ = ["LabelObject", "Segment", "class_of", "referenced_series"]
 
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
 
-_DATES = (("ContentDate", "ContentTime"), ("StructureSetDate", "StructureSetTime"))
-_DATES += (("InstanceCreationDate", "InstanceCreationTime"), ("SeriesDate", "SeriesTime"))
+_DATES = (
+    ("ContentDate", "ContentTime"),
+    ("StructureSetDate", "StructureSetTime"),
+    ("InstanceCreationDate", "InstanceCreationTime"),
+    ("SeriesDate", "SeriesTime"),
+)
 
 
 def class_of(name: str, segments: Mapping[str, str]) -> str | None:

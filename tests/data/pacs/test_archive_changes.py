@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import sys
 from datetime import date
 
 import nibabel
@@ -15,6 +16,7 @@ import requests
 from dicom_files import write_slices
 from imports import VOXELS, Site, box, write_image, write_outline
 
+from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.quality.file_hashes import fingerprint_sites
 from medfedaug.data.volumes import VolumeFolder
@@ -110,6 +112,38 @@ def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, arch
     assert earlier["version"] == 1
     assert earlier["imported"][:4] == str(date.today().year)
     assert "changed" not in site.load(["P", "Q"], *SEG)
+
+
+def test_a_refresh_that_was_killed_loses_no_version(run, folder, tmp_path, monkeypatch):
+    """The new label map is written, and the list does not know of it yet."""
+    site = Site(run, tmp_path, folder.source)
+    files = write_image(tmp_path / "made/P", "P")
+    folder.send(tmp_path / "made/P")
+    folder.send(write_outline(tmp_path / "made/1.dcm", files, {"Tumour": FIRST}, "20200101"))
+    site.load(["P"], *SEG)
+    folder.send(write_outline(tmp_path / "made/2.dcm", files, {"Tumour": SECOND}, "20200102"))
+    with monkeypatch.context() as patch:
+        patch.setattr(StudyList, "enter", lambda *arguments: sys.exit(9))
+        site.load(["P"], *SEG, "--refresh", code=9)
+    np.testing.assert_array_equal(site.label("P"), SECOND)
+    site.load(["P"], *SEG, "--refresh")
+    case = site.entries["P"]["case"]
+    assert site.rows[case]["version"] == 2
+    kept = nibabel.load(site.state / f"previous/{case}/1/labels/{case}.nii.gz")
+    np.testing.assert_array_equal(np.asarray(kept.dataobj), FIRST)
+
+
+def test_a_slice_that_is_gone_is_said(run, archive, tmp_path):
+    site = Site(run, tmp_path, archive.source)
+    files = write_image(tmp_path / "made/P", "P")
+    for file in files:  # each by itself, so that one can be deleted
+        archive.send(file)
+    site.load(["P"])
+    archive.delete(max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber))
+    assert "CT series of 4 objects, 5 before" in site.load(["P"])
+    said = site.load(["P"], "--refresh")
+    assert "refreshed" in said
+    assert nibabel.load(next((site.out / "images").iterdir())).shape == (24, 20, 4)
 
 
 def test_an_outline_that_is_rewritten_under_its_own_uid_is_seen_by_its_date(run, archive, tmp_path):
