@@ -93,7 +93,7 @@ def data_hashes(run, hospitals: list[Hospital], root: Path) -> dict[str, str]:
     )
     assert code == 0, err
     results = json.loads((root.with_name(f"{root.name}_run") / "results.json").read_text())
-    return results["made_with"]
+    return results["files"]
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import shapely
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from medfedaug.errors import ReaderError
 
@@ -55,39 +56,55 @@ def joined_area(contours: Iterable[Contour], crossing: str = "refuse") -> tuple[
             continue
         area = shapely.make_valid(shapely.Polygon(points))
         (exclusive if kind == "CLOSEDPLANAR_XOR" else plain).append(area)
-    areas = _distinct(plain)
-    overlaps = [_overlap(one, other) for one, other in combinations(areas, 2)]
-    crossed = any(_SLIVER < share < 1 - _SLIVER for share in overlaps)
+    parts, crossed = _parts(_distinct(np.array(plain, dtype=object)))
     if crossed and crossing == "refuse":
         raise ReaderError(
             "contours of one region cross in a slice, and the standard does not say whether their overlap "
             "belongs to it; redraw them, or --crossing union takes what any of them encloses"
         )
-    parts = _united(areas, [0 < share < 1 - _SLIVER for share in overlaps])
-    empty = shapely.Polygon()
-    return reduce(lambda one, other: one.symmetric_difference(other), [*parts, *exclusive], empty), crossed
+    return _exclusive(np.array([*parts, *exclusive], dtype=object)), crossed
 
 
-def _distinct(areas: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for area in areas:
-        limit = _SAME * area.area
-        if not any(area.symmetric_difference(one).area <= limit for one in found if one.intersects(area)):
-            found.append(area)
-    return found
+def _exclusive(areas: np.ndarray) -> Any:
+    """Exclusive disjunction of areas: of those that touch one by one, since others cannot share anything."""
+    first, second, _ = _pairs(areas)
+    families = [reduce(_difference, some) for some in _groups(areas, first, second)]
+    return shapely.union_all(families)
 
 
-def _overlap(one: Any, other: Any) -> float:
-    """Share of the smaller area that lies in the other one; 1 is a hole."""
-    smaller = min(one.area, other.area)
-    return float(one.intersection(other).area / smaller) if smaller > 0 and one.intersects(other) else 0.0
+def _difference(one: Any, other: Any) -> Any:
+    return one.symmetric_difference(other)
 
 
-def _united(areas: Sequence[Any], joined: Sequence[bool]) -> list[Any]:
-    """Unions of areas that are joined, directly or through others; ``joined`` is of each pair."""
-    group = [*range(len(areas))]
-    for (one, other), together in zip(combinations(range(len(areas)), 2), joined, strict=True):
-        if together:
-            group = [group[one] if found == group[other] else found for found in group]
-    members = [[area for area, found in zip(areas, group, strict=True) if found == n] for n in {*group}]
-    return [shapely.union_all(some) for some in members]
+def _groups(areas: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[np.ndarray]:
+    """Areas that are linked by pairs of indices, directly or through others."""
+    links = coo_array((np.ones(len(first)), (first, second)), shape=(len(areas), len(areas)))
+    count, group = connected_components(links, directed=False) if len(areas) else (0, np.zeros(0))
+    order = np.argsort(group, kind="stable")
+    return np.split(areas[order], np.searchsorted(group[order], range(1, count)))[:count]
+
+
+def _pairs(areas: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices of areas that touch, first and second of each pair, and the size of what they share."""
+    pairs = shapely.STRtree(areas).query(areas, predicate="intersects")
+    first, second = pairs[:, pairs[0] < pairs[1]]
+    return first, second, shapely.area(shapely.intersection(areas[first], areas[second]))
+
+
+def _distinct(areas: np.ndarray) -> np.ndarray:
+    """Leave out areas that come a second time."""
+    first, second, shared = _pairs(areas)
+    sizes = shapely.area(areas)
+    larger = np.maximum(sizes[first], sizes[second])
+    return np.delete(areas, second[(larger > 0) & (larger - shared <= _SAME * larger)])
+
+
+def _parts(areas: np.ndarray) -> tuple[list[Any], bool]:
+    """Unions of areas that overlap without a hole, directly or through others; and whether some cross."""
+    first, second, shared = _pairs(areas)
+    sizes = shapely.area(areas)
+    smaller = np.minimum(sizes[first], sizes[second])
+    share = np.divide(shared, smaller, out=np.zeros_like(shared), where=smaller > 0)
+    joined = (share > 0) & (share < 1 - _SLIVER)
+    crossed = bool((joined & (share > _SLIVER)).any())
+    return [shapely.union_all(some) for some in _groups(areas, first[joined], second[joined])], crossed

@@ -30,7 +30,7 @@ class LabelRefused(ReaderError):
         super().__init__(text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outline:
     """Label object that counts.
 

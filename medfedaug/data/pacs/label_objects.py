@@ -68,7 +68,7 @@ class Segment:
         return self.algorithm == "AUTOMATIC"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LabelObject:
     """Label object of a study.
 
