@@ -89,7 +89,7 @@ def data_hashes(run, hospitals: list[Hospital], root: Path) -> dict[str, str]:
         (root / one.name).symlink_to(one.out)
     code, _, err = run(
         *("simulate", "--data", root, "--methods", "fedavg", "--out", root.with_name(f"{root.name}_run")),
-        *("--engine", "inprocess", "--rounds", 1, "--limit", 1, "--threads", 1, "--no-report", *TINY_OPTIONS),
+        *("--engine", "inprocess", "--rounds", 1, "--threads", 1, "--no-report", *TINY_OPTIONS),
     )
     assert code == 0, err
     results = json.loads((root.with_name(f"{root.name}_run") / "results.json").read_text())
