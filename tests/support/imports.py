@@ -74,7 +74,7 @@ class Site:
         listed.write_text("PatientID\n" + "\n".join(patients) + "\n")
         found, out, err = self.run("import", *self.source, "--studies", listed, "--out", self.out, *options)
         self.said = " ".join((out + err).split())
-        assert found == code, self.said
+        assert found == code, (found, self.said)
         return self.said
 
     @property
