@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +17,11 @@ from medfedaug.cli.options import named_pairs
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.storage import CACHE_VARIABLE
 from medfedaug.errors import ConfigError
-from medfedaug.utils.files import write_json
+from medfedaug.utils.files import parse_json, write_json
 
 if TYPE_CHECKING:
-    from medfedaug.data.pacs.choice import Planned
+    from medfedaug.data.pacs.choice import ImportSettings, Planned
+    from medfedaug.data.pacs.importer import ImportOutcome
 
 __all__ = ["import_"]
 
@@ -61,8 +62,49 @@ def import_(
     labels: Annotated[str, typer.Option(help="Label maps: seg, rtstruct or none.")] = "none",
     segments: Annotated[
         list[str] | None,
-        typer.Option(help="Segment and its class, 'Tumour core=tumour'; once for each. * fits any text."),
+        typer.Option(
+            help="Segment and its class, 'Tumour core=tumour'; once for each. * fits any text. The class "
+            "background leaves a segment out."
+        ),
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="The federation's classes in their order, background first: they number the voxels of label "
+            "maps. By default the classes of --segments, in the order in which it names them.",
+        ),
+    ] = None,
+    label_series: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX|UID|newest",
+            help="Series of the label map, as --series; repeatable, and one has to fit. newest takes the "
+            "newest of several outlines of one class, which are refused without it.",
+        ),
+    ] = None,
+    automatic_labels: Annotated[
+        bool,
+        typer.Option(
+            "--automatic-labels",
+            help="Take predictions as label maps, too: SEG and RTSTRUCT of the algorithm type AUTOMATIC, and "
+            "those of medfedaug.",
+        ),
+    ] = False,
+    unmapped: Annotated[
+        str,
+        typer.Option(
+            help="Segments to which --segments gives no class: refuse, or background, which leaves their "
+            "voxels to it."
+        ),
+    ] = "refuse",
+    crossing: Annotated[
+        str,
+        typer.Option(
+            help="Contours of one region that cross in a slice: refuse, or union, which takes what any of "
+            "them encloses."
+        ),
+    ] = "refuse",
     overlap: Annotated[
         str,
         typer.Option(
@@ -96,6 +138,18 @@ def import_(
             help="Folder of the site's own list and key (who is who); by default OUT.state beside OUT."
         ),
     ] = None,
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh",
+            help="Take studies again of which the archive has other images or label maps now. The version "
+            "before is kept in the folder previous of --state.",
+        ),
+    ] = False,
+    keep_versions: Annotated[
+        int,
+        typer.Option(min=0, help="Earlier versions of a case that are kept; the oldest are removed first."),
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
 ) -> None:
@@ -109,6 +163,7 @@ def import_(
     from medfedaug.data.pacs.studies_file import read_studies
 
     require_pacs("shapely")
+    from medfedaug.data.pacs.archive_changes import find_changes
     from medfedaug.data.pacs.choice import ImportSettings, plan_import
     from medfedaug.data.pacs.importer import import_studies
     from medfedaug.data.pacs.study_list import StudyList
@@ -146,33 +201,78 @@ def import_(
         channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
         labels=labels,
         segments=named_pairs("--segments", "'Tumour core=tumour'", segments),
+        classes=tuple(name.strip() for name in classes.split(",")) if classes is not None else (),
+        label_series=tuple(label_series or ()),
+        automatic_labels=automatic_labels,
+        unmapped=unmapped,
+        crossing=crossing,
         threshold=threshold,
         overlap=overlap,
         anonymise=anonymise,
         allow_burned_in=allow_burned_in,
         parallel=archive.parallel,
+        refresh=refresh,
+        keep_versions=keep_versions,
     )
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(own)
     with resumable(), archive.open(folder) as source:
         with ImportProgress() as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
+        changed = find_changes(source, plans, wanted, pseudonyms.of, StudyList(own).studies)
         _print(plans)
+        for case, changes in sorted(changed.items()):
+            say(f"changed in the archive: {case}: {', '.join(changes)}")
         if json is not None:
-            write_json(json, [_row(plan) for plan in plans])
+            write_json(json, [_row(plan, changed) for plan in plans])
         if dry_run:
             return
         with ImportProgress() as progress:
-            failed = import_studies(source, plans, out, own, settings, progress.show, new_uid=pseudonyms.uid)
-    for case, problem in sorted(failed.items()):
-        say(f"failed: {case}: {problem}", "red", err=True)
-    say(f"{len(plans) - len(failed)} of {len(plans)} studies in {out}; who is who: {own}")
-    if failed:
+            outcome = import_studies(
+                source, plans, out, own, settings, progress.show, changed=changed, new_uid=pseudonyms.uid
+            )
+    _print_outcome(outcome, own)
+    if changed and not refresh:
+        say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
+    say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {own}")
+    _print_folder(out, settings)
+    if outcome.problems:
         raise typer.Exit(1)
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _print_outcome(outcome: ImportOutcome, own: Path) -> None:
+    for case, notes in sorted(outcome.notes.items()):
+        for note in notes:
+            say(f"label map: {case}: {note}")
+    for case, version in sorted(outcome.refreshed.items()):
+        say(f"refreshed: {case}: version {version}; the one before is in {own / 'previous' / case}")
+    for case, version in sorted(outcome.set_aside.items()):
+        say(f"taken out of the data: {case}: version {version}, now in {own / 'previous' / case}")
+    for case, problem in sorted(outcome.problems.items()):
+        say(f"failed: {case}: {problem}", "red", err=True)
+
+
+def _print_folder(out: Path, settings: ImportSettings) -> None:
+    """Print the numbers of classes, and whether the patients suffice for scores."""
+    from medfedaug.data.base import SPLITS
+    from medfedaug.privacy.policy import PrivacyPolicy
+
+    if not settings.labelled or not (out / "dataset.json").is_file():
+        return
+    say(f"classes: {', '.join(f'{number} {name}' for number, name in enumerate(settings.classes))}")
+    content = parse_json((out / "dataset.json").read_text(encoding="utf-8"))
+    patients = {split: len({row["patient"] for row in content[split]}) for split in SPLITS}
+    least = PrivacyPolicy().min_images
+    say(f"patients: {', '.join(f'{count} {split}' for split, count in patients.items())}")
+    if few := [split for split in SPLITS if patients[split] < least]:
+        say(
+            f"fewer than {least} patients in {', '.join(few)}: with the default policy (site-config "
+            f"--min-images {least}) no score or statistic of them leaves the site"
+        )
 
 
 def _print(plans: Sequence[Planned]) -> None:
@@ -186,5 +286,10 @@ def _print(plans: Sequence[Planned]) -> None:
     out_console.print(table)
 
 
-def _row(plan: Planned) -> dict[str, Any]:
-    return {"case": plan.case, "series": [asdict(row) for row in plan.rows], "problem": plan.problem}
+def _row(plan: Planned, changed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    return {
+        "case": plan.case,
+        "series": [asdict(row) for row in plan.rows],
+        "problem": plan.problem,
+        "changes": [*changed.get(plan.case, ())],
+    }

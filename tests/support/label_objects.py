@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import highdicom as hd
@@ -26,6 +26,8 @@ def write_segmentation(
     kind: str = "BINARY",
     *,
     shuffled: bool = False,
+    algorithm: str | Mapping[str, str] = "MANUAL",
+    change: Callable[[pydicom.Dataset], object] = lambda dataset: None,
 ) -> Path:
     """A SEG by highdicom.
 
@@ -35,12 +37,21 @@ def write_segmentation(
         masks: (X, Y, Z) of the only segment, or of each by its label.
         kind: ``BINARY``, ``FRACTIONAL`` or ``LABELMAP``.
         shuffled: whether its frames follow each other in no order.
+        algorithm: type of the algorithm of all segments, or of each by its label.
+        change: called with the object before it is written.
     """
     named = masks if isinstance(masks, Mapping) else {"Tumour core": masks}
-    algorithm = hd.AlgorithmIdentificationSequence("t", codes.DCM.ArtificialIntelligence, "1")
-    automatic = hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC
+    by_label = algorithm if isinstance(algorithm, Mapping) else dict.fromkeys(named, algorithm)
+    maker = hd.AlgorithmIdentificationSequence("t", codes.DCM.ArtificialIntelligence, "1")
     described = [
-        hd.seg.SegmentDescription(n, label, codes.SCT.Tissue, codes.SCT.Tissue, automatic, algorithm)
+        hd.seg.SegmentDescription(
+            n,
+            label,
+            codes.SCT.Tissue,
+            codes.SCT.Tissue,
+            hd.seg.SegmentAlgorithmTypeValues[by_label[label]],
+            None if by_label[label] == "MANUAL" else maker,
+        )
         for n, label in enumerate(named, 1)
     ]
     pixels = np.stack([mask.transpose(2, 1, 0) for mask in named.values()], axis=-1)
@@ -53,13 +64,20 @@ def write_segmentation(
         found.PixelData = pack_bits(stored) if kind == "BINARY" else stored.tobytes()
         groups = found.PerFrameFunctionalGroupsSequence
         found.PerFrameFunctionalGroupsSequence = Items([groups[n] for n in order])
+    change(found)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save_as(path)
     return path
 
 
 def write_rtstruct(
-    path: Path, files: Sequence[Path], contours: Mapping[str, Sequence[tuple[int, Sequence]]]
+    path: Path,
+    files: Sequence[Path],
+    contours: Mapping[str, Sequence[tuple[int, Sequence]]],
+    *,
+    kind: str = "CLOSED_PLANAR",
+    algorithm: str = "MANUAL",
+    change: Callable[[pydicom.Dataset], object] = lambda dataset: None,
 ) -> Path:
     """An RTSTRUCT with contours in millimetres, by the headers of the slices alone.
 
@@ -67,6 +85,9 @@ def write_rtstruct(
         path: the file.
         files: slices of the image.
         contours: of each region the slice and the points, (column, row) in voxels, of each contour.
+        kind: geometric type of the contours.
+        algorithm: by which the regions were generated.
+        change: called with the object before it is written.
     """
     slices = sorted_slices(files)
     found = base(RTStructureSetStorage, slices[0].StudyInstanceUID, generate_uid())
@@ -75,21 +96,24 @@ def write_rtstruct(
     study = item(RTReferencedSeriesSequence=Items([series]))
     found.ReferencedFrameOfReferenceSequence = Items([item(RTReferencedStudySequence=Items([study]))])
     numbered = [*enumerate(contours.items(), 1)]
-    found.StructureSetROISequence = Items([item(ROINumber=n, ROIName=name) for n, (name, _) in numbered])
+    found.StructureSetROISequence = Items(
+        [item(ROINumber=n, ROIName=name, ROIGenerationAlgorithm=algorithm) for n, (name, _) in numbered]
+    )
     found.ROIContourSequence = Items([])
     for n, (_, own) in numbered:
-        drawn = Items([_drawn(slices[k], points) for k, points in own])
+        drawn = Items([_drawn(slices[k], points, kind) for k, points in own])
         found.ROIContourSequence.append(item(ReferencedROINumber=n, ContourSequence=drawn))
+    change(found)
     path.parent.mkdir(parents=True, exist_ok=True)
     found.save_as(path, enforce_file_format=True)
     return path
 
 
-def _drawn(slice_: pydicom.Dataset, points: Sequence) -> pydicom.Dataset:
+def _drawn(slice_: pydicom.Dataset, points: Sequence, kind: str) -> pydicom.Dataset:
     row, column = np.reshape(np.array(slice_.ImageOrientationPatient, float), (2, 3))
     where = np.array(points, float)
     place = np.array(slice_.ImagePositionPatient, float)
     place = place + where[:, :1] * row * float(slice_.PixelSpacing[1])
     place = place + where[:, 1:] * column * float(slice_.PixelSpacing[0])
     data = [f"{value:.6f}" for value in place.ravel()]
-    return item(ContourGeometricType="CLOSED_PLANAR", ContourData=data)
+    return item(ContourGeometricType=kind, ContourData=data)

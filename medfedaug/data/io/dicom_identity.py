@@ -1,7 +1,8 @@
 """`ModelIdentity`: the model in the DICOM objects that it makes: derived UIDs, equipment, algorithm.
 
 A UID is derived from model, site, settings, source and kind of object, so that the same prediction has the
-same UID wherever and whenever it is made, and an archive can be asked whether it has it already.
+same UID wherever and whenever it is made, and an archive can be asked whether it has it already. By equipment
+and series, `is_own_object` recognises an object that this software wrote.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from medfedaug._version import __version__
 
 if TYPE_CHECKING:
     from highdicom import AlgorithmIdentificationSequence
+    from pydicom import Dataset
 
     from medfedaug.data.io.dicom_volumes import DicomSeries
 
-__all__ = ["ModelIdentity", "ObjectKind"]
+__all__ = ["ModelIdentity", "ObjectKind", "is_own_object", "is_own_series"]
 
 _NAME = "medfedaug"
 _SERIES = 9000
+_EQUIPMENT = ("Manufacturer", "ManufacturerModelName")
 
 
 class ObjectKind(Enum):
@@ -34,6 +37,30 @@ class ObjectKind(Enum):
 
     def __init__(self, word: str, number: int, description: str) -> None:
         self.word, self.number, self.description = word, number, description
+
+
+def is_own_series(number: str, description: str) -> bool:
+    """Return whether a series has number and description of those that this software makes.
+
+    Example:
+        >>> is_own_series("9000", "medfedaug segmentation"), is_own_series("3", "T1 medfedaug")
+        (True, False)
+    """
+    known = {(str(kind.number), kind.description) for kind in ObjectKind}
+    return (number.strip(), description.strip().lower()) in known
+
+
+def is_own_object(dataset: Dataset) -> bool:
+    """Return whether this software, in any version, wrote an object.
+
+    Its equipment, or its series, says so. A copy without identity keeps its equipment, and one whose
+    equipment another program replaced keeps its series. The algorithm of a segment says nothing: a reader who
+    corrects a prediction may keep it.
+    """
+    equipment = [dataset, *(dataset.get("ContributingEquipmentSequence") or ())]
+    makers = {str(one.get(name) or "").strip().lower() for one in equipment for name in _EQUIPMENT}
+    number, description = (str(dataset.get(name) or "") for name in ("SeriesNumber", "SeriesDescription"))
+    return _NAME in makers or is_own_series(number, description)
 
 
 @dataclass(frozen=True)

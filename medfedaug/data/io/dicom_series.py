@@ -232,7 +232,7 @@ def _spread(folders: dict[Path, list[DicomInstance]]) -> list[DicomInstance] | N
     return together if whole and len(volumes) < len(apart) else None
 
 
-def compile_series(pattern: str | None) -> re.Pattern[str] | None:
+def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[str] | None:
     """A regular expression of a user, which does not mind capitals.
 
     Raises:
@@ -243,7 +243,7 @@ def compile_series(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise ConfigError(f"--series {pattern!r} is no regular expression ({error})") from error
+        raise ConfigError(f"{option} {pattern!r} is no regular expression ({error})") from error
 
 
 def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection:

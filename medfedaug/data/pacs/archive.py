@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 __all__ = [
+    "OBJECT_FIELDS",
     "SERIES_FIELDS",
     "STUDY_FIELDS",
     "STUDY_KEYS",
@@ -38,6 +39,7 @@ __all__ = [
     "RequestRefused",
     "Wanted",
     "in_order",
+    "known_fields",
     "matching",
     "open_archive",
     "quiet_libraries",
@@ -59,6 +61,16 @@ SERIES_FIELDS = (
     "NumberOfSeriesRelatedInstances",
 )
 """The attributes of which a `FoundSeries` is made; a file has no number of objects."""
+
+OBJECT_FIELDS = (
+    "ContentDate",
+    "ContentTime",
+    "StructureSetDate",
+    "StructureSetTime",
+    "InstanceCreationDate",
+    "InstanceCreationTime",
+)
+"""The attributes that change when an object is written anew under its own UID."""
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
@@ -207,6 +219,12 @@ def matching(studies: Iterable[FoundStudy], wanted: Wanted) -> list[FoundStudy]:
     return sorted((study for study in studies if study.matches(wanted)), key=lambda study: study.uid)
 
 
+def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -> dict[str, str]:
+    """Return the values of attributes as text, without those that are missing or empty."""
+    found = {name: str(values.get(name) or "").strip() for name in names}
+    return {name: value for name, value in found.items() if value}
+
+
 def in_order(series: Iterable[FoundSeries]) -> list[FoundSeries]:
     """Return series sorted by number and UID."""
     return sorted(series, key=lambda one: (one.number.zfill(9), one.uid))
@@ -321,6 +339,15 @@ class Archive(Protocol):
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find all series of a study, sorted by number and UID.
+
+        Raises:
+            RequestRefused: where the archive refuses this search.
+            ArchiveError: where the archive does not answer.
+        """
+        ...
+
+    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
+        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known.
 
         Raises:
             RequestRefused: where the archive refuses this search.

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.pacs.choice import ImportSettings
+from medfedaug.data.pacs.earlier_versions import EarlierVersions
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
@@ -41,6 +42,11 @@ class CaseFiles:
     def staging(self, case: str) -> Path:
         """Folder to which the objects of a study are fetched."""
         return self.fetching / case
+
+    @property
+    def earlier(self) -> EarlierVersions:
+        """Earlier versions of cases."""
+        return EarlierVersions(self.state / "previous", self.out)
 
     @property
     def fetching(self) -> Path:
@@ -79,6 +85,15 @@ class CaseFiles:
         found = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
         return [self.label(case), *(file for file in found if own.fullmatch(file.name))]
 
+    def keep(self, case: str, version: int) -> None:
+        """Keep the files of a case as an earlier version."""
+        self.earlier.keep(case, version, [*self.of(case), *self.dicom(case).glob("*")])
+
+    def set_aside(self, case: str, version: int) -> None:
+        """Keep the files of a case as an earlier version, and take them out of the data folder."""
+        self.keep(case, version)
+        self._unlink(case)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other imports and withdrawals from the folder.
@@ -98,20 +113,25 @@ class CaseFiles:
             lock.release()
 
     def remove(self, case: str) -> None:
-        """Remove all files of a case."""
+        """Remove all files of a case, with its earlier versions."""
         self.remove_unfinished()
+        self.earlier.remove(case)
+        self._unlink(case)
+
+    def _unlink(self, case: str) -> None:
         for file in self.of(case):
             file.unlink(missing_ok=True)
         for folder in (self.dicom(case), self.staging(case)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def write_listing(self, studies: Mapping[str, Mapping[str, Any]], settings: ImportSettings) -> None:
+    def write_listing(self, studies: Mapping[str, dict[str, Any]], settings: ImportSettings) -> None:
         """Write ``dataset.json``: by patient into training, validation and test, or all as test images.
 
         A patient stays in the split of an earlier list.
 
         Args:
-            studies: by case its ``patient``.
+            studies: by case its ``patient``, and where it has them ``version``, ``notes`` and the ``split``,
+                which is entered where a site trains.
             settings: of the import.
         """
         cases = [
@@ -119,26 +139,35 @@ class CaseFiles:
             for case, entry in sorted(studies.items())
             if self.whole(case, settings)
         ]
-        if not cases:
+        if not cases and not self.listing.is_file():
             return
-        split = self._split(cases, settings)
+        split = self._split(cases, studies, settings)
+        for entry in studies.values():
+            if "training" in split.values() and entry["patient"] in split:
+                entry["split"] = split[entry["patient"]]
         content: dict[str, Any] = {
             "labels": {str(number): name for number, name in enumerate(settings.classes)}
         }
         if settings.channels:
             content["channel_names"] = {str(number): name for number, name in enumerate(settings.channels)}
         for part in SPLITS:
-            content[part] = [self._row(case, settings) for case in cases if split[case.patient] == part]
-        write_json(self.listing, content)
+            content[part] = [
+                self._row(case, settings, studies[case.name]) for case in cases if split[case.patient] == part
+            ]
+        write_json(self.listing, content, private=True)
 
-    def _row(self, case: Case, settings: ImportSettings) -> dict[str, Any]:
+    def _row(self, case: Case, settings: ImportSettings, entry: Mapping[str, Any]) -> dict[str, Any]:
         images = [f"images/{file.name}" for file in self.images(case.name, settings.channels)]
         label = {"label": f"labels/{case.name}.nii.gz"} if settings.labelled else {}
-        return {"image": images if settings.channels else images[0], **label, "patient": case.patient}
+        more = {name: entry[name] for name in ("version", "notes") if entry.get(name)}
+        return {"image": images if settings.channels else images[0], **label, "patient": case.patient, **more}
 
-    def _split(self, cases: Sequence[Case], settings: ImportSettings) -> dict[str, str]:
+    def _split(
+        self, cases: Sequence[Case], studies: Mapping[str, Mapping[str, Any]], settings: ImportSettings
+    ) -> dict[str, str]:
         """The split of each patient."""
-        known = self._known_splits() if settings.labelled else {}
+        known = {entry["patient"]: entry["split"] for entry in studies.values() if "split" in entry}
+        known = {**known, **self._known_splits()} if settings.labelled else {}
         new = [case for case in cases if case.patient not in known]
         parts: Mapping[str, Sequence[Case]]
         if not settings.labelled:
@@ -164,4 +193,4 @@ class CaseFiles:
         content = parse_json(self.listing.read_text(encoding="utf-8"))
         for part in SPLITS:
             content[part] = [row for row in content.get(part, []) if row.get("patient") not in patients]
-        write_json(self.listing, content)
+        write_json(self.listing, content, private=True)

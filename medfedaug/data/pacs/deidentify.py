@@ -34,7 +34,7 @@ from medfedaug.data.pacs.kept_attributes import (
     kept_attributes,
 )
 from medfedaug.data.pacs.pixel_remains import clean_pixels
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import private_folder, write_atomic
 
 if TYPE_CHECKING:
     from pydicom import DataElement, Dataset
@@ -103,13 +103,13 @@ class Deidentifier:
             ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
             Exception: whatever pydicom raises for a damaged object.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         written = []
         for file in files:
             dataset = pydicom.dcmread(file)
             self.clean(dataset, patient=patient, study=study)
             target = folder / f"{dataset.SOPInstanceUID}.dcm"
-            write_atomic(target, partial(_write, dataset))
+            write_atomic(target, partial(_write, dataset), private=True)
             written.append(target)
         return written
 

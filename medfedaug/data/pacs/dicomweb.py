@@ -19,6 +19,7 @@ import requests
 from dicomweb_client.web import DICOMwebClient
 
 from medfedaug.data.pacs.archive import (
+    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Access,
@@ -31,6 +32,7 @@ from medfedaug.data.pacs.archive import (
     RequestRefused,
     Wanted,
     in_order,
+    known_fields,
     matching,
     valid_uid,
 )
@@ -110,6 +112,18 @@ class DicomWebArchive(Archive):
                 _MOST_FOUND,
             )
         return in_order(FoundSeries.of_values(study, row) for row in rows)
+
+    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
+        """List objects by QIDO."""
+        with self._asking():
+            rows = self._pages(
+                lambda **page: self._client().search_for_instances(
+                    series.study, series.uid, fields=[*OBJECT_FIELDS], **page
+                ),
+                "SOPInstanceUID",
+                _MOST_OBJECTS,
+            )
+        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in rows}
 
     @staticmethod
     def _pages(search: Callable[..., list[dict[str, Any]]], key: str, most: int) -> list[dict[str, str]]:

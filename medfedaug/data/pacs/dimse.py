@@ -35,6 +35,7 @@ from pynetdicom.sop_class import (  # type: ignore[attr-defined]
 )
 
 from medfedaug.data.pacs.archive import (
+    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Access,
@@ -47,6 +48,7 @@ from medfedaug.data.pacs.archive import (
     RequestRefused,
     Wanted,
     in_order,
+    known_fields,
     matching,
     valid_uid,
 )
@@ -131,6 +133,21 @@ class DimseArchive(Archive):
         query = _query("SERIES", StudyInstanceUID=study.uid, **dict.fromkeys(SERIES_FIELDS))
         rows = self._find(query, "SeriesInstanceUID", _MOST_FOUND)
         return in_order(FoundSeries.of_values(study, _texts(row, SERIES_FIELDS)) for row in rows)
+
+    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
+        """List objects by C-FIND."""
+        query = _query(
+            "IMAGE",
+            StudyInstanceUID=series.study,
+            SeriesInstanceUID=series.uid,
+            SOPInstanceUID="",
+            **dict.fromkeys(OBJECT_FIELDS),
+        )
+        rows = self._find(query, "SOPInstanceUID", _MOST_OBJECTS)
+        return {
+            _text(row, "SOPInstanceUID"): known_fields(_texts(row, OBJECT_FIELDS), OBJECT_FIELDS)
+            for row in rows
+        }
 
     def _find(self, query: Dataset, key: str, most: int) -> list[Dataset]:
         found: dict[str, Dataset] = {}

@@ -15,6 +15,7 @@ import pydicom
 from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.dicom_headers import is_dicom_file
 from medfedaug.data.pacs.archive import (
+    OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
     Archive,
@@ -24,6 +25,7 @@ from medfedaug.data.pacs.archive import (
     FoundStudy,
     Wanted,
     in_order,
+    known_fields,
     matching,
     valid_uid,
 )
@@ -86,6 +88,13 @@ class FolderArchive(Archive):
             if one.study == study.uid
         )
 
+    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
+        """List objects by the headers of the files."""
+        files = self._indexed().files.get((series.study, series.uid), {})
+        return {
+            uid: known_fields(_header(path, [*OBJECT_FIELDS]), OBJECT_FIELDS) for uid, path in files.items()
+        }
+
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
@@ -134,12 +143,16 @@ def _index(folder: Path) -> _Contents:
                 continue
             try:
                 check_bounds(path)
-                header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
+                header = _header(path, _TAGS)
                 values = {name: str(header.get(name) or "").strip() for name in _TAGS}
             except Exception:  # a damaged header fails anywhere in pydicom
                 continue
             _enter(contents, path, values)
     return contents
+
+
+def _header(path: Path, tags: list[str]) -> Dataset:
+    return pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=tags)
 
 
 def _enter(contents: _Contents, path: Path, values: dict[str, str]) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pydicom
-
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, require_pacs
+from medfedaug.data.pacs.archive_changes import taken_series
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.choice import ImportSettings, Planned
-from medfedaug.data.pacs.label_grid import LabelGrid, class_of, referenced_series
+from medfedaug.data.pacs.label_choice import LabelRefused, Outline, choose_outlines, possible_outlines
+from medfedaug.data.pacs.label_grid import LabelGrid
+from medfedaug.data.pacs.label_objects import LabelObject, class_of
 from medfedaug.data.pacs.object_check import check_references, reading_objects
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList
@@ -24,11 +26,29 @@ from medfedaug.errors import ConfigError, ReaderError, StorageError
 from medfedaug.utils.files import private_folder
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from medfedaug.data.io.dicom_series import DicomSeries
     from medfedaug.data.pacs.deidentify import Deidentifier
 
-__all__ = ["import_studies"]
+__all__ = ["ImportOutcome", "import_studies"]
 
-_LARGE = "64 KB"  # values that are read when they are needed: pixels
+
+@dataclass(frozen=True)
+class ImportOutcome:
+    """Outcome of an import, by case.
+
+    Args:
+        problems: reasons why a study was not imported.
+        notes: decisions about the label map of a study that this call imported.
+        refreshed: versions of the cases that a refresh replaced.
+        set_aside: versions that a refresh took out of the data folder: their studies would be refused now.
+    """
+
+    problems: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, Sequence[str]] = field(default_factory=dict)
+    refreshed: dict[str, int] = field(default_factory=dict)
+    set_aside: dict[str, int] = field(default_factory=dict)
 
 
 def import_studies(
@@ -39,9 +59,13 @@ def import_studies(
     settings: ImportSettings,
     on_event: Callable[[dict[str, object]], object] = lambda event: None,
     *,
+    changed: Collection[str] = (),
     new_uid: Callable[[str], str] | None = None,
-) -> dict[str, str]:
+) -> ImportOutcome:
     """Fetch and convert the studies of a plan; those that are there already are kept.
+
+    With ``settings.refresh``, those that changed are taken again. One that would be refused now is taken out
+    of the data folder; one that cannot be fetched stays. The version before is kept.
 
     Args:
         archive: the archive.
@@ -51,10 +75,8 @@ def import_studies(
         settings: the choices.
         on_event: called from several threads with ``start`` (``todo``, ``there``, ``objects``), ``object``
             for each that came, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
+        changed: cases of which the archive has something else than what was taken.
         new_uid: with ``settings.anonymise``, the UID in place of another one, with the site's key.
-
-    Returns:
-        Problems by case.
 
     Raises:
         ArchiveError: where the archive cannot be used any more; what is imported stays.
@@ -70,7 +92,7 @@ def import_studies(
         deidentifier = Deidentifier(new_uid, lambda name: class_of(name, settings.segments))
     files = CaseFiles(out, state)
     with files.locked():
-        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans)
+        return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans, changed)
 
 
 class _Import:
@@ -94,9 +116,10 @@ class _Import:
         self._patience = Patience(archive.place, answered=True)
         self._given_up = threading.Event()
         self._fetching = ThreadPoolExecutor(settings.parallel)
+        self._outcome = ImportOutcome()
 
-    def run(self, plans: Sequence[Planned]) -> dict[str, str]:
-        """Import the studies, and return the problems by case."""
+    def run(self, plans: Sequence[Planned], changed: Collection[str]) -> ImportOutcome:
+        """Import the studies."""
         settings, files, studies = self._settings, self._files, self._studies
         studies.settle(settings)
         files.remove_unfinished()
@@ -105,11 +128,18 @@ class _Import:
             if plan.patient in studies.withdrawn:
                 plan.problem = "the patient was withdrawn"
                 files.remove(plan.case)
+        again = {*changed} if settings.refresh else set()
+        for plan in plans:
+            if plan.problem and plan.study is not None and plan.case in again:
+                self._set_aside(plan)
         sound = [plan for plan in plans if not plan.problem]
         todo = [
-            plan for plan in sound if plan.case not in studies.studies or not files.whole(plan.case, settings)
+            plan
+            for plan in sound
+            if plan.case not in studies.studies or plan.case in again or not files.whole(plan.case, settings)
         ]
-        failed = {plan.case: plan.problem for plan in plans if plan.problem}
+        failed = self._outcome.problems
+        failed.update({plan.case: plan.problem for plan in plans if plan.problem})
         objects = sum(plan.objects for plan in todo)
         self._on_event(
             {"event": "start", "todo": len(todo), "there": len(sound) - len(todo), "objects": objects}
@@ -127,7 +157,16 @@ class _Import:
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies.studies, settings)
-        return failed
+        studies.save()
+        files.earlier.trim(settings.keep_versions)
+        return self._outcome
+
+    def _set_aside(self, plan: Planned) -> None:
+        """Take a case out of the data folder whose study would be refused now."""
+        if plan.case in self._studies.studies and self._files.whole(plan.case, self._settings):
+            version = self._studies.version(plan.case)
+            self._files.set_aside(plan.case, version)
+            self._outcome.set_aside[plan.case] = version
 
     def _import(self, plan: Planned) -> str:
         """Import one study, and return its problem; empty where there is none."""
@@ -141,6 +180,9 @@ class _Import:
                 self._convert(plan, staging)
         except ReaderError as error:
             problem = str(error)
+            self._set_aside(plan)
+            if isinstance(error, LabelRefused):
+                self._studies.refuse(plan, error.segments)
         except (FetchError, ArchiveError) as error:
             # Its objects stay, and the next call asks for those that are missing alone.
             self._on_event({"event": "failed", "case": plan.case})
@@ -155,12 +197,12 @@ class _Import:
         return problem
 
     def _convert(self, plan: Planned, staging: Path) -> None:
-        settings, files = self._settings, self._files
+        settings = self._settings
         coming = [self._fetch(one, staging / f"label{n}") for n, one in enumerate(plan.labels)]
         images, objects = plan.images, None
         if len(images) > max(1, len(settings.channels)):
             objects = _label_objects(_came(coming))
-            images = [_referred(images, objects)]
+            images = [_referred(images, possible_outlines(objects, settings) or objects)]
         coming += [self._fetch(one, staging / f"image{n}") for n, one in enumerate(images)]
         found = _came(coming)[: len(plan.labels)]
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
@@ -170,30 +212,51 @@ class _Import:
         ]
         for remark in dict.fromkeys(text for one in volumes for text in one.remarks):
             self._on_event({"event": "remark", "case": plan.case, "text": remark})
-        grid, label = volumes[0], None
+        grid, objects = volumes[0], objects if objects is not None else _label_objects(found)
+        label: np.ndarray | None = None
+        notes: list[str] = []
         if settings.labelled:
-            objects = objects if objects is not None else _label_objects(found)
-            named = set().union(*(referenced_series(one) for one in objects))
+            some = possible_outlines(objects, settings) or objects
+            named = set().union(*(one.references for one in some))
             grid = next((one for one in volumes if one.uid in named), grid)
-            label = LabelGrid(grid, settings.segments, settings.classes, overlap=settings.overlap)
             if grid.uid not in named:
                 raise ReaderError("none of its label maps refers to its image")
-            for one in objects:
-                if grid.uid in referenced_series(one):
-                    check_references(one, grid)
-                    _add(label, one, settings.threshold)
-            if not label.used:
-                raise ReaderError("none of its segments has a name that --segments gives")
+            label, notes = _label_map(grid, objects, settings)
+        differs = self._write(plan, volumes, grid, label, _came(coming))
+        instances = {one.uid: [piece.instance for piece in one.slices] for one in volumes}
+        taken = taken_series(plan, instances, objects)
+        self._studies.enter(plan, [one.uid for one in images], taken, notes, differs)
+        self._outcome.notes[plan.case] = notes
+        if differs:
+            self._outcome.refreshed[plan.case] = self._studies.version(plan.case)
+
+    def _write(
+        self,
+        plan: Planned,
+        volumes: Sequence[DicomSeries],
+        grid: DicomSeries,
+        label: np.ndarray | None,
+        objects: Sequence[Sequence[Path]],
+    ) -> bool | None:
+        """Write the files of a case, and keep those before.
+
+        Returns:
+            Whether they hold something else than those before; ``None`` where there were none.
+        """
+        files, case = self._files, plan.case
+        images = load_on_grid(volumes, grid)
+        there = case in self._studies.studies and files.whole(case, self._settings)
+        version = self._studies.version(case) if there else 0
+        if there:
+            files.keep(case, version)
         assert grid.affine is not None
-        for path, voxels in zip(
-            files.images(plan.case, settings.channels), load_on_grid(volumes, grid), strict=True
-        ):
+        for path, voxels in zip(files.images(case, self._settings.channels), images, strict=True):
             write_nifti(path, voxels, grid.affine)
         if label is not None:
-            write_nifti(files.label(plan.case), label.voxels, grid.affine)
+            write_nifti(files.label(case), label, grid.affine)
         if self._deidentifier is not None:
-            _keep_objects(self._deidentifier, _came(coming), files.dicom(plan.case), plan)
-        self._studies.enter(plan, [one.uid for one in images])
+            _keep_objects(self._deidentifier, objects, files.dicom(case), plan)
+        return files.earlier.restore_equal(case, version) if there else None
 
     def _fetch(self, series: FoundSeries, folder: Path) -> Future[list[Path]]:
         arrived = {"event": "object"}
@@ -220,16 +283,13 @@ def _came(coming: Sequence[Future[list[Path]]]) -> list[list[Path]]:
     return [future.result() for future in coming]
 
 
-def _label_objects(series: Sequence[Sequence[Path]]) -> list[pydicom.Dataset]:
-    """Open label objects; their pixels are read when they are needed."""
-    try:
-        return [pydicom.dcmread(file, defer_size=_LARGE) for files in series for file in files]
-    except Exception as error:  # a damaged object fails anywhere in pydicom
-        raise ReaderError("a label object is damaged") from error
+def _label_objects(series: Sequence[Sequence[Path]]) -> list[LabelObject]:
+    """Open label objects."""
+    return [LabelObject.read(file) for files in series for file in files]
 
 
-def _referred(images: Sequence[FoundSeries], objects: Sequence[pydicom.Dataset]) -> FoundSeries:
-    named = set().union(*(referenced_series(one) for one in objects))
+def _referred(images: Sequence[FoundSeries], objects: Sequence[LabelObject]) -> FoundSeries:
+    named = set().union(*(one.references for one in objects))
     found = [one for one in images if one.uid in named]
     if len(found) != 1:
         what = "none" if not found else f"{len(found)}"
@@ -239,9 +299,24 @@ def _referred(images: Sequence[FoundSeries], objects: Sequence[pydicom.Dataset])
     return found[0]
 
 
-def _add(grid: LabelGrid, dataset: pydicom.Dataset, threshold: float) -> None:
+def _label_map(
+    grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings
+) -> tuple[np.ndarray, list[str]]:
+    """The label map of an image, and what was decided about it."""
+    choice = choose_outlines([one for one in objects if grid.uid in one.references], settings)
+    label = LabelGrid(grid, settings)
+    for outline in choice.outlines:
+        check_references(outline.source.dataset, grid)
+        _add(label, outline)
+    notes = [*choice.notes]
+    if label.crossed:
+        notes.append(f"contours that cross in {label.crossed} slices: united")
+    return label.voxels, notes
+
+
+def _add(grid: LabelGrid, outline: Outline) -> None:
     try:
-        grid.add(dataset, threshold)
+        grid.add(outline.source.dataset, outline.classes)
     except ReaderError:
         raise
     except Exception as error:  # a damaged object fails anywhere in pydicom

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import shapely
 from pydicom import Dataset
 
 from medfedaug.data.io.dicom_volumes import DicomSeries
-from medfedaug.data.io.segment_frames import SegmentFrame, described_segments, segment_frames
+from medfedaug.data.io.segment_frames import SegmentFrame, segment_frames
+from medfedaug.data.pacs.choice import ImportSettings
+from medfedaug.data.pacs.contour_areas import Contour, joined_area
 from medfedaug.errors import ReaderError
 
-__all__ = ["LabelGrid", "class_of", "referenced_series"]
+__all__ = ["LabelGrid"]
 
 _NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
-
-
-def class_of(name: str, segments: Mapping[str, str]) -> str | None:
-    """Return the class of a segment, by the first pattern that its name fits, without minding capitals.
-
-    Example:
-        >>> class_of("GTV 1", {"gtv*": "tumour"})
-        'tumour'
-    """
-    bare = " ".join(name.split()).lower()
-    return next((found for pattern, found in segments.items() if fnmatchcase(bare, pattern.lower())), None)
-
-
-def referenced_series(dataset: Dataset) -> set[str]:
-    """Return the SeriesInstanceUIDs that a SEG or an RTSTRUCT refers to."""
-    found = {str(item.get("SeriesInstanceUID", "")) for item in dataset.get("ReferencedSeriesSequence") or []}
-    for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
-        for study in frame.get("RTReferencedStudySequence") or []:
-            items = study.get("RTReferencedSeriesSequence") or []
-            found |= {str(item.get("SeriesInstanceUID", "")) for item in items}
-    return found - {""}
 
 
 class LabelGrid:
@@ -45,60 +24,48 @@ class LabelGrid:
 
     Args:
         series: of the image.
-        segments: patterns of segment names, each with its class; without any, all are ``foreground``.
-        classes: the names, background first.
-        overlap: ``refuse`` classes that overlap, or let the one that comes first in ``classes`` win
-            (``priority``).
+        settings: names of the classes, and what becomes of overlaps and crossing contours.
+
+    Attributes:
+        voxels: (X, Y, Z), the number of each voxel's class.
+        crossed: slices in which contours of one region crossed and were united.
 
     Raises:
         ReaderError: for a series that does not say where it lies.
     """
 
-    def __init__(
-        self,
-        series: DicomSeries,
-        segments: Mapping[str, str],
-        classes: Sequence[str],
-        *,
-        overlap: str = "refuse",
-    ) -> None:
+    def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
         if series.affine is None:
             raise ReaderError("the image does not say where it lies, so no label map can be put on it")
-        self._series, self._segments, self._classes = series, segments, [*classes]
-        self._overlap = overlap
+        self._series, self._settings = series, settings
         self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.affine)
+        # By the number of a class its place in the order in which overlapping voxels are given away.
+        self._rank = np.array([settings.priority.index(name) for name in settings.classes[1:]])
         self.voxels = np.zeros(series.shape, np.uint8)
-        self.used = 0
+        self.crossed = 0
 
-    def add(self, dataset: Dataset, threshold: float) -> None:
-        """Add the segments of a SEG or an RTSTRUCT.
+    def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
+        """Add segments of a SEG or an RTSTRUCT.
 
         Args:
             dataset: the object.
-            threshold: share of its maximum from which a voxel of a fractional SEG counts.
+            classes: of each segment that is added, by its number.
 
         Raises:
             ReaderError: for segments that overlap, and for what lies on another grid.
         """
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
-        for name, mask in self._contours(dataset) if rtstruct else self._frames(dataset, threshold):
-            index = self._classes.index(name)
+        for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
+            index = self._settings.classes.index(name)
             before = self.voxels[mask]
             taken = (before != 0) & (before != index)
-            if taken.any() and self._overlap == "refuse":
+            if taken.any() and self._settings.overlap == "refuse":
                 raise ReaderError(
                     "segments of different classes overlap; --overlap priority gives the voxels to the class "
                     "that --segments names first"
                 )
-            self.voxels[mask] = np.where(taken, np.minimum(before, index), index)
-            self.used += 1
-
-    def _named(self, label: str, several: bool) -> str | None:
-        if self._segments:
-            return class_of(label, self._segments)
-        if several:
-            raise ReaderError("holds several segments; name their classes with --segments 'NAME=CLASS'")
-        return self._classes[1]
+            first = self._rank[np.maximum(before, 1) - 1] < self._rank[index - 1]
+            self.voxels[mask] = np.where(taken & first, before, index)
 
     def _index(self, points: np.ndarray) -> np.ndarray:
         """Voxel indices of points in millimetres, LPS: (N, 3) to (N, 3)."""
@@ -106,12 +73,10 @@ class LabelGrid:
 
     # ------------------------------------------------------------------ DICOM SEG
 
-    def _frames(self, dataset: Dataset, threshold: float) -> Iterator[tuple[str, np.ndarray]]:
-        labels = described_segments(dataset)
-        names = {number: self._named(label, len(labels) > 1) for number, label in labels.items()}
+    def _frames(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
         masks: dict[str, np.ndarray] = {}
-        for frame in segment_frames(dataset, threshold):
-            name = names[frame.number]
+        for frame in segment_frames(dataset, self._settings.threshold):
+            name = classes.get(frame.number)
             if name is not None:
                 mask = masks.setdefault(name, np.zeros(self._series.shape, bool))
                 self._place(mask, frame)
@@ -142,27 +107,25 @@ class LabelGrid:
 
     # ------------------------------------------------------------------ RTSTRUCT
 
-    def _contours(self, dataset: Dataset) -> Iterator[tuple[str, np.ndarray]]:
-        rois = dataset.get("StructureSetROISequence") or []
-        labels = {int(one.ROINumber): str(one.get("ROIName", "")) for one in rois}
+    def _contours(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
         for roi in dataset.get("ROIContourSequence") or []:
-            name = self._named(labels.get(int(roi.ReferencedROINumber), ""), len(labels) > 1)
+            name = classes.get(int(roi.ReferencedROINumber))
             if name is None:
                 continue
-            areas: dict[int, Any] = {}
+            slices: dict[int, list[Contour]] = {}
             for contour in roi.get("ContourSequence") or []:
-                if contour.get("ContourGeometricType") not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
+                kind = str(contour.get("ContourGeometricType"))
+                if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
                     raise ReaderError("an RTSTRUCT with contours that are not closed")
                 points = self._index(np.reshape(np.array(contour.ContourData, float), (-1, 3)))
                 k = round(float(points[:, 2].mean()))
                 if np.abs(points[:, 2] - k).max() > _NEAR:
                     raise ReaderError("an RTSTRUCT whose contours lie between the slices of its image")
-                if len(points) > 2:
-                    # A keyhole touches itself; of nested contours the inner one is a hole.
-                    area = shapely.make_valid(shapely.Polygon(points[:, :2]))
-                    areas[k] = areas[k].symmetric_difference(area) if k in areas else area
+                slices.setdefault(k, []).append((kind, points[:, :2]))
             mask = np.zeros(self._series.shape, bool)
-            for k, area in areas.items():
+            for k, contours in slices.items():
+                area, crossed = joined_area(contours, self._settings.crossing)
+                self.crossed += crossed
                 if not 0 <= k < mask.shape[2]:
                     raise ReaderError("an RTSTRUCT that reaches beyond its image")
                 x, y = np.meshgrid(*map(np.arange, mask.shape[:2]), indexing="ij")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +17,10 @@ from medfedaug.utils.files import parse_versioned, write_versioned
 __all__ = ["StudyList"]
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
-_FREE = ("allow_burned_in", "parallel")
+_FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions")
+_OF_VERSION = ("imported", "series", "notes")
+# What studies were refused for may be chosen later: the imported ones did not need the choice.
+_LATER = ("overlap", "label_series", "unmapped", "crossing")
 
 
 class StudyList:
@@ -30,7 +33,8 @@ class StudyList:
 
     Attributes:
         path: the file.
-        studies: by case its patient's pseudonym, identifiers, and series.
+        studies: by case its patient's pseudonym, identifiers, version, and the objects that were taken.
+        refused: by case its patient's pseudonym, and names of the segments for which it was refused.
         withdrawn: by patient the time.
         caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
 
@@ -41,15 +45,16 @@ class StudyList:
     def __init__(self, state: Path) -> None:
         self.path = state / _FILE
         self._lock = threading.Lock()
-        self._content: dict[str, Any] = {"settings": None, "studies": {}, "withdrawn": {}, "caches": []}
+        self._content: dict[str, Any] = {}
         if self.path.exists():
             try:
                 self._content = parse_versioned(self.path.read_text(encoding="utf-8"), _KIND, _VERSION)
             except ValueError as error:
                 raise ConfigError(f"{self.path}: not readable; restore it from a copy") from error
-        self.studies: dict[str, Any] = self._content["studies"]
-        self.withdrawn: dict[str, str] = self._content["withdrawn"]
-        self.caches: list[str] = self._content["caches"]
+        self.studies: dict[str, Any] = self._content.setdefault("studies", {})
+        self.refused: dict[str, Any] = self._content.setdefault("refused", {})
+        self.withdrawn: dict[str, str] = self._content.setdefault("withdrawn", {})
+        self.caches: list[str] = self._content.setdefault("caches", [])
 
     def settle(self, settings: ImportSettings) -> None:
         """Bind the list to the settings that decide over voxels.
@@ -57,33 +62,73 @@ class StudyList:
         Raises:
             ConfigError: where its studies were imported with others.
         """
-        # Pairs in place of mappings: the order of segments is that of the classes.
-        choices = {
-            key: [[*pair] for pair in value.items()] if isinstance(value, dict) else value
-            for key, value in asdict(settings).items()
-            if key not in _FREE
-        }
-        if self._content["settings"] not in (None, choices):
-            raise ConfigError(
-                f"{self.path.parent}: its studies were imported with other settings; "
-                "give the same ones, or another --out"
-            )
+        choices = _choices(settings)
+        before = self._content.get("settings")
+        if before is not None and self.studies:
+            # A list of an earlier version lacks some; its studies had the defaults.
+            untold = _choices(ImportSettings(segments=dict(before.get("segments", ()))))
+            before = {**untold, **before}
+            unset = {name: untold[name] for name in _LATER}
+            chosen = {name: choices[name] for name in _LATER if before[name] == unset[name]}
+            if {**before, **chosen} != choices:
+                raise ConfigError(
+                    f"{self.path.parent}: its studies were imported with other settings; "
+                    "give the same ones, or another --out"
+                )
         self._content["settings"] = choices
 
-    def enter(self, plan: Planned, series: Sequence[str]) -> None:
-        """Enter an imported study, with the UIDs of the series of its image."""
+    def enter(
+        self,
+        plan: Planned,
+        images: Sequence[str],
+        taken: Mapping[str, Any],
+        notes: Sequence[str],
+        differs: bool | None,
+    ) -> None:
+        """Enter an imported study.
+
+        Args:
+            plan: of the study.
+            images: UIDs of the series of its image.
+            taken: of `medfedaug.data.pacs.archive_changes.taken_series`.
+            notes: what was decided over its label map.
+            differs: whether its files hold something else than those before, which makes another version;
+                ``None`` where there are none to compare, so that the objects decide.
+        """
         if plan.study is None:
             return
-        entry = {
-            "patient": plan.patient,
-            "PatientID": plan.study.patient,
-            "AccessionNumber": plan.study.accession,
-            "StudyInstanceUID": plan.study.uid,
-            "SeriesInstanceUID": [*series],
-        }
         with self._lock:
-            self.studies[plan.case] = entry
+            before = self.studies.get(plan.case, {})
+            version, previous = before.get("version", 1), before.get("previous", [])
+            if before and (before.get("series") != taken if differs is None else differs):
+                earlier = {name: before.get(name) for name in _OF_VERSION}
+                previous = [*previous, {"version": version, **earlier}]
+                version += 1
+            self.studies[plan.case] = {
+                **({"split": before["split"]} if "split" in before else {}),
+                "patient": plan.patient,
+                "PatientID": plan.study.patient,
+                "AccessionNumber": plan.study.accession,
+                "StudyInstanceUID": plan.study.uid,
+                "SeriesInstanceUID": [*images],
+                "version": version,
+                "imported": _now(),
+                "series": taken,
+                "notes": [*notes],
+                "previous": previous,
+            }
+            self.refused.pop(plan.case, None)
             self.save()
+
+    def refuse(self, plan: Planned, segments: Sequence[str]) -> None:
+        """Enter the names of the segments for which a study was refused: messages do not show them."""
+        with self._lock:
+            self.refused[plan.case] = {"patient": plan.patient, "segments": [*segments]}
+            self.save()
+
+    def version(self, case: str) -> int:
+        """Return the version of a case; 1 for an import by a version that did not count."""
+        return int(self.studies[case].get("version", 1))
 
     def patients_of(self, wanted: Sequence[Wanted]) -> set[str]:
         """Return the patients of whom a study has one of some values."""
@@ -96,7 +141,7 @@ class StudyList:
 
     def withdraw(self, patients: Sequence[str], caches: Sequence[Path] = ()) -> None:
         """Record that patients are withdrawn, and are to be removed from caches, too."""
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        now = _now()
         for patient in patients:
             self.withdrawn.setdefault(patient, now)
         self.caches += [path for path in map(str, caches) if path not in self.caches]
@@ -104,5 +149,24 @@ class StudyList:
 
     def save(self) -> None:
         """Write the file."""
-        content = {key: self._content[key] for key in ("settings", "studies", "withdrawn", "caches")}
+        names = ("settings", "studies", "refused", "withdrawn", "caches")
+        content = {name: self._content.get(name) for name in names}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
+
+
+def _choices(settings: ImportSettings) -> dict[str, Any]:
+    """Settings that decide over voxels, as JSON keeps them."""
+    # Pairs in place of mappings: the order of segments decides over overlaps.
+    return {
+        key: [[*pair] for pair in value.items()]
+        if isinstance(value, dict)
+        else [*value]
+        if isinstance(value, tuple)
+        else value
+        for key, value in asdict(settings).items()
+        if key not in _FREE
+    }
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

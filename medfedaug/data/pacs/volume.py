@@ -14,7 +14,7 @@ from medfedaug.data.io.dicom_series import load_series, scan, select
 from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.nifti_file import pack_nifti
 from medfedaug.errors import ReaderError
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import private_folder, write_atomic
 
 __all__ = ["load_on_grid", "open_volume", "write_nifti"]
 
@@ -106,7 +106,9 @@ def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
 
 
 def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """Write voxels as NIfTI, whole or not at all; whole numbers of 16 bits as such.
+    """Write voxels as NIfTI, whole or not at all, for their owner alone; whole numbers of 16 bits as such.
+
+    The same voxels give the same bytes.
 
     Args:
         path: a file ``.nii.gz``; folders above it are made.
@@ -116,13 +118,13 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     Raises:
         StorageError: when it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     if voxels.dtype.kind == "f" and _whole(voxels):
         voxels = voxels.astype(np.int16)
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
 
-    write_atomic(path, partial(pack_nifti, image))
+    write_atomic(path, partial(pack_nifti, image), private=True)
 
 
 def _whole(voxels: np.ndarray) -> bool:

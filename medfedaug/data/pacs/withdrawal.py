@@ -102,7 +102,10 @@ def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
     # Last: as long as a case is in the list, its removal is not done.
     for case in gone:
         del studies.studies[case]
-    if gone or studies.caches:
+    refused = [case for case, entry in studies.refused.items() if entry["patient"] in studies.withdrawn]
+    for case in refused:
+        del studies.refused[case]
+    if gone or refused or studies.caches:
         studies.caches.clear()
         studies.save()
     return removed

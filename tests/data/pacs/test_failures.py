@@ -311,7 +311,7 @@ def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(run, tmp_pa
         own.put(tmp_path / "in")
         with open_archive(dimse=own.dimse, access=Access(timeout=5)) as archive:
             plans = plan_import(archive, wanted, pseudonym, settings)
-            assert import_studies(archive, plans[:1], out, state, settings) == {}
+            assert import_studies(archive, plans[:1], out, state, settings).problems == {}
             own.process.kill()
             own.process.wait()
             with pytest.raises(ArchiveError, match="run the same command again to go on"):

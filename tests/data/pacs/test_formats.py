@@ -108,6 +108,7 @@ def test_segments_in_odd_frames_equal_the_reading_of_highdicom(run, tmp_path, ki
         masks = {name: mask.astype(np.uint8) for name, mask in masks.items()}
     seg = write_segmentation(tmp_path / "in/seg.dcm", files, masks, kind, shuffled=True)
     options = ("--labels", "seg", "--segments", "tumour*=core", "--segments", "edema=edema")
+    options += ("--unmapped", "background")
     more = () if kind == "BINARY" else ("--threshold", 0.6)
     code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options, *more)
     assert code == 0, said
@@ -357,9 +358,9 @@ def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept, said):
     last = max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber)
     with damaged_later(tmp_path, last, kept) as archive:
         plans = plan_import(archive, [Wanted("PatientID", "P")], lambda name, kind: kind, ImportSettings())
-        failed = import_studies(archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings())
-    assert failed == {"case": failed["case"]}
-    assert re.search(said, failed["case"])
+        done = import_studies(archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings())
+    assert done.problems == {"case": done.problems["case"]}
+    assert re.search(said, done.problems["case"])
     assert not (tmp_path / "out/images").exists()
 
 

@@ -1,0 +1,92 @@
+"""`EarlierVersions`: files of a case as they were before the archive had another outline or image."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from filecmp import cmp
+from pathlib import Path
+
+from medfedaug.utils.files import private_folder
+
+__all__ = ["EarlierVersions"]
+
+_PIECE = 2**20
+
+
+@dataclass(frozen=True)
+class EarlierVersions:
+    """Folder with the earlier versions of cases: ``CASE/VERSION`` holds the files that changed after it.
+
+    Args:
+        folder: it belongs to the site, beside its own list.
+        out: the site's data folder, below which the files lie.
+    """
+
+    folder: Path
+    out: Path
+
+    def keep(self, case: str, version: int, files: Iterable[Path]) -> None:
+        """Keep files, which stay where they are until others replace them.
+
+        What is kept of this version already stays: an import that was killed may have replaced the file.
+        """
+        for file in files:
+            target = self._of(case, version) / file.relative_to(self.out)
+            if target.exists() or not file.is_file():
+                continue
+            private_folder(target.parent)
+            try:
+                os.link(file, target)
+            except OSError:  # another file system
+                shutil.copy2(file, target)
+
+    def restore_equal(self, case: str, version: int) -> bool:
+        """Put files back whose successors hold the same, and return whether any differs.
+
+        The site's accounts know an image by the bytes of its file: an image that did not change keeps them.
+        """
+        folder = self._of(case, version)
+        differs = False
+        for file in [path for path in folder.rglob("*") if path.is_file()]:
+            now = self.out / file.relative_to(folder)
+            if now.is_file() and _equal(file, now):
+                shutil.move(file, now)
+            else:
+                differs = True
+        if not differs:
+            shutil.rmtree(folder, ignore_errors=True)
+        return differs
+
+    def remove(self, case: str) -> None:
+        """Remove all versions of a case."""
+        shutil.rmtree(self.folder / case, ignore_errors=True)
+
+    def trim(self, most: int) -> None:
+        """Remove all but the newest versions of each case."""
+        for case in self.folder.iterdir() if self.folder.is_dir() else ():
+            versions = sorted((path for path in case.iterdir() if path.name.isdigit()), key=_number)
+            for path in versions[: max(0, len(versions) - most)]:
+                shutil.rmtree(path)
+            if not any(case.iterdir()):
+                case.rmdir()
+
+    def _of(self, case: str, version: int) -> Path:
+        return self.folder / case / str(version)
+
+
+def _number(path: Path) -> int:
+    return int(path.name)
+
+
+def _equal(one: Path, other: Path) -> bool:
+    if one.suffix != ".gz":
+        return cmp(one, other, shallow=False)
+    with gzip.open(one) as first, gzip.open(other) as second:
+        while block := first.read(_PIECE):
+            if block != second.read(_PIECE):
+                return False
+        return not second.read(1)

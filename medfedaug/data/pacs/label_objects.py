@@ -1,0 +1,160 @@
+"""`LabelObject`: a DICOM SEG or RTSTRUCT as an import sees it: segments, their makers, and its date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pydicom
+from pydicom import Dataset
+
+from medfedaug.data.io.dicom_identity import is_own_object
+from medfedaug.data.io.segment_frames import described_segments
+from medfedaug.errors import ReaderError
+
+__all__ = ["LabelObject", "Segment", "class_of", "referenced_series"]
+
+_LARGE = "64 KB"  # values that are read when they are needed: pixels
+
+_DATES = (
+    ("ContentDate", "ContentTime"),
+    ("StructureSetDate", "StructureSetTime"),
+    ("InstanceCreationDate", "InstanceCreationTime"),
+    ("SeriesDate", "SeriesTime"),
+)
+
+
+def class_of(name: str, segments: Mapping[str, str]) -> str | None:
+    """Return the class of a segment, by the first pattern that its name fits, without minding capitals.
+
+    Example:
+        >>> class_of("GTV 1", {"gtv*": "tumour"})
+        'tumour'
+    """
+    bare = " ".join(name.split()).lower()
+    return next((found for pattern, found in segments.items() if fnmatchcase(bare, pattern.lower())), None)
+
+
+def referenced_series(dataset: Dataset) -> set[str]:
+    """Return the SeriesInstanceUIDs that a SEG or an RTSTRUCT refers to."""
+    found = {str(item.get("SeriesInstanceUID", "")) for item in dataset.get("ReferencedSeriesSequence") or []}
+    for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
+        for study in frame.get("RTReferencedStudySequence") or []:
+            items = study.get("RTReferencedSeriesSequence") or []
+            found |= {str(item.get("SeriesInstanceUID", "")) for item in items}
+    return found - {""}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Segment of a SEG, or region of an RTSTRUCT.
+
+    Args:
+        number: SegmentNumber or ROINumber.
+        name: as somebody typed it.
+        algorithm: ``AUTOMATIC``, ``SEMIAUTOMATIC`` or ``MANUAL``; empty where the object does not say.
+        empty: whether it is a region without contours.
+    """
+
+    number: int
+    name: str
+    algorithm: str
+    empty: bool = False
+
+    @property
+    def automatic(self) -> bool:
+        """Return whether no person had a hand in it."""
+        return self.algorithm == "AUTOMATIC"
+
+
+@dataclass(frozen=True, eq=False)
+class LabelObject:
+    """Label object of a study.
+
+    Args:
+        dataset: the object; its pixels are read when they are needed.
+        segments: without regions that are points, which enclose no voxel.
+        references: SeriesInstanceUIDs of the images that it refers to.
+        date: date and time of its content, comparable as text; empty where it does not say.
+        own: whether this software wrote it.
+    """
+
+    dataset: Dataset
+    segments: tuple[Segment, ...]
+    references: frozenset[str]
+    date: str
+    own: bool
+
+    @classmethod
+    def read(cls, file: Path) -> LabelObject:
+        """Open an object.
+
+        Raises:
+            ReaderError: where it is damaged.
+        """
+        try:
+            dataset = pydicom.dcmread(file, defer_size=_LARGE)
+            return cls(
+                dataset,
+                tuple(_segments(dataset)),
+                frozenset(referenced_series(dataset)),
+                _date(dataset),
+                is_own_object(dataset),
+            )
+        except Exception as error:  # a damaged object fails anywhere in pydicom
+            raise ReaderError("a label object is damaged") from error
+
+    @property
+    def automatic(self) -> bool:
+        """Return whether all of its segments are."""
+        return bool(self.segments) and all(one.automatic for one in self.segments)
+
+    @property
+    def uid(self) -> str:
+        """SOPInstanceUID."""
+        return str(self.dataset.get("SOPInstanceUID", ""))
+
+    @property
+    def series(self) -> str:
+        """SeriesInstanceUID."""
+        return str(self.dataset.get("SeriesInstanceUID", ""))
+
+
+def _segments(dataset: Dataset) -> Sequence[Segment]:
+    if dataset.get("Modality") != "RTSTRUCT":
+        return [
+            Segment(
+                int(one.SegmentNumber),
+                str(one.get("SegmentLabel", "")),
+                str(one.get("SegmentAlgorithmType") or "").upper(),
+            )
+            for one in dataset.get("SegmentSequence") or []
+            if int(one.SegmentNumber) in described_segments(dataset)
+        ]
+    drawn = {
+        int(roi.ReferencedROINumber): {
+            one.get("ContourGeometricType") for one in roi.get("ContourSequence") or []
+        }
+        for roi in dataset.get("ROIContourSequence") or []
+    }
+    return [
+        Segment(
+            int(one.ROINumber),
+            str(one.get("ROIName", "")),
+            str(one.get("ROIGenerationAlgorithm") or "").upper(),
+            empty=not drawn.get(int(one.ROINumber)),
+        )
+        for one in dataset.get("StructureSetROISequence") or []
+        if drawn.get(int(one.ROINumber)) != {"POINT"}
+    ]
+
+
+def _date(dataset: Dataset) -> str:
+    for day, time in _DATES:
+        if value := str(dataset.get(day) or "").strip():
+            clock = str(dataset.get(time) or "").strip().replace(":", "")
+            whole, _, fraction = clock.partition(".")
+            return f"{value.replace('.', '')}{whole:0<6}.{fraction:0<6}"
+    return ""
