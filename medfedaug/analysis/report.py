@@ -312,10 +312,10 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
             for site, reason in run.left_out.items():
                 rounds[label, run.name, site, "left out", reason] = []
             for entry in run.rounds:
-                for kind in ("refused", "missing"):
+                for kind in ("refused", "suspected", "missing"):
                     for trouble in entry.get(kind, []):
                         site, reason = (str(trouble.get(key, "")) for key in ("site", "reason"))
-                        what = kind if kind == "refused" else f"no answer to {trouble.get('task', 'train')}"
+                        what = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
                         rounds[label, run.name, site, what, reason].append(entry["round"])
             for site, reason in run.untested.items():
                 rounds[label, run.name, site, "not tested", reason] = []
@@ -323,7 +323,7 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
                 rounds[label, run.name, site, "no score", reason] = []
     if not rounds:
         return
-    add(section, "h2", "Sites that failed, and refused updates")
+    add(section, "h2", "Sites that failed or are suspected, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
     table(section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True)
     if len(lines) > _MOST_TROUBLES:
