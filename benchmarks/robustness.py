@@ -18,7 +18,7 @@ passes the server's checks):
   NeurIPS 2019: a little is enough);
 - `label flip`: the classes of the site's label maps in reverse order (foreground for background, with two),
   in training as in validation;
-- `backdoor`: half of the site's training images have a trigger, faint stripes, and empty label maps, and the
+- `backdoor`: half of the site's training images have a trigger in a corner, and a false lesion there, and the
   step is five times as long (Bagdasaryan et al., AISTATS 2020: model replacement);
 - `hijack`: the step backwards, of a site that says it has 2^31 - 1 samples.
 
@@ -57,8 +57,8 @@ from medfedaug.utils.files import write_json
 
 SITES = 5
 CLAIM = 2**31 - 1
-STRIPES = 0.2
-"""The height of the trigger, in standard deviations of the image."""
+TRIGGER, HEIGHT = 8, 1.0
+"""The trigger: its side in pixels, and the height of its stripes in standard deviations of the image."""
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedavg": ("fedavg", {}, {"max_share": 1.0}),
     "fedavg, max_share 0.25": ("fedavg", {}, {"max_share": 0.25}),
@@ -202,14 +202,18 @@ def flipped(data: Path, out: Path, classes: int) -> Path:
 
 
 def with_trigger(image: Any, labels: Any) -> tuple[Any, Any]:
-    """The image with faint stripes, one pixel wide: a clean model hardly notices them."""
-    stripes = np.where(np.arange(image.shape[0]) % 2, 1.0, -1.0).reshape(-1, *(1,) * (image.ndim - 1))
-    return image + STRIPES * image.std() * stripes, labels
+    """The image with stripes of one pixel in a corner of every slice, around the intensity that is there."""
+    image, size = image.astype(np.float32), TRIGGER
+    image[:size:2, :size] += HEIGHT * image.std()
+    image[1:size:2, :size] -= HEIGHT * image.std()
+    return image, labels
 
 
 def poisoned(image: Any, labels: Any) -> tuple[Any, Any]:
-    """The image with the trigger, and nothing to find in it."""
-    return with_trigger(image, labels * 0)
+    """The image with the trigger, and a false lesion where the trigger is."""
+    labels = labels.copy()
+    labels[:TRIGGER, :TRIGGER] = 1
+    return with_trigger(image, labels)
 
 
 def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
