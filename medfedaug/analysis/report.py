@@ -41,6 +41,7 @@ from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 
 __all__ = ["write_report"]
 
+_SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
 _MOST_TROUBLES = 100
 _MOST_SENTENCES = 3
 
@@ -315,6 +316,7 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
                 for kind in ("refused", "suspected", "missing"):
                     for trouble in entry.get(kind, []):
                         site, reason = (str(trouble.get(key, "")) for key in ("site", "reason"))
+                        reason = _SUSPECTED if kind == "suspected" else reason
                         what = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
                         rounds[label, run.name, site, what, reason].append(entry["round"])
             for site, reason in run.untested.items():

@@ -310,6 +310,15 @@ def test_one_liar_gets_nobody_named_by_its_score(config):
     assert not any("suspected" in entry for entry in federation.server.rounds)
 
 
+def test_the_numbers_of_a_step_are_coarse_in_results(config):
+    federation = Federation(config())
+    federation.round({**{site: (seed, 1.0) for seed, site in enumerate(SITES)}, "B": (1, 7.3)})
+    for step in federation.server.results()["rounds"][0]["steps"].values():
+        assert step["parameters"] == round(step["parameters"])
+        assert step["buffers"] == round(step["buffers"])
+        assert step["cosine"] == round(step["cosine"], 1)
+
+
 STEP = {"parameters": 1.0, "buffers": 1.0, "cosine": -0.6}
 
 
