@@ -116,18 +116,23 @@ class StepComparison:
     ) -> dict[str, float]:
         """Return the cosine of each site's step with the mean of the others' directions.
 
-        With the unit step u of a site and the sum s of all, it is (u·s - 1) / ‖s - u‖: one pass over the
-        entries, each of which is held once for all sites.
+        With the unit step u of a site and the sum s of all, it is (u·s - 1) / ‖s - u‖. It goes entry by entry:
+        beside the updates, memory is needed for a few of one entry, however many sites there are.
         """
-        moved = {site: step["parameters"] for site, step in steps.items() if site in updates}
+        moved = {site: steps[site]["parameters"] for site in updates}
         dots, squared = dict.fromkeys(updates, 0.0), 0.0
         for key in sorted(self.model.parameters):
             start = state[key].double()
-            units = {s: (weights[key].double() - start) / (moved[s] or 1.0) for s, weights in updates.items()}
-            total = torch.stack(list(units.values())).sum(dim=0)
+
+            def unit(site: str, key: str = key, start: Tensor = start) -> Tensor:
+                return (updates[site][key].double() - start) / (moved[site] or 1.0)
+
+            total = torch.zeros_like(start)
+            for site in updates:
+                total += unit(site)
             squared += float(total.square().sum())
-            for site, unit in units.items():
-                dots[site] += float((unit * total).sum())
+            for site in updates:
+                dots[site] += float((unit(site) * total).sum())
         found = {}
         for site, dot in dots.items():
             rest = squared - 2 * dot + 1  # of s - u, squared
