@@ -116,7 +116,7 @@ class StepComparison:
     ) -> dict[str, float]:
         """Return the cosine of each site's step with the mean of the others' directions.
 
-        With the unit step u of a site and the sum s of all, it is (u·s - 1) / ‖s - u‖. It goes entry by entry:
+        With the unit step u of a site and the sum s of all, it is (u·s - 1) / ‖s - u‖. Entry by entry:
         beside the updates, memory is needed for a few of one entry, however many sites there are.
         """
         moved = {site: steps[site]["parameters"] for site in updates}
