@@ -156,7 +156,7 @@ class RunHistory:
         self.refused(site, reason)
 
     def suspect(self, round_: int, scores: Mapping[str, float]) -> None:
-        """RunHistory the sites whose step in a round stood apart and did the others no good.
+        """Record the sites whose step in a round stood apart and did the others no good.
 
         Args:
             round_: the round.
@@ -215,7 +215,7 @@ class RunHistory:
         lowered: Mapping[str, tuple[float, float]] | None = None,
         steps: Mapping[str, ComparedStep] | None = None,
     ) -> None:
-        """RunHistory that a round is over.
+        """Record that a round is over.
 
         Args:
             summaries: a few numbers by method.
