@@ -31,8 +31,8 @@ __all__ = ["ComparedStep", "StepComparison", "others_median", "suspicion"]
 
 # Running statistics of honest sites differ more than their parameters do: the limit is so many times as long.
 _ALLOWED = {"parameters": 1.0, "buffers": 2.0}
-# A cosine below it goes against the others. Of honest ones about 1 of 800 was; of sites that went backwards, or
-# trained with exchanged labels, nearly all were from the second round on.
+# A cosine below it goes against the others. Of honest ones about 1 of 800 was; of sites that went backwards,
+# or trained with exchanged labels, nearly all were from the second round on.
 _AGAINST = -0.25
 # Steps of more times the others' stand apart. The largest of one honest site with 20 times the samples was 8.
 _FAR = 10.0
