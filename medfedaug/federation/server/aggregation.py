@@ -239,8 +239,8 @@ class Aggregation:
         for site, weight in used.items():
             reply = held.pop(site)
             if self.comparison is not None and site in self.compared:
-                weights = self.comparison.used(reply.weights, self.compared[site], state)
-                reply = replace(reply, weights=weights)
+                moved = self.comparison.used(reply.weights, self.compared[site], state)
+                reply = replace(reply, weights=moved)
             reason = refusal(site, partial(self._use, site, reply, weight))
             refused.update({site: reason} if reason is not None else {})
         return refused

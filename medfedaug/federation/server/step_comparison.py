@@ -103,8 +103,8 @@ class StepComparison:
         return found
 
     def used(
-        self, weights: Mapping[str, Tensor], compared: ComparedStep, state: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
+        self, weights: dict[str, Tensor], compared: ComparedStep, state: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Return a site's entries after its step as it is used; the same object where all of it is."""
         return self.model.shortened(weights, state, compared.factors) if compared.shortened else weights
 
