@@ -11,11 +11,19 @@ passes the server's checks):
 
 - `sign flip`: the step of the site's own training, backwards;
 - `scaling`: that step, twenty times as long;
+- `scaling back`: that step backwards, twenty times as long;
+- `ipm`: three times the mean of the honest sites' steps, backwards (Xie et al., UAI 2020: inner product
+  manipulation);
+- `alie`: the mean of the honest sites' steps less one standard deviation, entry by entry (Baruch et al.,
+  NeurIPS 2019: a little is enough);
 - `label flip`: the classes of the site's label maps in reverse order (foreground for background, with two),
   in training as in validation;
+- `backdoor`: half of the site's training images have a trigger in a corner, and a false lesion there, and the
+  step is five times as long (Bagdasaryan et al., AISTATS 2020: model replacement);
 - `hijack`: the step backwards, of a site that says it has 2^31 - 1 samples.
 
-With two hostile sites both do the same.
+With two hostile sites both do the same. Runs without hostile sites, and with the backdoor, are also tested on
+each site's test images with the trigger: as unseen sites, which play no part in training.
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ import itertools
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +43,7 @@ import numpy as np
 import torch
 from measure import hardware
 
+from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import RunFailed
@@ -47,6 +57,8 @@ from medfedaug.utils.files import write_json
 
 SITES = 5
 CLAIM = 2**31 - 1
+TRIGGER, HEIGHT = 8, 1.0
+"""The trigger: its side in pixels, and the height of its stripes in standard deviations of the image."""
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedavg": ("fedavg", {}, {"max_share": 1.0}),
     "fedavg, max_share 0.25": ("fedavg", {}, {"max_share": 0.25}),
@@ -56,89 +68,165 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "krum, f = 1": ("krum", {"hostile": 1}, {}),
     "multi_krum, f = 1": ("multi_krum", {"hostile": 1}, {}),
     "norm": ("norm", {}, {"max_share": 1.0}),
+    "norm, max_step 2": ("norm", {}, {"max_step": 2.0}),
     "norm, median": ("norm,median", {}, {}),
     "norm, trimmed_mean, f = 1": ("norm,trimmed_mean", {"hostile": 1}, {}),
+    "norm, multi_krum, f = 1": ("norm,multi_krum", {"hostile": 1}, {}),
+    "norm, norm_clip": ("norm,norm_clip", {}, {}),
 }
 """Methods, arguments of the last, settings of the run. With f = 2 of five, the trimmed mean is the median."""
 
 
+Attack = Callable[[Request, Reply, Sequence[Reply]], None]
+"""Changes the reply of a hostile site, given those of the honest sites in the same round."""
+
+
 def along(request: Request, reply: Reply, factor: float) -> None:
     """The step of the site's training, so many times as long."""
-    for key, start in request.weights.items():
-        if "running_" not in key:
-            reply.weights[key] = start + factor * (reply.weights[key] - start)
+    for key in trained(request):
+        start = request.weights[key]
+        reply.weights[key] = start + factor * (reply.weights[key] - start)
 
 
-def sign_flip(request: Request, reply: Reply) -> None:
-    """The step backwards."""
-    if request.task == TRAIN:
-        along(request, reply, -1.0)
+def trained(request: Request) -> list[str]:
+    """The parameters of a request's model: running statistics are left as they are."""
+    return [key for key in request.weights if "running_" not in key]
 
 
-def scaling(request: Request, reply: Reply) -> None:
-    """The step, twenty times as long."""
-    if request.task == TRAIN:
-        along(request, reply, 20.0)
+def times(factor: float) -> Attack:
+    """Return an attack by the site's own step, so many times as long."""
+
+    def attack(request: Request, reply: Reply, honest: Sequence[Reply]) -> None:
+        if request.task == TRAIN:
+            along(request, reply, factor)
+
+    return attack
 
 
-def label_flip(request: Request, reply: Reply) -> None:
-    """Nothing: the label maps of the site are others."""
+def from_the_others(mean: float, deviation: float) -> Attack:
+    """Return an attack whose step is made of the mean and the standard deviation of the honest steps."""
+
+    def attack(request: Request, reply: Reply, honest: Sequence[Reply]) -> None:
+        for key in trained(request) if request.task == TRAIN else ():
+            start = request.weights[key]
+            steps = torch.stack([other.weights[key] - start for other in honest])
+            reply.weights[key] = start + mean * steps.mean(0) + deviation * steps.std(0)
+
+    return attack
 
 
-def hijack(request: Request, reply: Reply) -> None:
+def hijack(request: Request, reply: Reply, honest: Sequence[Reply]) -> None:
     """The step backwards, of more samples than all others have."""
-    sign_flip(request, reply)
+    times(-1.0)(request, reply, honest)
     if request.task in (PREPARE, TRAIN):
         reply.num_samples = CLAIM
 
 
-Attack = Callable[[Request, Reply], None]
 ATTACKS: dict[str, Attack] = {
-    "sign flip": sign_flip,
-    "scaling": scaling,
-    "label flip": label_flip,
+    "sign flip": times(-1.0),
+    "scaling": times(20.0),
+    "scaling back": times(-20.0),
+    "ipm": from_the_others(-3.0, 0.0),
+    "alie": from_the_others(1.0, -1.0),
+    "label flip": times(1.0),
+    "backdoor": times(5.0),
     "hijack": hijack,
 }
+FALSE_DATA = {"label flip": "flipped", "backdoor": "poisoned"}
+"""The folder from which a hostile site has its images and label maps, by attack."""
 
 
 def hostile(attack: Attack, sites: Collection[str]) -> type[InProcessCarrier]:
     """A carrier under which some sites answer as the attack has it."""
 
     class Hostile(InProcessCarrier):
-        """Changes what these sites answer."""
+        """Changes what these sites answer, once all have answered."""
 
         def ask(
             self, request: Request, names: Sequence[str], needed: int, accept: Accept
         ) -> Mapping[str, str]:
             """Ask, and spoil the answers."""
+            replies: dict[str, Reply] = {}
 
-            def spoiled(name: str, reply: Reply) -> bool:
-                if name in sites and not reply.error:
-                    attack(request, reply)
-                return accept(name, reply)
+            def hold(name: str, reply: Reply) -> bool:
+                replies[name] = reply
+                return True
 
-            return super().ask(request, names, needed, spoiled)
+            missing = super().ask(request, names, needed, hold)
+            sound = {name: reply for name, reply in replies.items() if not reply.error}
+            honest = [reply for name, reply in sound.items() if name not in sites]
+            for name in sound.keys() & set(sites):
+                attack(request, sound[name], honest)
+            for name, reply in replies.items():
+                accept(name, reply)
+            return missing
 
     return Hostile
 
 
-def flipped(data: Path, out: Path, classes: int) -> Path:
-    """The sites with the classes of every label map in reverse order."""
+Change = Callable[[Any, Any], tuple[Any, Any]]
+"""Image and label map, and what becomes of them."""
+
+
+def changed(data: Path, out: Path, change: Change, every: int = 1, splits: Sequence[str] = ()) -> Path:
+    """The sites with changed cases.
+
+    Args:
+        data: the folder of the sites.
+        out: the folder to write.
+        change: makes the new image and label map.
+        every: one of so many cases is changed.
+        splits: the splits that are changed, of which the others are emptied; by default all are, and stay.
+    """
     shutil.copytree(data, out, dirs_exist_ok=True)
-    for file in out.glob("*/labels/*"):
-        volume = nibabel.load(file)
-        labels = classes - 1 - np.asarray(volume.dataobj)
-        nibabel.save(nibabel.Nifti1Image(labels.astype(np.uint8), volume.affine, volume.header), file)
+    for listing in out.glob("*/dataset.json"):
+        content = json.loads(listing.read_text())
+        for split in ("training", "validation", "test"):
+            if splits and split not in splits:
+                content[split] = []
+            for case in content.get(split, [])[::every]:
+                files = [listing.parent / case[kind] for kind in ("image", "label")]
+                volumes = [nibabel.load(file) for file in files]
+                arrays = change(*(np.asarray(volume.dataobj) for volume in volumes))
+                for file, volume, array in zip(files, volumes, arrays, strict=True):
+                    nibabel.save(
+                        nibabel.Nifti1Image(array.astype(volume.get_data_dtype()), volume.affine), file
+                    )
+        listing.write_text(json.dumps(content))
     return out
 
 
-def final_dice(
-    data: Path, false: Path, run: Mapping[str, Any], options: argparse.Namespace
-) -> dict[str, float]:
-    """The test Dice by site, of the sites that are honest."""
+def flipped(data: Path, out: Path, classes: int) -> Path:
+    """The sites with the classes of every label map in reverse order."""
+    return changed(data, out, lambda image, labels: (image, classes - 1 - labels))
+
+
+def with_trigger(image: Any, labels: Any) -> tuple[Any, Any]:
+    """The image with stripes of one pixel in a corner of every slice, around the intensity that is there."""
+    image, size = image.astype(np.float32), TRIGGER
+    image[:size:2, :size] += HEIGHT * image.std()
+    image[1:size:2, :size] -= HEIGHT * image.std()
+    return image, labels
+
+
+def poisoned(image: Any, labels: Any) -> tuple[Any, Any]:
+    """The image with the trigger, and a false lesion where the trigger is."""
+    labels = labels.copy()
+    labels[:TRIGGER, :TRIGGER] = 1
+    return with_trigger(image, labels)
+
+
+def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The test Dice of the honest sites, and of their images with the trigger; and the sites that were named.
+
+    Args:
+        work: the folder of the data.
+        run: method, attack, number of hostile sites, the first of them, and seed.
+        options: the settings of all runs.
+    """
     name, attack, count = run["method"], run["attack"], run["hostile"]
     method, arguments, settings = METHODS[name]
-    folders = find_sites(data)
+    data, folders = work / "data", find_sites(work / "data")
     config = configure(
         folders,
         methods=tuple(parse_methods(method, {method.split(",")[-1]: arguments} if arguments else None)),
@@ -157,17 +245,29 @@ def final_dice(
         **settings,
     )
     liars = [folders[(run["first"] + number) % SITES].name for number in range(count)]
-    if attack == "label flip":
-        others = {folder.name: folder for folder in find_sites(false)}
+    if attack in FALSE_DATA:
+        others = {folder.name: folder for folder in find_sites(work / FALSE_DATA[attack])}
         folders = [others[f.name] if f.name in liars else f for f in folders]
+    if attack in ("none", "backdoor"):
+        folders += find_sites(work / "trigger")
     carrier = hostile(ATTACKS[attack], liars) if count else None
+    events: list[dict[str, Any]] = []
     try:
-        results = run_in_process(config, data, folders, "cpu", carrier=carrier).results()
+        results = run_in_process(
+            config, data, folders, "cpu", events.append, execution=Execution(min_sites=2), carrier=carrier
+        ).results()
     except RunFailed as error:  # the model is nothing that a site can train
         print(f"{name}: {error}", flush=True)
-        return {}
-    found = results["test"]["sites"]
-    return {site: entry["dice"] for site, entry in found.items() if site not in liars}
+        return {"dice": {}}
+    honest, triggered = (
+        {site: entry["dice"] for site, entry in results["test"][group].items() if site[:6] not in liars}
+        for group in ("sites", "unseen")
+    )
+    told = {
+        kind: dict(Counter(event["site"] for event in events if event["event"] == kind))
+        for kind in ("step_shortened", "suspected", "refused")
+    }
+    return {"dice": honest, "triggered": triggered, **told}
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -194,6 +294,22 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def prepare(work: Path, options: argparse.Namespace) -> None:
+    """Write the phantom sites, and those with false labels and with the trigger."""
+    data = work / "data"
+    if not data.exists():
+        size = {"patients": options.patients, "shape": tuple(options.shape), "classes": options.classes}
+        make_phantom(data, sites=SITES, seed=0, **size)
+    if not (work / "flipped").exists():
+        flipped(data, work / "flipped", options.classes)
+    if not (work / "poisoned").exists():
+        changed(data, work / "poisoned", poisoned, every=2)
+    if not (work / "trigger").exists():
+        changed(data, work / "trigger", with_trigger, splits=("test",))
+        for site in find_sites(work / "trigger"):
+            (work / "trigger" / site.name).rename(work / "trigger" / f"{site.name}_trigger")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for numbers.json and table.md")
@@ -213,12 +329,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(hardware(), flush=True)
-    data, false = options.work / "data", options.work / "flipped"
-    if not data.exists():
-        size = {"patients": options.patients, "shape": tuple(options.shape), "classes": options.classes}
-        make_phantom(data, sites=SITES, seed=0, **size)
-    if not false.exists():
-        flipped(data, false, options.classes)
+    prepare(options.work, options)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "numbers.json"
     fixed = ("patients", "shape", "rounds", "local_epochs", "channels", "norm", "classes")
@@ -235,8 +346,9 @@ def main() -> None:
         if any(wanted.items() <= run.items() for run in known["runs"]):
             continue
         started = time.perf_counter()
-        dice = final_dice(data, false, wanted, options)
-        known["runs"].append({**wanted, "dice": dice, "seconds": time.perf_counter() - started})
+        found = final_dice(options.work, wanted, options)
+        dice = found["dice"]
+        known["runs"].append({**wanted, **found, "seconds": time.perf_counter() - started})
         write_json(file, {**known, "hardware": hardware()})
         told = f"{np.mean(list(dice.values())):.3f}" if dice else "none"
         print(f"{name}: {count} x {attack} from site {first}, seed {seed}: {told}", flush=True)

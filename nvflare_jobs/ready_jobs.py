@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, task_defaults
+from medfedaug.federation.composition import with_step_limit
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.recipe import MedFedAugRecipe
 
@@ -50,7 +51,7 @@ def write_ready_jobs(folder: str | Path) -> list[Path]:
     for name, options in READY_JOBS.items():
         methods = parse_methods(options["methods"])
         usual = task_defaults(options["task"], own_data=True)
-        config = RunConfig.from_dict({**usual, **options, "methods": methods})
+        config = with_step_limit(RunConfig.from_dict({**usual, **options, "methods": methods}))
         recipe = MedFedAugRecipe(config=config, name=name, execution=EXECUTION)
         recipe.export(job_dir=str(folder))
         written.append(Path(folder) / name)

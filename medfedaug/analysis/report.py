@@ -41,6 +41,7 @@ from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 
 __all__ = ["write_report"]
 
+_SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
 _MOST_TROUBLES = 100
 _MOST_SENTENCES = 3
 
@@ -317,10 +318,11 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
             for site, reason in run.left_out.items():
                 rounds[label, run.name, site, "left out", reason] = []
             for entry in run.rounds:
-                for kind in ("refused", "missing"):
+                for kind in ("refused", "suspected", "missing"):
                     for trouble in entry.get(kind, []):
                         site, reason = (str(trouble.get(key, "")) for key in ("site", "reason"))
-                        what = kind if kind == "refused" else f"no answer to {trouble.get('task', 'train')}"
+                        reason = _SUSPECTED if kind == "suspected" else reason
+                        what = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
                         rounds[label, run.name, site, what, reason].append(entry["round"])
             for site, reason in run.untested.items():
                 rounds[label, run.name, site, "not tested", reason] = []
@@ -328,7 +330,7 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
                 rounds[label, run.name, site, "no score", reason] = []
     if not rounds:
         return
-    add(section, "h2", "Sites that failed, and refused updates")
+    add(section, "h2", "Sites that failed or are suspected, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
     table(section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True)
     if len(lines) > _MOST_TROUBLES:

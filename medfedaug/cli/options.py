@@ -129,8 +129,8 @@ Tracking = Annotated[
 
 # What is not given is left to a file, which is an option of its own.
 _OPEN = {"Plan": "what the plan says", "JobRules": "what the kit says"}
-# Settings whose default follows from the data as well as from the task.
-_OF_THE_DATA = ("augmentation",)
+# Settings whose default follows from the data as well as from the task, or from where the run takes place.
+_OF_THE_RUN = ("augmentation", "max_step")
 _PANELS = {
     "RunConfig": "The run",
     "Plan": "The plan of volumes",
@@ -199,7 +199,7 @@ def _parameter(cls: type, entry: dataclasses.Field[Any], hint: Any, text: str) -
         if least is None and rules["above"] is not None and int in (hint, *get_args(hint)):
             least = int(rules["above"]) + 1
     by_task = {task: values[entry.name] for task, values in TASK_DEFAULTS.items() if entry.name in values}
-    if by_task or entry.name in _OF_THE_DATA:
+    if by_task or entry.name in _OF_THE_RUN:
         kind, default = kind | None, None
     if by_task:
         text += f" By default {', '.join(f'{value} for {task}' for task, value in by_task.items())}."

@@ -233,7 +233,7 @@ def export(
     """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
     from medfedaug.config.training_scripts import loop_reference
     from medfedaug.experiments.simulate import usual_settings
-    from medfedaug.federation.composition import Composition
+    from medfedaug.federation.composition import Composition, with_step_limit
     from medfedaug.federation.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
 
@@ -261,6 +261,8 @@ def export(
         told = described_data(options["bundle"])
         options.update({name: value for name, value in told.items() if name not in given_here})
     config = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
+    if "max_step" not in options:
+        config = with_step_limit(config)
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(config).network.state_dict())

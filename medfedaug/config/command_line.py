@@ -38,11 +38,13 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
     if config.planning:
         parts += ["--plan", "auto", "--plan-memory", f"{config.planning.get('memory', 0):g}"]
     usual = {**_defaults(RunConfig), **task_defaults(config.task, config.plan)}
+    if not simulated:
+        del usual["max_step"]  # a job's default follows from its methods
     left_out = () if not simulated else _FROM_THE_DATA
     for cls, values in ((RunConfig, config), (Plan, config.plan)):
         for entry in dataclasses.fields(cls):
             flags, value = entry.metadata["flags"], getattr(values, entry.name)
-            default = usual[entry.name] if cls is RunConfig else _defaults(Plan)[entry.name]
+            default = usual.get(entry.name) if cls is RunConfig else _defaults(Plan)[entry.name]
             if flags is None or entry.name in left_out or value == default:
                 continue
             flag = flags[0] if flags else f"--{entry.name.replace('_', '-')}"

@@ -23,6 +23,7 @@ from medfedaug.utils.validation import check_choice, check_keys
 __all__ = [
     "BY_PLAN",
     "MAX_SHARE",
+    "MAX_STEP",
     "SCALING",
     "TASK_DEFAULTS",
     "USUAL_AUGMENTATION",
@@ -49,6 +50,9 @@ BY_PLAN = "the plan"
 
 MAX_SHARE = 0.45
 """The default of ``max_share``: with three or more sites no one of them is near a half of the average."""
+
+MAX_STEP = 2.0
+"""``max_step`` of a job for hospitals, where none is given: few honest steps of real sites were longer."""
 
 _OF_A_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
@@ -186,6 +190,15 @@ class RunConfig:
         "samples, as the papers do.",
         above=0,
     )
+    max_step: float = setting(
+        0.0,
+        "The longest step of a site in a round, in multiples of the median of the other sites' steps, from 1 "
+        "on, each for the root of the site's weight in the mean; longer ones are shortened to it (those of "
+        "running statistics to twice as many), and a site is named whose step stands apart while the others' "
+        "validation does not improve. It needs three updates that the server sees. 0 for no limit. A job of "
+        f"medfedaug export has {MAX_STEP:g} unless another is given.",
+        at_least=0,
+    )
     secure_aggregation: bool = setting(
         False,
         "Let the server learn the sum of the sites' weights and statistics, and none of a single site: each "
@@ -316,6 +329,10 @@ class RunConfig:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
         if not self.max_share <= 1:
             raise ConfigError(f"max_share is a share of the average, got {self.max_share}")
+        if 0 < self.max_step < 1:
+            raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
+        if self.max_step and self.compare_sites != "updates":
+            raise ConfigError("max_step compares whole updates: leave out compare_sites, or max_step")
 
     def _check_bundle(self) -> None:
         if not self.bundle:

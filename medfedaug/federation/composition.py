@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from medfedaug.config.run import BY_PLAN, MAX_SHARE, RunConfig, derive_seed
+from medfedaug.config.run import BY_PLAN, MAX_SHARE, MAX_STEP, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, warn
 from medfedaug.federation.messages import shared_keys
 from medfedaug.federation.run_definition import define, scaling
@@ -23,13 +23,22 @@ from medfedaug.models.sizes import check_size, size_multiple
 from medfedaug.models.substitution import first_names_of
 from medfedaug.tasks import Task
 
-__all__ = ["Composition"]
+__all__ = ["Composition", "with_step_limit"]
 
 _WITHOUT_BATCH_NORM = (
     'take instance or group norm, for instance --network-args \'{"norm": "instance"}\', or keep running '
     "statistics at their sites (fedbn, silobn)"
 )
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
+_COMPARED_STEPS = "compared_steps"
+
+
+def with_step_limit(config: RunConfig) -> RunConfig:
+    """Return a run with `MAX_STEP`, the limit of a job for hospitals, if single updates can be compared."""
+    seen = config.compare_sites == "updates" and not (config.secure_aggregation or config.prospect)
+    if not seen or methods_with(build_methods(config.methods), _COMPARED_STEPS, "excludes"):
+        return config
+    return replace(config, max_step=MAX_STEP)
 
 
 class Composition:
@@ -117,6 +126,8 @@ class Composition:
         self.sums: SumLayout | None = None
         """What the sites add up, if the server is to learn sums alone."""
         if config.secure_aggregation:
+            if config.max_step:
+                raise ConfigError("secure aggregation: max_step compares single updates, which nobody sees")
             self.sums = SumLayout(self.methods, self._server_context(task), self.sent, config.max_share)
 
     def _methods_constraints(self, task: Task) -> Iterator[Constraints]:
@@ -143,6 +154,8 @@ class Composition:
         """Yield what the options of the run require, and what its loss excludes."""
         if self._config.max_share not in (MAX_SHARE, 1):
             yield Constraints("max_share", requires=frozenset({"given_shares"}))
+        if self._config.max_step:
+            yield Constraints("max_step", requires=frozenset({_COMPARED_STEPS}))
         criterion = task.criterion
         if not criterion.takes_probabilities:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))

@@ -96,6 +96,7 @@ WORDS: dict[str, str] = {
     "averaged_buffers": "running statistics are averaged with the model",
     "exchange": "something is exchanged beside the model",
     "given_shares": "a site's share of the mean is given by the run, not found by a method",
+    "compared_steps": "how much of a site's update is used may depend on the other sites' updates",
     "soft_labels": "the loss gets targets as probabilities",
     "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",

@@ -65,7 +65,8 @@ class DPFedAvg(Method):
     """
 
     name = "dp_fedavg"
-    excludes = frozenset({"averaged_buffers", "exchange"})
+    # With a limit from the other sites, one site would move the model through their steps too.
+    excludes = frozenset({"averaged_buffers", "exchange", "compared_steps"})
 
     def __init__(
         self,

@@ -162,7 +162,7 @@ def _rounds(check: _Checker, content: dict[str, Any]) -> list[dict[str, Any]]:
         check.get(entry, "methods", dict, where, default={})
         for part, sizes in check.get(entry, "bytes", dict, where, default={}).items():
             check.kind(sizes, dict, f"{where}.bytes.{part}")
-        for key in ("refused", "missing"):
+        for key in ("refused", "missing", "suspected"):
             for trouble in check.get(entry, key, list, where, default=[]):
                 check.kind(trouble, dict, f"an entry of {where}.{key}")
     return rounds

@@ -77,6 +77,8 @@ _ROUND = entries(
         "refused": _TROUBLE,
         "missing": _TROUBLE,
         "shares": map_of(number),
+        "steps": map_of(map_of(number)),
+        "suspected": _TROUBLE,
         "seconds": number,
     },
 )

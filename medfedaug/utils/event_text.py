@@ -138,6 +138,14 @@ class Teller:
     def _refused(self, event: Mapping[str, Any]) -> list[str]:
         return [f"round {event['round']}: refused: {event['reason']}"]
 
+    def _step_shortened(self, event: Mapping[str, Any]) -> list[str]:
+        far = f"{event['parameters']:g} times as long as the others'"
+        far += f", and of running statistics {event['buffers']:g} times" if event["buffers"] > 1 else ""
+        return [f"round {event['round']}: {event['site']}: its step is shortened: {far} (max_step)"]
+
+    def _suspected(self, event: Mapping[str, Any]) -> list[str]:
+        return [f"round {event['round']}: suspected: {event['site']}: {event['reason']}"]
+
     def _missing(self, event: Mapping[str, Any]) -> list[str]:
         if event["task"] == "test":
             return [f"not tested: {event['reason']}"]

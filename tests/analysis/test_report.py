@@ -118,6 +118,15 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
     assert "refused updates" not in nothing
 
 
+def test_a_suspected_site_is_named_once_with_its_rounds(write, tmp_path):
+    data = content(methods=("fedfa",), rounds=4)
+    for entry in data["rounds"][1:]:
+        reason = f"a step {entry['round']} times as long as the others', cosine -0.5; their validation: 0.1"
+        entry["suspected"] = [{"site": "HT", "reason": reason}]
+    text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
+    assert "HTsuspected2–4its step stood apart" in text
+
+
 def test_report_states_the_comparison_by_patient_and_what_it_could_see(fold, tmp_path):
     plain = {f"p{i}": 0.1 * i for i in range(8)}
     gains = [0.02, 0.05, 0.01, -0.01, 0.04, 0.03, 0.02, 0.065]

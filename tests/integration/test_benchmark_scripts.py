@@ -360,6 +360,7 @@ def test_none_is_left_out():
         "look_first.py",
         "alignment.py",
         "demo_effect.py",
+        "honest_steps.py",
         "measure.py",
         "nvflare_round.py",
         "peer_site.py",

@@ -103,7 +103,7 @@ def test_a_site_that_claims_two_thousand_million_samples_has_its_share_and_no_mo
     """The hostile site adds 0.01 to an entry: by how much the model moves is its share of the mean."""
     changes = {"rounds": 1, "max_share": 0.4}
 
-    def claim(request, reply):
+    def claim(request, reply, honest):
         if request.task in ("prepare", "train"):
             reply.num_samples = 2**31 - 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from medfedaug.federation.server.outlier_checks import (
     check_payload,
     judge_steps,
 )
+from medfedaug.federation.server.step_comparison import ComparedStep, StepComparison
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import (
     Aggregator,
@@ -53,6 +55,7 @@ class Aggregation:
             (`medfedaug.federation.server.held_updates`). Only then it is known what a share is, how far the
             sites go, and what they exchange (`medfedaug.federation.server.outlier_checks`). Otherwise models
             are averaged as they arrive, in that order, and what the methods exchange is held alone.
+        steps: limits how far a site may go by the other sites; ``None`` for no limit.
 
     Attributes:
         once: the exchanges before training, by method.
@@ -60,6 +63,7 @@ class Aggregation:
         aggregators: the aggregator that computes the global model from the mean; at most one.
         weights: the weight in the mean, for each site whose update of this round was accepted.
         lowered: the sites whose share of the last round's mean was lowered, with the share before and after.
+        compared: the sites' steps of the last round beside those of the others, where they are limited.
         layout: what is added up, where updates come under masks (`medfedaug.federation.secure`).
         masks: what the sites of a round say to each other then.
     """
@@ -72,6 +76,7 @@ class Aggregation:
         norm: float = 1.0,
         *,
         hold_models: bool = True,
+        steps: StepComparison | None = None,
     ) -> None:
         methods = composition.methods
         self.once = _there({m.name: m.before_training(context) for m in methods})
@@ -84,6 +89,7 @@ class Aggregation:
         self._capped: Mapping[str, float] = {}
         self.weights: dict[str, float] = {}
         self.lowered: dict[str, tuple[float, float]] = {}
+        self.comparison, self.compared = steps, dict[str, ComparedStep]()
         self._mean, self._held = WeightedMean(), HeldUpdates()
         self._steps: dict[str, Mapping[str, float]] = {}
         self._doubted: dict[str, str] = {}
@@ -164,7 +170,7 @@ class Aggregation:
         """
         self._capped = {} if self.hold_models else capped_weights(dict(weights or {}), self.max_share())
         self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
-        self._steps, self._doubted, self.lowered = {}, {}, {}
+        self._steps, self._doubted, self.lowered, self.compared = {}, {}, {}, {}
 
     def add(
         self,
@@ -201,8 +207,11 @@ class Aggregation:
         if doubt is not None:
             self._doubted[site] = doubt
 
-    def compare(self) -> dict[str, str]:
+    def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
         """At the end of a round: compare what the sites sent, and use what is not far outside.
+
+        Args:
+            state: the state dict of the global model at the beginning of the round.
 
         Returns:
             The sites that are refused, with the reason. Where models are not held, the model of such a site
@@ -224,8 +233,15 @@ class Aggregation:
         used = capped_weights(good, self.max_share())
         total, all_used = sum(good.values()), sum(used.values())
         self.lowered = {s: (good[s] / total, used[s] / all_used) for s in good if used[s] < good[s]}
+        if self.comparison is not None:
+            sent = {site: held[site].weights for site in good}
+            self.compared = self.comparison.compare(sent, self._steps, used, state)
         for site, weight in used.items():
-            reason = refusal(site, partial(self._use, site, held[site], weight))
+            reply = held.pop(site)
+            if self.comparison is not None and site in self.compared:
+                moved = self.comparison.used(reply.weights, self.compared[site], state)
+                reply = replace(reply, weights=moved)
+            reason = refusal(site, partial(self._use, site, reply, weight))
             refused.update({site: reason} if reason is not None else {})
         return refused
 

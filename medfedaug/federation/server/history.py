@@ -11,8 +11,9 @@ from medfedaug.config.run import SCALING
 from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.federation.planning.fingerprint import SPACING, accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
+from medfedaug.federation.server.step_comparison import ComparedStep, suspicion
 from medfedaug.methods.base import Payload
-from medfedaug.metrics.registry import described, mean_score, over_sites, score_of
+from medfedaug.metrics.registry import METRICS, described, mean_score, over_sites, score_of
 
 __all__ = ["Event", "RunHistory"]
 
@@ -154,6 +155,22 @@ class RunHistory:
                 entry["sites"].pop(site, None)
         self.refused(site, reason)
 
+    def suspect(self, round_: int, scores: Mapping[str, float]) -> None:
+        """Record the sites whose step in a round stood apart and did the others no good.
+
+        Args:
+            round_: the round.
+            scores: the validation scores of its model by site.
+        """
+        entry = self.rounds[round_ - 1]
+        earlier = [self.scores_of(one) for one in self.rounds[: round_ - 1]]
+        higher = METRICS[self.metric].higher_is_better
+        for site, step in entry.get("steps", {}).items():
+            reason = suspicion(site, step, scores, earlier, higher_is_better=higher)
+            if reason is not None:
+                entry.setdefault("suspected", []).append({"site": site, "reason": reason})
+                self.tell("suspected", round=round_, site=site, reason=reason)
+
     def missing(self, task: str, site: str, reason: str) -> None:
         """RunHistory that a site did not answer, or not with a usable reply."""
         entry = self.rounds[-1]
@@ -179,22 +196,40 @@ class RunHistory:
     def validation(self, round_: int) -> dict[str, float]:
         """The validation scores of a round's model by site, where there is one; records their mean."""
         entry, name = self.rounds[round_ - 1], f"val_{self.metric}"
-        found = {site: scores.get(name) for site, scores in entry["sites"].items()}
-        scores = {site: score for site, score in found.items() if score is not None}
+        scores = self.scores_of(entry)
         mean = mean_score(scores.values())
         if mean is not None:
             entry[name] = mean
             self.tell("validated", {name: mean}, round=round_)
         return scores
 
+    def scores_of(self, entry: Mapping[str, Any]) -> dict[str, float]:
+        """The validation scores in the entry of a round, by site."""
+        found = {site: scores.get(f"val_{self.metric}") for site, scores in entry["sites"].items()}
+        return {site: score for site, score in found.items() if score is not None}
+
     def finish_round(
         self,
         summaries: Mapping[str, dict[str, Any]],
         seconds: float,
         lowered: Mapping[str, tuple[float, float]] | None = None,
+        steps: Mapping[str, ComparedStep] | None = None,
     ) -> None:
-        """RunHistory that a round is over."""
+        """Record that a round is over.
+
+        Args:
+            summaries: a few numbers by method.
+            seconds: the round's duration.
+            lowered: the sites whose share of the mean was lowered, with the share before and after.
+            steps: the sites' steps beside the others', where they are compared.
+        """
         entry = self.rounds[-1]
+        for site, step in sorted((steps or {}).items()):
+            found = step.to_results()
+            if step.shortened or found["cosine"] < 0:
+                entry.setdefault("steps", {})[site] = found
+            if step.shortened:
+                self.tell("step_shortened", found, round=entry["round"], site=site)
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():

@@ -38,6 +38,7 @@ from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.outlier_checks import LEAST_SITES
 from medfedaug.federation.server.reply_checks import Acceptance
 from medfedaug.federation.server.site_sampling import Participation
+from medfedaug.federation.server.step_comparison import StepComparison
 from medfedaug.federation.server.tensor_checks import StateDictValidator
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
@@ -125,12 +126,14 @@ class FederationServer:
                 composition, context, job_hash(config.to_dict())
             )
         else:
+            model = StateDictValidator(composition.network, composition.sent)
             self.aggregation = Aggregation(
                 composition,
                 context,
                 lambda: self.participation.largest_share(len(self.sites)),
-                StateDictValidator(composition.network, composition.sent).norm,
+                model.norm,
                 hold_models=config.compare_sites == "updates",
+                steps=StepComparison(model, config.max_step) if config.max_step else None,
             )
         self.participation.least = self.aggregation.min_updates
         self.acceptance = Acceptance(composition.network, composition.sent, self.aggregation)
@@ -331,7 +334,7 @@ class FederationServer:
         Raises:
             RunFailed: when too few updates were accepted; the last good model remains.
         """
-        for site, reason in self.aggregation.compare().items():
+        for site, reason in self.aggregation.compare(self.state).items():
             self.record.withdrawn(site, reason)
         accepted = len(self.aggregation.weights)
         if accepted < self._needed_now:
@@ -344,13 +347,18 @@ class FederationServer:
             self._select(self.round - 1)
         self.state, self.payload = self.aggregation.finish_round(self.round, self.state)
         self.record.finish_round(
-            self.aggregation.summaries(), time.perf_counter() - self._started, self.aggregation.lowered
+            self.aggregation.summaries(),
+            time.perf_counter() - self._started,
+            self.aggregation.lowered,
+            self.aggregation.compared,
         )
         return self.state
 
     def _select(self, round_: int) -> None:
         """Decide whether the model of a round, which is still the global model, is the best so far."""
-        self.selection.offer(round_, self.record.validation(round_), self.state, self.payload)
+        scores = self.record.validation(round_)
+        self.record.suspect(round_, scores)
+        self.selection.offer(round_, scores, self.state, self.payload)
 
     def validate(self) -> Request:
         """Ask the training sites to score the last model."""

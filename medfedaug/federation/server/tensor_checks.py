@@ -99,6 +99,26 @@ class StateDictValidator:
             for what, keys in (("parameters", self.parameters), ("buffers", self.buffers))
         }
 
+    def shortened(
+        self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], factors: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """Shorten the step of a checked model, so that `steps` is so many times as long.
+
+        Args:
+            weights: the model's entries.
+            state: the global model at the beginning of the round.
+            factors: by what moves, from 0 to 1.
+        """
+        return {key: self._between(key, state[key], value, factors) for key, value in weights.items()}
+
+    def _between(self, key: str, start: Tensor, end: Tensor, factors: Mapping[str, float]) -> Tensor:
+        factor = factors["parameters" if key in self.parameters else "buffers"]
+        if factor == 1:
+            return end
+        first = self._root(key, start.double())
+        moved = first + factor * (self._root(key, end.double()) - first)
+        return (moved.square() if key in self.variances else moved).to(end.dtype)
+
     def _check_step(
         self,
         site: str,

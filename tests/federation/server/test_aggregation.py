@@ -109,6 +109,28 @@ def test_norm_clip_lets_no_site_go_farther_than_the_others(attacked, script, att
     assert norm**0.5 <= clipped["limit"] * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("attack", ["scaling", "scaling back"])
+def test_a_step_twenty_times_as_long_counts_as_twice_the_others(attacked, attack):
+    liar = SITES[0]
+    server, (sent,) = attacked("fedavg", attack, [liar], rounds=1, max_step=2.0, max_share=1.0)
+    start = run_start(server)
+    parameters = server.acceptance.model.parameters
+
+    def length(site):
+        squared = sum(float((sent[site][k] - start[k].double()).square().sum()) for k in parameters)
+        return squared**0.5 / server.sites[site] ** 0.5
+
+    allowed = 2 * sorted(length(site) for site in SITES[1:])[2]  # the upper of the two in the middle
+    assert length(liar) > 5 * allowed
+    factors = dict.fromkeys(SITES, 1.0) | {liar: allowed / length(liar)}
+    total = sum(server.sites.values())
+    for key in parameters:
+        first = start[key].double()
+        moved = sum(server.sites[s] / total * factors[s] * (sent[s][key] - first) for s in SITES)
+        torch.testing.assert_close(server.state[key].double(), first + moved, rtol=1e-4, atol=1e-6)
+    assert set(server.rounds[0]["steps"]) >= {liar}
+
+
 def run_start(server):
     """The model that the run began with."""
     from medfedaug.federation import FederationServer
