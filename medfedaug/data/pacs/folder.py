@@ -92,7 +92,8 @@ class FolderArchive(Archive):
         """List objects by the headers of the files."""
         files = self._indexed().files.get((series.study, series.uid), {})
         return {
-            uid: known_fields(_header(path, [*OBJECT_FIELDS]), OBJECT_FIELDS) for uid, path in files.items()
+            uid: known_fields(_header(file.path, [*OBJECT_FIELDS]), OBJECT_FIELDS)
+            for uid, file in files.items()
         }
 
     def fetch(
