@@ -69,7 +69,8 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _L
         limit: at most this many cases are looked at, evenly from the list.
 
     Returns:
-        ``size`` (3, 3): the 10 %, 50 % and 90 % quantiles of the numbers of voxels along x, y and z;
+        ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles of the volumes' extents along x, y and z, each of
+        one case's voxels times their own edge in mm; in voxels where some file does not say of what size;
         ``spacing`` (3, 3): the same of the edges of a voxel in mm, 0 where some file does not say;
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background;
         ``intensity`` (C, 2): mean and deviation of each channel as stored, averaged over the cases;
@@ -87,9 +88,10 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], limit: int | None = _L
     sizes, edges, shares, intensities = map(torch.stack, columns)
     if bool((edges == 0).any()):
         edges = torch.zeros_like(edges)
+    extents = sizes * edges.where(edges > 0, 1.0)
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
     return {
-        "size": sizes.quantile(levels, dim=0, interpolation="nearest").float(),
+        "extent": extents.quantile(levels, dim=0, interpolation="nearest").float(),
         "spacing": edges.quantile(levels, dim=0, interpolation="nearest").float(),
         "foreground": shares.mean(dim=0).float(),
         "intensity": intensities.mean(dim=0).float(),
@@ -102,7 +104,7 @@ def fingerprint_shapes(num_classes: int, channels: int) -> Shapes:
     """The shapes of a fingerprint's entries."""
     quantiles = (len(QUANTILES), 3)
     return {
-        "size": quantiles,
+        "extent": quantiles,
         "spacing": quantiles,
         "foreground": (num_classes - 1,),
         "intensity": (channels, 2),
@@ -118,7 +120,6 @@ def check_fingerprint(site: str, payload: Payload) -> None:
         UpdateRefused: naming the site and the entry.
     """
     ranges: dict[str, tuple[float, float]] = {
-        "size": (1, _LARGEST_SIZE),
         "foreground": (0, 1),
         "cases": (1, 2**31),
     }
@@ -135,6 +136,10 @@ def check_fingerprint(site: str, payload: Payload) -> None:
     if not bool(known.all() or (edges == 0).all()):
         wanted = f"{_SMALLEST_EDGE:g} to {_LARGEST_EDGE:g} mm"
         raise UpdateRefused(site, f"{PLAN}/spacing", expected=wanted, got="another number")
+    voxels = payload["extent"] / edges.where(edges > 0, 1.0)  # at no level less than one, as in each case
+    if not bool(((voxels > 0.99) & (voxels <= _LARGEST_SIZE)).all()):
+        wanted = f"1 to {_LARGEST_SIZE:g} voxels of the site's spacing"
+        raise UpdateRefused(site, f"{PLAN}/extent", expected=wanted, got="another number")
 
 
 class FingerprintExchange(SiteExchange):
