@@ -19,6 +19,7 @@ from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 
 __all__ = [
+    "LEVELS",
     "PLAN",
     "SPACING",
     "FingerprintExchange",
@@ -40,7 +41,10 @@ SPACING = "spacing"
 
 QUANTILES = (0.1, 0.5, 0.9)
 
-_LEVELS, _AXES = ("low", "median", "high"), ("x", "y", "z")
+LEVELS = ("low", "median", "high")
+"""The names of the `QUANTILES` of a spacing."""
+
+_AXES = ("x", "y", "z")
 _DIGITS = 2  # of the edges that leave in every job: enough to notice another protocol, and not one image
 _LOOKED_AT = 50  # cases of a site, evenly from its list
 _CT = "ct"
@@ -200,7 +204,7 @@ def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
     rows = payload[SPACING].tolist() if payload else []
     return {
         f"{level}_{axis}": edge
-        for level, row in zip(_LEVELS, rows, strict=False)
+        for level, row in zip(LEVELS, rows, strict=False)
         for axis, edge in zip(_AXES, row, strict=True)
     }
 
@@ -212,12 +216,12 @@ def accepted_spacing(told: Any) -> dict[str, list[float]]:
     """
     if not isinstance(told, Mapping):
         return {}
-    rows: list[list[Any]] = [[told.get(f"{level}_{axis}") for axis in _AXES] for level in _LEVELS]
+    rows: list[list[Any]] = [[told.get(f"{level}_{axis}") for axis in _AXES] for level in LEVELS]
     if not all(_is_edge(edge) for row in rows for edge in row):
         return {}
     if any(low > middle or middle > high for low, middle, high in zip(*rows, strict=True)):
         return {}
-    return dict(zip(_LEVELS, rows, strict=True))
+    return dict(zip(LEVELS, rows, strict=True))
 
 
 def _is_edge(value: Any) -> bool:
