@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from medfedaug.config.bundle_reference import AllowedBundle
+from medfedaug.config.site_description import SiteDescription
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.nvflare_jobs import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
@@ -110,6 +111,7 @@ class Kit:
         losses: bool | None = None,
         lend_models: bool | None = None,
         scanners: Mapping[str, Sequence[str]] | None = None,
+        description: SiteDescription | None = None,
         limits: Mapping[str, int | None] | None = None,
         forbid: bool = False,
         only: bool = False,
@@ -132,6 +134,7 @@ class Kit:
             lend_models: whether the site sends models of its own to be scored at other sites.
             scanners: models by manufacturer that an exchange of fingerprints tells other sites, in place of
                 those that are set.
+            description: of the site for the model card, in place of the one that is set.
             limits: of scores that leave, by their names in `medfedaug.privacy.PrivacyPolicy`:
                 ``max_validation_scores``, ``max_test_scores``, ``max_unknown_models``.
             forbid: refuse jobs that carry code.
@@ -152,13 +155,14 @@ class Kit:
         own |= {"device": device} if device else {}
         own |= {"memory": memory} if memory is not None else {}
         own |= {"save_every": save_every} if save_every is not None else {}
+        told = None if description is None else description.to_dict()
         policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "losses": losses}
-        policy |= {"lend_models": lend_models, "scanners": scanners, **(limits or {})}
+        policy |= {"lend_models": lend_models, "scanners": scanners, "description": told, **(limits or {})}
         policy = {name: value for name, value in policy.items() if value is not None}
         if self.server and (own or policy or jobs):
             raise ConfigError(
                 f"{self.path}: a server has no data, device, state, memory, cache, save_every, "
-                "min_images, scores, losses, models, scanners or job rules of its own"
+                "min_images, scores, losses, models, scanners, description or job rules of its own"
             )
         if not self.server or plugins or bundles:
             named = {bundle.name: bundle.to_dict() for bundle in bundles}

@@ -11,6 +11,8 @@ from typing import Any
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.config.command_line import command_of
+from medfedaug.config.scanners import scanners_text
+from medfedaug.federation.planning.fingerprint import LEVELS, SPACING
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.finished_run import FinishedRun
@@ -28,6 +30,12 @@ _USE = (
     "Under which terms the weights may be used is for the sites that trained them to say; the run records "
     "none.",
 )
+_NOTHING = "–"
+_DATA = ("site", "patients", "studies", "training samples", "edges of a voxel, mm", "test cases with scores")
+_SAID = {
+    ("modality", "body part", "scanners", "years"): ("modality", "body_part", "scanners", "years"),
+    ("patients who are included", "who drew the outlines"): ("inclusion", "annotators"),
+}
 _BOTH, _STATISTICS = "weights (DP-SGD) and statistics", "statistics alone"
 _UNKNOWN = "Scanners, protocols and patients other than those of the sites above."
 
@@ -70,6 +78,8 @@ def model_card(run: FinishedRun, *, site_names: bool = False) -> Document:
 class _Card:
     def __init__(self, run: FinishedRun, site_names: bool) -> None:
         self.run, self.record, self.config = run, run.record, run.config
+        self.site_names = site_names
+        self.descriptions: Mapping[str, Mapping[str, Any]] = run.record.get("descriptions", {})
         self.test: Mapping[str, Any] = run.record.get("test", {})
         self.trained = sorted(run.record.get("sites", {}))
         self.unseen = sorted({*run.record.get("unseen", ()), *self.test.get("unseen", {})})
@@ -105,13 +115,21 @@ class _Card:
 
     def data(self) -> tuple[Block, ...]:
         samples: Mapping[str, Any] = self.record.get("sites", {})
-        rows = [(self.name(site), _count(samples.get(site)), self.cases(site)) for site in self.trained]
-        rows += [(self.name(site), "none: it did not train", self.cases(site)) for site in self.unseen]
+        rows = [
+            (*self.counted(site), _count(samples.get(site)), self.edges(site), self.cases(site))
+            for site in self.trained
+        ]
+        rows += [
+            (self.name(site), *["none: it did not train"] * 3, _NOTHING, self.cases(site))
+            for site in self.unseen
+        ]
         sample = {2: "a slice, or a patch of one", 3: "a volume, or a patch of one"}
         one = sample[self.config.plan.spatial_dims] if self.config.task == "segmentation" else "an image"
         found: list[Block] = [
-            Table(("site", "training samples", "test cases with scores"), tuple(rows)),
-            f"A training sample is {one}.",
+            Table(_DATA, tuple(rows)),
+            "Patients and studies are those that the site trains with, as it counts them or says. A training "
+            f"sample is {one}. Edges of a voxel are medians along x, y and z.",
+            *self.described(),
             f"Input: {self.input()}.",
         ]
         if self.config.channel_names:
@@ -134,6 +152,41 @@ class _Card:
                 Table(("site", "mean", "standard deviation"), tuple(rows)),
             ]
         return tuple(found)
+
+    def counted(self, site: str) -> tuple[str, str, str]:
+        """Name, patients and studies of a site."""
+        told = self.descriptions.get(site, {})
+        return (self.name(site), *(_count(told.get(key)) for key in ("patients", "studies")))
+
+    def edges(self, site: str) -> str:
+        rows = self.spacings().get(site)
+        return " x ".join(f"{edge:.3g}" for edge in rows[1]) if rows else _NOTHING
+
+    def described(self) -> Iterator[Block]:
+        """What the sites say of their patients and images; a cell says where a site says nothing."""
+        if not any(told.keys() - {"patients", "studies"} for told in self.descriptions.values()):
+            yield (
+                "No site describes its images and patients: modality, body part, scanners, years, inclusion "
+                "and who drew the outlines are not known (medfedaug site-config --describe)."
+            )
+            return
+        yield "As each site says:"
+        for header, keys in _SAID.items():
+            rows = [(self.name(site), *(self.said(site, key) for key in keys)) for site in self.names]
+            yield Table(("site", *header), tuple(rows))
+        contacts = {site: told["contact"] for site, told in self.descriptions.items() if "contact" in told}
+        if self.site_names:
+            yield from (f"Contact at {self.name(site)}: {contact}" for site, contact in contacts.items())
+        elif contacts:
+            yield "Contacts are on the card with the names of the sites (--site-names)."
+
+    def said(self, site: str, key: str) -> str:
+        value = self.descriptions.get(site, {}).get(key)
+        if not value:
+            return "not said"
+        if key == "scanners":
+            return scanners_text(value)
+        return " to ".join(str(year) for year in dict.fromkeys(value)) if key == "years" else str(value)
 
     def input(self) -> str:
         seen = recorded_input({**self.record, "input": {**self.record["input"], "uneven": None}})
@@ -250,8 +303,7 @@ class _Card:
         return tuple(found)
 
     def spacing(self) -> str:
-        prints = self.record.get("planned", {}).get("fingerprints", {})
-        edges = [found["spacing"] for found in prints.values() if any(found["spacing"][1])]
+        edges = list(self.spacings().values())
         if self.config.task != "segmentation" or self.record["input"].get("scaling") == "fixed":
             return "Images of another size than the sites' own, and other cameras."
         if not edges:
@@ -260,6 +312,14 @@ class _Card:
         high = [max(found[-1][axis] for found in edges) for axis in range(3)]
         ranges = ", ".join(f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True))
         return f"Voxels whose edges are not about {ranges} mm along x, y and z: nearly all of training are."
+
+    def spacings(self) -> dict[str, Sequence[Sequence[float]]]:
+        """Low, median and high edges of each site's voxels, as every run records them, or a plan."""
+        prints = self.record.get("planned", {}).get("fingerprints", {})
+        found = {site: entry["spacing"] for site, entry in prints.items() if any(entry["spacing"][1])}
+        for site, levels in self.record.get(SPACING, {}).items():
+            found[site] = [levels[level] for level in LEVELS]
+        return found
 
     def privacy(self) -> tuple[Block, ...]:
         spent: dict[str, tuple[float, float]] = {}

@@ -51,8 +51,13 @@ def add_plan(
     for site, found in sorted(fingerprints.items()):
         spacing = _quantiles(found["spacing"]) if any(found["spacing"][1]) else "not known"
         shares = ", ".join(f"{share:.2%}" for share in found["foreground"])
-        rows.append((site, f"{found['cases'][0]:.0f}", _quantiles(found["size"]), spacing, shares))
-    head = ("site", "cases", "voxels along x, y, z", "edges in mm", "foreground by class")
+        if "extent" in found:
+            unit = "mm" if any(found["spacing"][1]) else "voxels"
+            extent = f"{_quantiles(found['extent'])} {unit}"
+        else:  # of a run that was planned before 0.4
+            extent = f"{_quantiles(found['size'])} voxels"
+        rows.append((site, f"{found['cases'][0]:.0f}", extent, spacing, shares))
+    head = ("site", "cases", "extent along x, y, z", "edges in mm", "foreground by class")
     page.table(body, head, rows, words=True)
 
 

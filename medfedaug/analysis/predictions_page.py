@@ -123,7 +123,7 @@ def _label_maps(
 ) -> tuple[list[str], list[list[str]]]:
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit, sizes = ("ml", "volume_ml") if millimetres else ("pixels", "voxels")
-    measures = [name for name in ("confidence", "agreement") if any(name in e for e in cases.values())]
+    agreement = any("agreement" in entry for entry in cases.values())
     header = ["case"]
     for name in classes:
         header += [f"{name}, {unit}", f"{name}, pieces"]
@@ -133,11 +133,10 @@ def _label_maps(
         row = [case]
         for name in classes:
             row += [_size(entry, sizes, name), str(entry.get("components", {}).get(name, _NOTHING))]
-        row += [
-            f"{min(entry[measure].values()):.3f}" if entry.get(measure) else _NOTHING for measure in measures
-        ]
+        if agreement:
+            row.append(f"{min(entry['agreement'].values()):.3f}" if entry.get("agreement") else _NOTHING)
         rows.append(row)
-    return [*header, *measures], rows
+    return [*header, "agreement"] if agreement else header, rows
 
 
 def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
@@ -159,12 +158,9 @@ def _training_range(usual: Mapping[str, Any]) -> str:
 
 def _explanations(header: Sequence[str]) -> Iterator[str]:
     if "probability" in header:
-        yield "Probability: that of the class, by the model."
-    if "confidence" in header:
-        yield (
-            "Confidence: soft Dice confidence, the Dice that the model expects of its label map; the lowest "
-            "class."
-        )
+        yield "Probability: that of the class, by the model; not calibrated."
+    else:
+        yield "Sorted by how sure the model is of its least sure class: an order, no estimate of the Dice."
     if "agreement" in header:
         yield (
             "Agreement: that of the label maps of all passes (models of an ensemble, flipped images); the "

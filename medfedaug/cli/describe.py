@@ -23,6 +23,7 @@ from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, 
 from medfedaug.cli.schema import File
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
+from medfedaug.config.site_description import SiteDescription
 from medfedaug.config.validated import json_schema
 from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.errors import ConfigError, first_line
@@ -75,7 +76,8 @@ def schemas() -> dict[File, dict[str, Any]]:
         experiment["properties"][name]["properties"] = texts
     return {
         File.experiment: experiment,
-        File.site_settings: json_schema(SiteSettings, PrivacyPolicy, JobRules),
+        File.site_settings: json_schema(SiteSettings, PrivacyPolicy, JobRules, SiteDescription),
+        File.site_description: json_schema(SiteDescription),
     }
 
 

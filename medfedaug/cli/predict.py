@@ -300,7 +300,7 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
     dense = task == "segmentation"
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit = "ml" if millimetres else "pixels"
-    measures = [name for name in ("confidence", "agreement") if any(name in e for e in cases.values())]
+    measures = ["agreement"] if any("agreement" in entry for entry in cases.values()) else []
     table = Table(
         "case",
         *(*(f"{name} ({unit})" for name in classes), *measures) if dense else ("class", "probability"),

@@ -19,6 +19,7 @@ class File(str, Enum):
 
     experiment = "experiment"
     site_settings = "site-settings"
+    site_description = "site-description"
 
     @property
     def path(self) -> Path:
@@ -30,7 +31,8 @@ def schema(
     file: Annotated[
         File,
         typer.Argument(
-            help="experiment, of benchmark --experiment; or site-settings, local/medfedaug.json of a kit."
+            help="experiment, of benchmark --experiment; site-settings, local/medfedaug.json of a kit; or "
+            "site-description, of site-config --describe."
         ),
     ],
 ) -> None:

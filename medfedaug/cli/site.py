@@ -95,6 +95,15 @@ def site_config(
         ),
     ] = None,
     keep_scanners: Annotated[bool, typer.Option("--keep-scanners", help="Tell no scanner any more.")] = False,
+    describe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML or JSON that describes the site's patients, scanners and outlines for the model card "
+            "(medfedaug schema site-description). Its content leaves in every job; that of {} takes an "
+            "earlier one back.",
+        ),
+    ] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
     ] = None,
@@ -146,6 +155,7 @@ def site_config(
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.config.bundle_reference import AllowedBundle
+    from medfedaug.config.site_description import SiteDescription
     from medfedaug.nvflare_jobs.kit import open_kit
 
     opened = open_kit(kit)
@@ -161,6 +171,7 @@ def site_config(
         losses=losses,
         lend_models=lend_models,
         scanners=_named_scanners(name_scanner or [], keep=keep_scanners),
+        description=SiteDescription.of_file(describe) if describe else None,
         limits={
             "max_validation_scores": max_validation_scores,
             "max_test_scores": max_test_scores,

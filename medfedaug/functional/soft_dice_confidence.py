@@ -1,4 +1,4 @@
-"""Soft Dice confidence: the Dice that a segmentation expects of itself."""
+"""Soft Dice confidence: a score that sorts segmentations, and no estimate of their Dice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["soft_dice_confidence"]
 def soft_dice_confidence(logits: Tensor, label: Tensor) -> Tensor:
     """Return 2 Σᵢ pᵢ ŷᵢ / Σᵢ (pᵢ + ŷᵢ) for each class but the background.
 
-    Source: Borges, Pacheco and Silva, "Soft Dice Confidence", arXiv:2402.10665.
+    Source: Borges, Pacheco and Silva, "Soft Dice Confidence", arXiv:2402.10665. With calibrated probabilities
+    it is near the expected Dice; a network's are not calibrated, so only the order of cases has a meaning.
 
     Args:
         logits: (K, *spatial), of the probabilities, background first; logarithms of probabilities are some.

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, Strict, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
 from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
+from medfedaug.config.site_description import SiteDescription
 from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
@@ -28,6 +29,10 @@ Count = Annotated[int, Ge(1)]
 Multiplier = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Bounds = Annotated[tuple[float, float], Strict(False)]  # a list, as in JSON
+
+
+def _described(value: Any) -> SiteDescription:
+    return value if isinstance(value, SiteDescription) else SiteDescription.from_dict(value)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -72,6 +77,8 @@ class PrivacyPolicy(OneLineErrors):
             at other sites in an evaluation.
         scanners: manufacturers of the site's scanners, each with its models, which all sites are told in an
             exchange of fingerprints (`medfedaug export --prospect`); none by default.
+        description: the site's images and patients in its own words, which leave in every job for the model
+            card; none by default.
 
     Raises:
         ConfigError: for values that make no sense.
@@ -104,6 +111,9 @@ class PrivacyPolicy(OneLineErrors):
     max_unknown_models: Annotated[int, Ge(0)] = 1
     scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = field(
         default_factory=dict
+    )
+    description: Annotated[SiteDescription, BeforeValidator(_described)] = field(
+        default_factory=SiteDescription
     )
 
     def __post_init__(self) -> None:
@@ -141,7 +151,8 @@ class PrivacyPolicy(OneLineErrors):
         """The policy as plain JSON types."""
         clip = {kind: list(pair) for kind, pair in self.clip.items()}
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return values | {"clip": clip, "scanners": dict(self.scanners)}
+        told = {"scanners": dict(self.scanners), "description": self.description.to_dict()}
+        return values | {"clip": clip, **told}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPolicy:

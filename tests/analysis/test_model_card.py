@@ -137,9 +137,12 @@ def test_what_is_not_known_is_said(finished, tmp_path):
     found = section(model_card(FinishedRun.open(finished)), "What it was not tested on")
     assert "only site 3 was tested" in found
     assert "Fewer than ten test cases: site 1, site 2, site 3" in found
-    assert "did not record their sizes" in found
+    levels = FinishedRun.open(finished).record["spacing"].values()  # of every run, with and without a plan
+    low, high = (ends(found[key] for found in levels) for ends, key in ((min, "low"), (max, "high")))
+    assert f"{low[0]:.3g} to {high[0]:.3g}, " in found
 
     def change(record):
+        del record["spacing"]
         record["test"]["unseen"], record["unseen"] = {}, []
         edges = [[1.0, 1.0, 3.0], [1.0, 1.0, 3.0], [1.2, 1.1, 4.0]]
         record["planned"] = {"fingerprints": {"site_A": {"spacing": edges}}, "asked": record["config"]}
@@ -220,3 +223,34 @@ def test_a_card_replaces_cards_alone(finished, tmp_path):
     code, _, err = command("card", finished, "--out", tmp_path)
     assert (code, "is no page of medfedaug" in err) == (2, True)
     assert not (tmp_path / "model_card.md").exists()
+
+
+def test_patients_studies_and_edges_are_those_of_each_site(finished):
+    found = section(model_card(FinishedRun.open(finished)), "What it was trained on")
+    record = json.loads((finished / "results.json").read_text())
+    for number, (site, samples) in enumerate(sorted(record["sites"].items()), start=1):
+        told, edges = record["descriptions"][site], record["spacing"][site]["median"]
+        counts = f"{told['patients']} | {told['studies']} | {samples}"
+        assert f"| site {number} | {counts} | {' x '.join(f'{edge:.3g}' for edge in edges)} |" in found
+    assert "No site describes" in found
+
+
+def test_what_sites_say_of_themselves_is_on_the_card_and_what_they_do_not_too(finished, tmp_path):
+    def change(record):
+        record["descriptions"]["site_A"] |= {
+            "modality": "MR, FLAIR",
+            "scanners": {"Siemens": ["Prisma", "Skyra <b>"]},
+            "years": [2019, 2024],
+            "inclusion": "adults with a glioma",
+            "annotators": "two neuroradiologists",
+            "contact": "trials@example.org",
+        }
+
+    run = changed(finished, tmp_path, change)
+    hidden, named = (model_card(run, site_names=names).markdown() for names in (False, True))
+    assert "| site 1 | MR, FLAIR | not said | Siemens Prisma, Skyra \\<b\\> | 2019 to 2024 |" in hidden
+    assert "| site 1 | adults with a glioma | two neuroradiologists |" in hidden
+    assert "| site 2 | not said | not said |" in hidden
+    assert "trials" not in hidden
+    assert "names of the sites (--site-names)" in hidden
+    assert "Contact at site_A: trials@example.org" in named.replace("\\", "")

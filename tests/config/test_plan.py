@@ -463,17 +463,19 @@ def test_a_site_whose_fingerprint_is_none_is_named():
     planning = Planning(asked(), "0" * 32)
     assert planning.accept("A", Reply(FINGERPRINT, payload=good))
     for key, value in (
-        ("size", -1.0),
+        ("extent", -1.0),
+        ("extent", 0.5),  # half a voxel
+        ("extent", 1e9),
         ("spacing", 1e9),
         ("foreground", 2.0),
         ("cases", 0.0),
-        ("size", torch.nan),
+        ("extent", torch.nan),
     ):
         bad = {**good, f"plan/{key}": torch.full_like(good[f"plan/{key}"], value)}
         assert not planning.accept("B", Reply(FINGERPRINT, payload=bad))
         assert "site B" in planning.refused["B"]
         assert key in planning.refused["B"]
-    for key in ("more", "plan/more", "plan/size"):
+    for key in ("more", "plan/more", "plan/extent"):
         assert not planning.accept("B", Reply(FINGERPRINT, payload={**good, key: torch.ones(3)}))
     assert list(planning.sites) == ["A"]
 
@@ -489,7 +491,7 @@ def test_a_site_sends_no_fingerprint_of_fewer_cases_than_its_policy_allows(volum
 def test_a_fingerprint_is_in_one_order_of_axes(volumes_dir):
     site = VolumeFolder.open(volumes_dir / "site_B")
     found = fingerprint(site, site.classes)
-    assert found["size"][1].tolist() == [20, 20, 12]
+    assert found["extent"][1].tolist() == pytest.approx([20, 20, 24])
     assert found["spacing"][1].tolist() == pytest.approx([1, 1, 2])
     assert found["cases"].tolist() == [3]
 

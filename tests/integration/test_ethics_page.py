@@ -20,6 +20,7 @@ ONCE = {
     "cases": "the number of cases in each part",
     "input": "how images are scaled and which channels they lack",
     "spacing": "quantiles of the edges of voxels",
+    "description": "the numbers of patients and studies, and the hospital's description of itself",
 }
 
 

@@ -109,6 +109,10 @@ def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, ph
     assert all(one.startswith("data:image/jpeg;base64,") for one in pictures)
     assert "broken" in page.text
     assert "Agreement" not in page.text  # of one pass alone
+    assert "no estimate of the Dice" in page.text
+    for entry in predicted(run, out)["cases"].values():  # no number that looks like a Dice
+        assert all(f"{value:.3f}" not in page.text + printed for value in entry["confidence"].values())
+    assert "confidence" not in (page.text + printed).casefold()
     other = tmp_path / "other"
     other.mkdir()
     (other / "predictions.html").write_text("<p>somebody's own</p>")

@@ -26,10 +26,9 @@ _MILLILITRE = Code("mL", "UCUM", "milliliter")
 _NO_UNIT = Code("1", "UCUM", "no units")
 QUALITY = {
     "components": Code("COMPONENTS", OWN_CODES, "Number of connected components"),
-    "confidence": Code("CONFIDENCE", OWN_CODES, "Soft Dice confidence"),
     "agreement": Code("AGREEMENT", OWN_CODES, "Specific agreement of several passes"),
 }
-"""Codes of measures of quality, by their names."""
+"""Codes of measures of quality, by their names; the confidence sorts cases, and is no measure of one."""
 
 
 def write_report(
@@ -48,7 +47,7 @@ def write_report(
         voxels: (X, Y, Z), integer: the label map.
         segmentation: its DICOM SEG, to whose segments the report refers.
         segments: the classes, and the model that predicted them.
-        quality: values of `QUALITY` by measure and class; a class may lack some.
+        quality: values by measure and class, of which those of `QUALITY` are written; a class may lack some.
 
     Raises:
         DataError: for a series that does not say how large its voxels are, or lacks what a report needs.

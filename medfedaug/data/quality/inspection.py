@@ -13,6 +13,13 @@ import torch
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.datasets.registry import open_federation
 from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.quality.case_comparison import (
+    CaseMeasures,
+    measure_case,
+    near_copies,
+    odd_cases,
+    odd_site,
+)
 from medfedaug.data.quality.duplicates import find_copies
 from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
@@ -158,23 +165,44 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     _check_splits(site, found)
     measured: list[tuple[str, _Image]] = []
     shares: list[np.ndarray] = []
+    measures: list[tuple[str, Case, CaseMeasures]] = []
     of_statistics = "training" if site.trains else "test"
     for split, case in cases:
         try:
             with keep_decoded(_ONE_CASE):
-                image, share = _look(site, case, found, intensity)
+                image, share, compared = _look(site, case, found, intensity)
         except DataError as error:
             found.odd.append(Odd("file", case.name, str(error)))
             continue
         if share is not None:
             shares.append(share)
+        if compared is not None:
+            measures.append((split, case, compared))
         if image is not None and split == of_statistics:
             measured.append((case.name, image))
     _sum_up(found, measured, shares)
     _check_channel_names(found)
+    _compare_cases(found, measures)
     if site.scaling != "fixed" and len(found.stored):
         _check_scales(found, [name for name, image in measured if len(image.pairs) == found.pairs.shape[1]])
     return found
+
+
+def _compare_cases(found: SiteInspection, measures: Sequence[tuple[str, Case, CaseMeasures]]) -> None:
+    """Name what is odd beside the other cases of the site, of those with the usual channels."""
+    usual = Counter(len(one.contrast) for *_, one in measures).most_common(1)
+    alike = [entry for entry in measures if len(entry[2].contrast) == usual[0][0]]
+    compared = [one for *_, one in alike]
+    for index, kind, reason in odd_cases(compared):
+        found.odd.append(Odd(kind, alike[index][1].name, reason))
+    found.odd += [Odd("label", "", reason) for reason in odd_site(compared)]
+    named = {(odd.case, odd.kind) for odd in found.odd}
+    for one, other in near_copies([each.picture for each in compared]):
+        (first, case, _), (second, copy, _) = alike[one], alike[other]
+        of_one_patient = bool(case.patient) and case.patient == copy.patient
+        if (copy.name, "split") not in named and (first != second or not of_one_patient):
+            reason = f"its image looks like that of the {first} case {case.name}, but for its scale"
+            found.odd.append(Odd("split", copy.name, reason))
 
 
 def _check_channel_names(found: SiteInspection) -> None:
@@ -209,9 +237,9 @@ def _check_splits(site: SiteFolder, found: SiteInspection) -> None:
 
 def _look(
     site: SiteFolder, case: Case, found: SiteInspection, intensity: str
-) -> tuple[_Image | None, np.ndarray | None]:
-    """What is kept of a case's image, and the shares of its classes."""
-    share = None
+) -> tuple[_Image | None, np.ndarray | None, CaseMeasures | None]:
+    """What is kept of a case's image, the shares of its classes, and what is compared with other cases."""
+    compared = None
     if isinstance(site, VolumeFolder):
         header = site.check_case(case)
         if header.edges:
@@ -225,12 +253,13 @@ def _look(
                 found.odd.append(Odd("spacing", case.name, reason))
         image, label = site.load_case(case)
         share = _look_at_label(image, label, site.classes, case, found)
+        compared = measure_case(image, label)
     else:
         image = site.load_image(case)
         share = np.array([name == case.label for name in site.classes], np.float64)
     found.shapes[tuple(image.shape[1:])] += 1
     found.channels[image.shape[0]] += 1
-    return _measure(site, case, image, intensity), share
+    return _measure(site, case, image, intensity), share, compared
 
 
 def _look_at_label(

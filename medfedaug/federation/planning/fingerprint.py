@@ -20,6 +20,7 @@ from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 
 __all__ = [
+    "LEVELS",
     "PLAN",
     "SPACING",
     "FingerprintExchange",
@@ -41,7 +42,10 @@ SPACING = "spacing"
 
 QUANTILES = (0.1, 0.5, 0.9)
 
-_LEVELS, _AXES = ("low", "median", "high"), ("x", "y", "z")
+LEVELS = ("low", "median", "high")
+"""The names of the `QUANTILES` of a spacing."""
+
+_AXES = ("x", "y", "z")
 _DIGITS = 2  # of the edges that leave in every job: enough to notice another protocol, and not one image
 _LOOKED_AT = 50  # cases of a site, about so many, drawn over its patients
 _CT = "ct"
@@ -72,8 +76,9 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
         chosen: the training cases that are looked at; by default about 50, drawn over the patients.
 
     Returns:
-        ``size`` (3, 3): the 10 %, 50 % and 90 % quantiles of the numbers of voxels along x, y and z, of each
-        patient the median;
+        ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles of the volumes' extents along x, y and z, of each
+        patient the median; each of one case's voxels times their own edge in mm, and in voxels where some file
+        does not say of what size;
         ``spacing`` (3, 3): the same of the edges of a voxel in mm, 0 where some file does not say;
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background;
         ``intensity`` (C, 2): the mean over patients of mean and deviation of each channel as stored;
@@ -96,7 +101,7 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
         edges = torch.zeros_like(edges)
     weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
     return {
-        "size": _quantiles(chosen, sizes).float(),
+        "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0)).float(),
         "spacing": _quantiles(chosen, edges).float(),
         "foreground": torch.tensordot(weights, shares, 1).float(),
         "intensity": torch.tensordot(weights, intensities, 1).float(),
@@ -109,7 +114,7 @@ def fingerprint_shapes(num_classes: int, channels: int) -> Shapes:
     """The shapes of a fingerprint's entries."""
     quantiles = (len(QUANTILES), 3)
     return {
-        "size": quantiles,
+        "extent": quantiles,
         "spacing": quantiles,
         "foreground": (num_classes - 1,),
         "intensity": (channels, 2),
@@ -125,7 +130,6 @@ def check_fingerprint(site: str, payload: Payload) -> None:
         UpdateRefused: naming the site and the entry.
     """
     ranges: dict[str, tuple[float, float]] = {
-        "size": (1, _LARGEST_SIZE),
         "foreground": (0, 1),
         "cases": (1, 2**31),
     }
@@ -142,6 +146,10 @@ def check_fingerprint(site: str, payload: Payload) -> None:
     if not bool(known.all() or (edges == 0).all()):
         wanted = f"{_SMALLEST_EDGE:g} to {_LARGEST_EDGE:g} mm"
         raise UpdateRefused(site, f"{PLAN}/spacing", expected=wanted, got="another number")
+    voxels = payload["extent"] / edges.where(edges > 0, 1.0)  # at no level less than one, as in each case
+    if not bool(((voxels > 0.99) & (voxels <= _LARGEST_SIZE)).all()):
+        wanted = f"1 to {_LARGEST_SIZE:g} voxels of the site's spacing"
+        raise UpdateRefused(site, f"{PLAN}/extent", expected=wanted, got="another number")
 
 
 class FingerprintExchange(SiteExchange):
@@ -211,7 +219,7 @@ def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
     rows = payload[SPACING].tolist() if payload else []
     return {
         f"{level}_{axis}": edge
-        for level, row in zip(_LEVELS, rows, strict=False)
+        for level, row in zip(LEVELS, rows, strict=False)
         for axis, edge in zip(_AXES, row, strict=True)
     }
 
@@ -223,12 +231,12 @@ def accepted_spacing(told: Any) -> dict[str, list[float]]:
     """
     if not isinstance(told, Mapping):
         return {}
-    rows: list[list[Any]] = [[told.get(f"{level}_{axis}") for axis in _AXES] for level in _LEVELS]
+    rows: list[list[Any]] = [[told.get(f"{level}_{axis}") for axis in _AXES] for level in LEVELS]
     if not all(_is_edge(edge) for row in rows for edge in row):
         return {}
     if any(low > middle or middle > high for low, middle, high in zip(*rows, strict=True)):
         return {}
-    return dict(zip(_LEVELS, rows, strict=True))
+    return dict(zip(LEVELS, rows, strict=True))
 
 
 def _is_edge(value: Any) -> bool:

@@ -1,14 +1,15 @@
 """From the fingerprints of a federation's sites to a plan, by rules that are written beside each step.
 
 The rules follow nnU-Net (Isensee et al., Nature Methods 2021, supplementary note 2) where they can be
-followed without images: the median spacing is the target, a much coarser axis gets its 10 % quantile, the
-patch is the median volume cut down until training fits into memory, and the batch grows only when the patch
-covers the volume.
+followed without images: the median spacing is the target, an axis that is much coarser and much shorter in
+voxels gets the 10 % quantile, the patch is the median volume on that grid cut down until training fits into
+memory, and the batch grows only when the patch covers the volume.
 
-What differs:
+Differences from nnU-Net:
 
-- The sites' own medians are summarised by their weighted median, since no case leaves a site; nnU-Net pools
-  the cases' own values.
+- No case leaves a site. nnU-Net resamples the size of each case to the target and takes the median; here each
+  site takes the median of its cases' extents in mm, which is the same for one target, and the sites' medians
+  are summarised by their weighted median. Sizes in voxels are never mixed with the edges of another protocol.
 - Memory is not compared with constants measured on one GPU: the tensors that the network keeps for the
   backward pass are counted for the patch itself.
 - Networks stay as they are asked for. A patch is a multiple of what the network needs along each axis; of
@@ -106,14 +107,18 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     claimed = {site: float(found["cases"][0]) for site, found in sorted(sites.items())}
     # Of two sites nobody can tell which one exaggerates.
     cases = list(capped_weights(claimed, _LARGEST_SHARE if len(sites) > 2 else None).values())
-    size = _median([found["size"][1] for found in prints], cases)
-    edges = _median([found["spacing"][1] for found in prints], cases)
     located = all(bool((found["spacing"] > 0).all()) for found in prints)
-    number = sum(claimed.values())
-    told = f"{len(sites)} sites with {number:.0f} training cases; the median volume has {_by(size)} voxels"
-    reasons.append(
-        ("fingerprint", told + (f" of {_by(edges)} mm" if located else "; some do not say of what size"))
-    )
+    if not located:
+        prints = [_in_voxels(found) for found in prints]
+    extent = _median([found["extent"][1] for found in prints], cases)
+    target, target_why = _spacing(prints, cases, extent)
+    size = extent / target
+    told = f"{len(sites)} sites with {sum(claimed.values()):.0f} training cases; "
+    if located:
+        told += f"the median volume is {_by(extent)} mm, {_by(size.round())} voxels of {_by(target)} mm"
+    else:
+        told += f"the median volume has {_by(size)} voxels; some do not say of what size"
+    reasons.append(("fingerprint", told))
 
     def settle(name: str, value: Any, why: str) -> Any:
         if name in given:
@@ -122,26 +127,30 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         reasons.append((f"{name} {shown}", why))
         return value
 
-    slices = float(size.min())
+    slices = round(float(size.min()))
     flat = slices < _FEW_SLICES
     dims = settle(
         "spatial_dims",
         2 if flat else 3,
-        f"the median volume has {slices:.0f} slices, "
+        f"the median volume has {slices} slices, "
         + (f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"),
     )
     orientation, why = None, "some volumes do not say how they lie"
     if located:
-        orientation, why = _orientation(dims, size, edges)
+        orientation, why = _orientation(dims, size, target)
     orientation = settle("orientation", orientation, why)
     # Fingerprints are along R, A and S, and all that follows is along the axes of the plan.
     order = _axes(orientation or "RAS")
-    size, edges = size[order], edges[order]
-    prints = [{**found, "spacing": found["spacing"][:, order]} for found in prints]
+    extent, target = extent[order], target[order]
     spacing, why = None, "some volumes do not say how large their voxels are"
     if located:
-        spacing, why = _spacing(prints, cases, edges)
+        spacing, why = tuple(target.tolist()), target_why
+        if all(torch.allclose(f["spacing"].double()[:, order], target, rtol=_ALIKE) for f in prints):
+            spacing, why = None, f"all volumes have voxels of {_by(target)} mm"
     spacing = settle("spacing", spacing, why)
+    if spacing is not None and located:
+        target = torch.tensor(spacing, dtype=torch.float64)
+        reasons += _interpolated(sites, order, target)
     words, numbers, why = _normalisation(prints, cases, config, located=located)
     normalisation = settle("normalisation", words, why)
     if normalisation != words:
@@ -152,9 +161,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     has = "several heads" if supervised else "one output"
     supervised = settle("deep_supervision", supervised, f"{config.network} has {has}")
     config = replace(config, plan=replace(config.plan, deep_supervision=supervised))
-    volume = size if spacing is None or not located else size * edges / torch.tensor(spacing)
-
-    goal = [max(1, round(float(n))) for n in volume[:dims]]
+    goal = [max(1, round(float(n))) for n in (extent / target)[:dims]]
     args = dict(config.network_args)
     limit = memory * 2**30
     batch = 2
@@ -257,22 +264,52 @@ def _axes(orientation: str) -> list[int]:
     return [int(axis) for axis in found]
 
 
-def _spacing(
-    prints: Sequence[Payload], cases: list[float], edges: torch.Tensor
-) -> tuple[tuple[float, ...] | None, str]:
-    """The spacing that volumes are brought to, and why; the median one is ``edges``, (3,)."""
-    medians = torch.stack([found["spacing"][1] for found in prints])
-    alike = all(torch.allclose(found["spacing"], found["spacing"][:1], rtol=_ALIKE) for found in prints)
-    if alike and torch.allclose(medians, edges.float(), rtol=_ALIKE):
-        return None, f"all volumes have voxels of {_by(edges)} mm"
-    target, why = edges.clone(), "the median over the sites of their own medians, weighted by cases"
-    axis = int(edges.argmax())
-    others = edges[[a for a in range(3) if a != axis]]
-    if float(edges[axis] / others.min()) >= _ANISOTROPIC:
+def _in_voxels(found: Payload) -> Payload:
+    """A fingerprint whose unit of length is the site's own voxel."""
+    edges = found["spacing"]
+    known = edges.where(edges > 0, 1.0)
+    return {**found, "extent": found["extent"] / known, "spacing": torch.ones_like(edges)}
+
+
+def _spacing(prints: Sequence[Payload], cases: list[float], extent: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The spacing that volumes are brought to, (3,), and why; ``extent`` is the median one.
+
+    The rule for anisotropic data, of two conditions, is that of nnU-Net's
+    ``determine_fullres_target_spacing``.
+    """
+    target = _median([found["spacing"][1] for found in prints], cases)
+    why = "the median over the sites of their own medians, weighted by cases"
+    size, axis = extent / target, int(target.argmax())
+    others = [a for a in range(3) if a != axis]
+    coarse = float(target[axis]) > _ANISOTROPIC * float(target[others].max())
+    if coarse and float(size[axis]) * _ANISOTROPIC < float(size[others].min()):
         fine = _median([found["spacing"][0] for found in prints], cases)
-        target[axis] = max(float(fine[axis]), float(others.max()))
+        target[axis] = max(float(fine[axis]), float(target[others].max()))
         why += f"; along {'xyz'[axis]}, more than {_ANISOTROPIC:g} times coarser, the 10 % quantile"
-    return tuple(round(float(value), 4) for value in target), why
+    return target.apply_(lambda edge: round(edge, 4)), why
+
+
+def _interpolated(
+    sites: Mapping[str, Payload], order: list[int], target: torch.Tensor
+) -> list[tuple[str, str]]:
+    """Name the sites between whose slices the plan makes up others, or of which it leaves some out."""
+    found = []
+    for site, entry in sorted(sites.items()):
+        own = entry["spacing"][1].double()[order]
+        for axis, factor in enumerate((own / target).tolist()):
+            if not 1 / _ANISOTROPIC < factor < _ANISOTROPIC:
+                does = "makes up" if factor > 1 else "gives up"
+                many = max(factor, 1 / factor)
+                why = (
+                    f"{does} detail along {'xyz'[axis]}: its median voxel has {own[axis]:.4g} mm, the plan "
+                    f"{target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {_given(own)} would keep it"
+                )
+                found.append((f"resampling of {site}", why))
+    return found
+
+
+def _given(edges: torch.Tensor) -> str:
+    return ",".join(f"{edge:.4g}" for edge in edges.tolist())
 
 
 def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:

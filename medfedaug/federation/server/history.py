@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.config.run import SCALING
+from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.federation.planning.fingerprint import SPACING, accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
@@ -38,6 +39,7 @@ class RunHistory:
     Attributes:
         input: the network's input, and what the sites report about their images.
         spacing: the edges of the voxels of the sites' training images, by site, as far as they say.
+        descriptions: the sites' descriptions of themselves (`SiteDescription`), by site.
         init: a report on the given weights that the network started from; empty if there were none.
         shares: the sites whose share of the mean is lowered (``max_share``), with both shares.
         rounds: an entry for each round, as in ``results.json``.
@@ -61,6 +63,7 @@ class RunHistory:
         self.input: dict[str, Any] = dict(seen)
         self.init: dict[str, Any] = {}
         self.spacing: dict[str, dict[str, list[float]]] = {}
+        self.descriptions: dict[str, dict[str, Any]] = {}
         self.shares: dict[str, dict[str, float]] = {}
         self._scalings: set[str] = set()
         self.rounds: list[dict[str, Any]] = []
@@ -78,6 +81,8 @@ class RunHistory:
         """RunHistory what a site reports about its images when it is prepared."""
         if spacing := accepted_spacing(metrics.get(SPACING)):
             self.spacing[site] = spacing
+        if metrics.get(DESCRIPTION):
+            self.descriptions[site] = metrics[DESCRIPTION]
         told = clean_metrics(metrics).get("input")
         told = told if isinstance(told, Mapping) else {}
         # The task knows how such images usually are scaled, and a site knows about its own images.
@@ -269,6 +274,7 @@ class RunHistory:
         return {
             "input": self.input,
             **({SPACING: dict(sorted(self.spacing.items()))} if self.spacing else {}),
+            **({"descriptions": dict(sorted(self.descriptions.items()))} if self.descriptions else {}),
             **({"init": self.init} if self.init else {}),
             **({"shares": self.shares} if self.shares else {}),
             **described(self.metrics),
@@ -280,6 +286,7 @@ class RunHistory:
     def saved(self) -> dict[str, Any]:
         """The part of the record that the server's checkpoint keeps."""
         told = {"input": self.input, SPACING: self.spacing, "init": self.init, "shares": self.shares}
+        told["descriptions"] = self.descriptions
         return {**told, "rounds": self.rounds, "once_bytes": self.once_bytes}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -287,6 +294,7 @@ class RunHistory:
         self.rounds, self.once_bytes = saved["rounds"], saved["once_bytes"]
         self.input.update(saved.get("input", {}))
         self.spacing = dict(saved.get(SPACING, {}))
+        self.descriptions = dict(saved.get("descriptions", {}))
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
         self.init, self.shares = saved.get("init", {}), saved.get("shares", {})
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug.errors import UpdateRefused
+from medfedaug.config.site_description import DESCRIPTION, SiteDescription
+from medfedaug.errors import ConfigError, UpdateRefused
 from medfedaug.federation.messages import MASKED, Reply, own_entries
 from medfedaug.federation.refusal import raise_error, refusal
 from medfedaug.federation.server.aggregation import Aggregation
@@ -19,7 +20,7 @@ from medfedaug.federation.server.tensor_checks import StateDictValidator, check_
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.metrics.registry import UNITS, score_of
 
-__all__ = ["Acceptance", "accepted_scores", "clean_metrics", "is_count"]
+__all__ = ["Acceptance", "accepted_description", "accepted_scores", "clean_metrics", "is_count"]
 
 _LONGEST_NAME = 500
 # Metrics of an update; and scores, by case and metric, of a site with more cases than any that is known.
@@ -54,7 +55,8 @@ class Acceptance:
             MedFedAugError: naming site, key, what was expected and what came.
         """
         raise_error(reply)
-        reply.metrics = clean_metrics(reply.metrics)
+        description = accepted_description(reply.metrics)  # with lists and texts, which others have not
+        reply.metrics = {**clean_metrics(reply.metrics), DESCRIPTION: description}
         _check_count(site, reply.num_samples, 0, _MOST_SAMPLES)
         if reply.num_samples:
             _check_payload(site, reply.payload, self.once, reply.num_samples)
@@ -125,6 +127,14 @@ class Acceptance:
             raise UpdateRefused(site, "scores", expected="a site that was asked", got="another")
         _check_entries(site, reply.metrics, _MOST_SCORES)
         reply.metrics = clean_metrics(reply.metrics, depth=2)  # by metric, and there by case
+
+
+def accepted_description(metrics: Any) -> dict[str, Any]:
+    """Return a site's description of itself; empty where it sent none or nonsense: the job goes on."""
+    try:
+        return SiteDescription.from_dict(metrics[DESCRIPTION]).to_dict()
+    except (ConfigError, LookupError, TypeError, ValueError):
+        return {}
 
 
 def clean_metrics(metrics: Any, depth: int = 1) -> dict[str, Any]:

@@ -101,6 +101,10 @@ def summary(entry: JobEntry) -> list[str]:
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
         "where this kit's privacy policy allows a summary of them (min_images, no noise)"
     ]
+    lines += [
+        "  once: the numbers of patients and studies, where this kit's privacy policy lets them out, and the "
+        "site's description of itself for the model card (site-config --describe); by default none"
+    ]
     lines += [f"  once: {line}" for line in _exchanged(server.aggregation.once)]
     if config.secure_aggregation:
         lines += ["  under secure aggregation: of weights and statistics the server learns sums alone"]

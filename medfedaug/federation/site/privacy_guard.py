@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.ledger import PrivacyLedger
-from medfedaug.privacy.policy import PrivacyPolicy
+from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 
 __all__ = ["PrivacyGuard"]
 
@@ -270,6 +272,18 @@ class PrivacyGuard:
     def scanners(self) -> Scanners:
         """Return the scanners that the policy names; none by default."""
         return dict(self.policy.scanners)
+
+    def description(self, cases: Sequence[int]) -> dict[str, Any]:
+        """Return the site's description of itself, with counts of its own where the policy lets them out.
+
+        Args:
+            cases: the number of cases of each patient.
+        """
+        told = self.policy.description
+        if self.policy.scores != SUMMARY or len(cases) >= self.policy.min_images:
+            patients, studies = told.patients or len(cases), told.studies or sum(cases)
+            told = dataclasses.replace(told, patients=patients or None, studies=studies or None)
+        return told.to_dict()
 
     def pending(self) -> dict[str, Payload]:
         """The noisy means that were observed and not collected yet."""

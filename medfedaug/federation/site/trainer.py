@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
+from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
@@ -175,8 +176,8 @@ class SiteTrainer(SiteModel):
         An unseen site contributes nothing, since its images are only for testing.
 
         Returns:
-            With the ``metrics`` ``cases`` (their number by split), ``input`` (see `SiteSamples.summary`) and,
-            where it is known, ``spacing``.
+            With the ``metrics`` ``cases`` (their number by split), ``input`` (see `SiteSamples.summary`),
+            ``description`` (see `PrivacyGuard.description`) and, where it is known, ``spacing``.
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
@@ -202,6 +203,8 @@ class SiteTrainer(SiteModel):
         }
         if self.trains and (spacing := site_spacing(self.folder, self.guard)):
             reply.metrics[SPACING] = spacing
+        shown = "training" if self.trains else "test"
+        reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(shown))
         return reply
 
     def start_round(

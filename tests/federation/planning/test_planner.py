@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from asked_plans import asked, prints_of
+from asked_plans import asked, prints_of, write_volumes
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.preparation import Preparation
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.planner import make_plan
 
 SPINE = {  # sagittal: few thick slices along R
@@ -55,3 +57,67 @@ def test_slices_are_those_that_the_scanner_took(size, edges, given, expected):
     made = make_plan(prints_of(A=(size, edges, 10)), asked(given=given, plan=Plan(spatial_dims=2)))
     plan = made.changes["plan"]
     assert (plan.spatial_dims, plan.orientation, plan.patch_size) == (2, *expected)
+
+
+TWO_PROTOCOLS = {  # the same anatomy, thick and thin slices
+    "MR": {"thick": ((96, 96, 12), (0.5, 0.5, 5.0)), "thin": ((96, 96, 48), (0.5, 0.5, 1.2))},
+    "CT": {"thick": ((64, 64, 16), (0.8, 0.8, 5.0)), "thin": ((80, 80, 80), (0.64, 0.64, 1.0))},
+}
+
+
+def sites_on_disk(folder, modality, cases):
+    """Fingerprints of volumes that lie in files, cases by protocol."""
+    found = {}
+    for name, (size, edges) in TWO_PROTOCOLS[modality].items():
+        site = write_volumes(folder / name, size, edges, modality, cases[name])
+        found[name] = fingerprint(VolumeFolder.open(site), ("background", "lesion"))
+    return found
+
+
+@pytest.mark.parametrize("modality", ["MR", "CT"])
+@pytest.mark.parametrize(("cases", "expected"), [((3, 3), "thin"), ((2, 4), "thin"), ((5, 3), "thick")])
+def test_a_plan_of_two_protocols_is_of_a_volume_that_patients_have(modality, cases, expected, tmp_path):
+    prints = sites_on_disk(tmp_path, modality, dict(zip(("thick", "thin"), cases, strict=True)))
+    made = make_plan(prints, asked(channel_names=(modality,)))
+    plan, why = made.changes["plan"], dict(made.reasons)
+    edges = TWO_PROTOCOLS[modality][expected][1]
+    assert plan.spacing == pytest.approx(edges)
+    for axis, patch in enumerate(plan.patch_size):
+        covered = patch * plan.spacing[axis]
+        extents = [n[axis] * e[axis] for n, e in TWO_PROTOCOLS[modality].values()]
+        assert min(extents) <= covered < max(extents) + 16 * plan.spacing[axis]
+    # Either site's slices change fourfold: the page names the other one, and the option that keeps its own.
+    other = next(name for name in TWO_PROTOCOLS[modality] if name != expected)
+    theirs = ",".join(f"{edge:g}" for edge in TWO_PROTOCOLS[modality][other][1])
+    told = why[f"resampling of {other}"]
+    assert ("makes up" if other == "thick" else "gives up") in told
+    assert f"--spacing {theirs} would keep it" in told
+    assert f"resampling of {expected}" not in why
+
+
+def test_extent_and_edges_are_of_the_same_cases(tmp_path):
+    """Three thick and three thin volumes of one site: its median extent is that of a patient."""
+    sizes, edges = zip(*TWO_PROTOCOLS["MR"].values(), strict=True)
+    site = write_volumes(tmp_path / "both", sizes[0], edges[0], "MR", 3)
+    write_volumes(site, sizes[1], edges[1], "MR", 4)
+    found = fingerprint(VolumeFolder.open(site), ("background", "lesion"))
+    assert found["extent"][:, 2].tolist() == pytest.approx([57.6, 57.6, 60.0])
+    plan = make_plan({"A": found}, asked()).changes["plan"]
+    assert plan.spacing == pytest.approx((0.5, 0.5, 1.2))
+    assert plan.patch_size[2] == 48
+
+
+@pytest.mark.parametrize(
+    ("size", "edges", "fine"),
+    [
+        ((256, 256, 20), (0.5, 0.5, 5.0), True),  # coarser, and far fewer voxels
+        ((256, 256, 100), (0.5, 0.5, 5.0), False),  # as many voxels as other axes, within a factor of 3
+        ((256, 256, 20), (0.5, 2.0, 5.0), False),  # less than three times the next coarsest
+    ],
+)
+def test_an_anisotropic_axis_is_one_of_few_and_coarse_voxels(size, edges, fine):
+    """nnU-Net's two conditions for the 10 % quantile."""
+    found = prints_of(A=(size, edges, 10))
+    found["A"]["spacing"][0, 2] = 2.5
+    plan = make_plan(found, asked()).changes["plan"]
+    assert plan.spacing == (edges[0], edges[1], 2.5 if fine else 5.0)

@@ -1,0 +1,166 @@
+"""Count the planted errors that `medfedaug inspect` finds, and its false alarms on data without any.
+
+    python benchmarks/planted_errors.py --data NAME=DIR [NAME=DIR ...]
+
+Each case of a site is damaged in turn, in memory, and compared with the others of its site as they are; for
+errors of a whole site all cases are damaged. A detection is a finding about the damaged case (or the site, or
+the pair); a false alarm is a case of the clean data with any finding. The limits were chosen on the phantom.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from measure import hardware
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from medfedaug.data.base import SPLITS
+from medfedaug.data.quality.case_comparison import (
+    FEWEST,
+    CaseMeasures,
+    measure_case,
+    near_copies,
+    odd_cases,
+    odd_site,
+    small_picture,
+)
+from medfedaug.data.sites import open_site, site_folders
+from medfedaug.data.volumes import VolumeFolder
+
+Pair = tuple[Tensor, Tensor]
+
+
+def inverted(image: Tensor, label: Tensor) -> Pair:
+    """Bright is dark."""
+    return image.amax() - image + image.amin(), label
+
+
+def foreign(image: Tensor, label: Tensor) -> Pair:
+    """Another weighting: the order of tissues is reversed, and air stays dark."""
+    top = image.float().flatten(1).quantile(0.995, dim=1) if image[0].numel() < 2**24 else image.amax()
+    top = torch.as_tensor(top).reshape(-1, *[1] * (image.ndim - 1))
+    signal = image > 0.05 * top
+    return torch.where(
+        signal, (1.05 * top - image.float()).clamp_min(0) ** 1.5 / top.clamp_min(1e-9) ** 0.5, 0.0
+    ), label
+
+
+def rescaled(image: Tensor, label: Tensor) -> Pair:
+    """The image 1 % larger, and 1 % brighter."""
+    size = [round(1.01 * n) for n in image.shape[1:3]]
+    stack = image.float().reshape(*image.shape[:3], -1).permute(3, 0, 1, 2)
+    large = interpolate(stack, size=size, mode="bilinear").permute(1, 2, 3, 0)
+    return 1.01 * large.reshape(len(image), *size, *image.shape[3:]), label
+
+
+ERRORS: dict[str, Callable[[Tensor, Tensor], Pair]] = {
+    "label map flipped left to right": lambda image, label: (image, label.flip(1)),
+    "label map shifted by one voxel": lambda image, label: (image, label.roll(1, dims=1)),
+    "label map shifted by three voxels": lambda image, label: (image, label.roll(3, dims=1)),
+    "label map all foreground": lambda image, label: (image, torch.ones_like(label)),
+    "image of a foreign modality": foreign,
+    "image inverted": inverted,
+}
+OF_ALL = {
+    "label map flipped left to right",
+    "label map shifted by one voxel",
+    "label map shifted by three voxels",
+}
+
+
+def cases_of(site: VolumeFolder) -> list[Pair]:
+    """Images and label maps of all splits."""
+    return [site.load_case(case) for split in SPLITS for case in site.cases[split]]
+
+
+def measured(pairs: Sequence[Pair]) -> list[CaseMeasures]:
+    """The measures of cases with a label."""
+    return [found for pair in pairs if (found := measure_case(*pair)) is not None]
+
+
+def about(cases: Sequence[CaseMeasures], index: int) -> bool:
+    """Whether a finding is about a case."""
+    return any(found == index for found, *_ in odd_cases(cases))
+
+
+def exchanged(pairs: Sequence[Pair]) -> Iterator[tuple[int, CaseMeasures | None]]:
+    """Each case with the label map of the next one on a grid of the same size."""
+    for index, (image, label) in enumerate(pairs):
+        others = [o for o in (*pairs[index + 1 :], *pairs[:index]) if o[1].shape[1:3] == label.shape[1:3]]
+        if others:
+            other = others[0][1]
+            if other.ndim == 4 and other.shape[3] != label.shape[3]:
+                size = label.shape[1:]
+                other = interpolate(other[None].float(), size=size, mode="nearest")[0].to(label.dtype)
+            yield index, measure_case(image, other)
+
+
+def rows_of(name: str, folder: Path) -> Iterator[tuple[str, str, int, int]]:
+    """Error, data set, number found and number tried."""
+    sites = [
+        site
+        for path in site_folders(folder)
+        if isinstance(site := open_site(path, check=False), VolumeFolder)
+    ]
+    counts: dict[str, list[int]] = {}
+
+    def count(error: str, found: bool) -> None:
+        entry = counts.setdefault(error, [0, 0])
+        entry[0] += found
+        entry[1] += 1
+
+    for site in sites:
+        pairs = cases_of(site)
+        clean = measured(pairs)
+        if len(clean) < FEWEST:
+            continue
+        alarms = {index for index, *_ in odd_cases(clean)}
+        for index in range(len(clean)):
+            count("none: cases with a false alarm", index in alarms)
+        count("none: sites with a false alarm", any(odd_site(clean)))
+        copies = {i for pair in near_copies([case.picture for case in clean]) for i in pair}
+        for index in range(len(clean)):
+            count("none: cases that are called copies", index in copies)
+        for error, plant in ERRORS.items():
+            broken = [measure_case(*plant(*pair)) for pair in pairs]
+            for index, one in enumerate(broken):
+                if one is not None:
+                    count(error, about([*clean[:index], one, *clean[index + 1 :]], index))
+            if error in OF_ALL:
+                count(f"{error}, all of a site", any(odd_site([one for one in broken if one is not None])))
+        for index, one in exchanged(pairs):
+            if one is not None:
+                count(
+                    "label map of another patient", about([*clean[:index], one, *clean[index + 1 :]], index)
+                )
+        for image, label in pairs:
+            again = small_picture(rescaled(image, label)[0])
+            found = near_copies([*(case.picture for case in clean), again])
+            count("copy that is 1 % larger and brighter", any(pair[1] == len(clean) for pair in found))
+    for error, (found, tried) in counts.items():
+        yield error, name, found, tried
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--data", nargs="+", required=True, metavar="NAME=DIR")
+    given = dict(one.split("=", 1) for one in parser.parse_args().data)
+    torch.set_num_threads(1)
+    table: dict[str, dict[str, str]] = {}
+    for name, folder in given.items():
+        for error, data, found, tried in rows_of(name, Path(folder)):
+            table.setdefault(error, {})[data] = f"{found} of {tried} ({found / tried:.0%})"
+    print(hardware())
+    print("| error | " + " | ".join(given) + " |")
+    print("|---|" + "---|" * len(given))
+    for error, cells in table.items():
+        print(f"| {error} | " + " | ".join(cells.get(name, "–") for name in given) + " |")
+
+
+if __name__ == "__main__":
+    main()
