@@ -27,10 +27,12 @@ from medfedaug.utils.printable import printable
 
 __all__ = [
     "PARENTS",
+    "RECENT",
     "RECORD_FILE",
     "ProcessRecord",
     "changes_at_restart",
     "find_process",
+    "find_trouble",
     "restart",
     "settings_at_start",
     "start",
@@ -46,7 +48,11 @@ RECORD_FILE = "running.json"
 START_LOG = "start.log"
 """File in the kit with the output of its start script, where `start` ran it."""
 
+RECENT = 600.0
+"""Seconds within which repeated starts are a loop."""
+
 _FORMAT = "running_kit", 1
+_SILENT = 300.0  # seconds without an answer of the server after which a site is of no use
 _FRESH = 150.0  # seconds, five times the period of the record
 _LOCAL = ("resources.json", "authorization.json", "privacy.json", "log_config.json")
 _BY_DIGEST = ("privacy.json", "log_config.json")
@@ -106,9 +112,30 @@ class ProcessRecord:
             return None
         return record
 
+    @property
+    def recent_starts(self) -> int:
+        """Starts of the last minutes, of which none but the first was asked for."""
+        return len(self.starts) if self.starts and time.time() - self.starts[-1] < RECENT else 1
+
     def is_fresh(self) -> bool:
         """Return whether a process has written it in the last minutes."""
         return time.time() - self.written < _FRESH
+
+
+def find_trouble(kit: str | Path, *, server: bool) -> str:
+    """Ask the record of a kit's process for what keeps it from work; empty where nothing does.
+
+    A process writes it every half minute, and a site when the server has answered it.
+    """
+    record = ProcessRecord.load(kit)
+    if record is None or not record.is_fresh():
+        return "does not run" if find_process(kit) is None else "runs without the components of site-config"
+    if record.stopping:
+        return "was asked to stop"
+    silent = time.time() - (record.heard or record.started)
+    if not server and silent > _SILENT:
+        return f"the server has not answered for {silent:.0f} s"
+    return ""
 
 
 # ------------------------------------------------------------------ what it reads

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -37,6 +38,7 @@ __all__ = [
     "CertificateWatch",
     "Finding",
     "await_log",
+    "certificate_ends",
     "check_certificates",
     "check_connection",
     "check_startup",
@@ -170,6 +172,19 @@ def check_certificates(kit: str | Path) -> Iterator[Finding]:
     if mode & 0o077:
         found = f"{startup.key} can be read by others (mode {mode:o}): who has it can act as this kit"
         yield Finding("key", None, found, f"chmod 600 {startup.key}")
+
+
+def certificate_ends(kit: str | Path) -> dict[str, datetime]:
+    """Return the ends of a kit's own and of its root certificate, by file, as far as they can be read."""
+    found = {}
+    try:
+        startup = _Startup.read(Path(kit))
+    except (OSError, ValueError, AttributeError):
+        return {}
+    for path in (startup.certificate, startup.root):
+        with suppress(OSError, ValueError):
+            found[path.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return found
 
 
 def _unreadable(path: Path) -> str:
