@@ -26,7 +26,7 @@ from nvflare.private.defs import new_cell_message
 
 from medfedaug._version import __version__
 from medfedaug.errors import StorageError
-from medfedaug.nvflare_jobs.kit_process import ProcessRecord, settings_at_start
+from medfedaug.nvflare_jobs.kit_process import RECENT, ProcessRecord, settings_at_start
 from medfedaug.nvflare_jobs.startup import MOST_CLOCK, await_log, is_parent
 from medfedaug.utils.printable import printable
 
@@ -37,7 +37,8 @@ LEAST_DISK = 2 * 2**30
 
 _CHANNEL, _TOPIC = "medfedaug", "status"
 _FLAGS = ("shutdown.fl", "restart.fl")
-_RECENT, _LOOPING = 600.0, 3
+_LOOPING = 3
+_LEFT = 30 * 86400.0  # seconds after which a site that is silent is taken for one that has left
 
 
 class KitStatus(FLComponent):
@@ -155,14 +156,14 @@ def _first_record(kit: Path) -> ProcessRecord:
     now, before = time.time(), ProcessRecord.load(kit)
     recent = []
     if before is not None and not before.stopping:
-        recent = [when for when in before.starts if now - _RECENT < when <= now]
+        recent = [when for when in before.starts if now - RECENT < when <= now]
     return ProcessRecord(
         pid=os.getpid(),
         started=now,
         starts=[*recent, now],
         settings=settings_at_start(kit),
         written=now,
-        sites=before.sites if before is not None else {},
+        sites={site: at for site, at in (before.sites if before else {}).items() if now - at < _LEFT},
     )
 
 
