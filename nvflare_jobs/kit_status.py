@@ -6,6 +6,7 @@ gRPC has no message with either.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -120,7 +121,7 @@ class KitStatus(FLComponent):
         record = replace(record, heard=after)
         told = answer.payload if code == ReturnCode.OK and isinstance(answer.payload, dict) else {}
         clock, version = told.get("time"), told.get("version")
-        if isinstance(clock, float):
+        if isinstance(clock, float) and math.isfinite(clock):
             apart = clock - (before + after) / 2
             record = replace(record, clock=apart)
             wrong = abs(apart) > MOST_CLOCK

@@ -102,10 +102,9 @@ def read_request(path: str | Path) -> Enrolment:
     Raises:
         ConfigError: for a file that is no request.
     """
-    entries = _entries(path, "request.json")
-    name = str(entries.get("name"))
-    digest = hashlib.sha256(_part(path, f"{name}.csr")).hexdigest()
-    return _enrolment(entries, digest, path)
+    # It has the hashes of the other parts, which NVFlare compares before it signs.
+    digest = hashlib.sha256(_part(path, "request.json")).hexdigest()
+    return _enrolment(_entries(path, "request.json"), digest, path)
 
 
 def read_signed(path: str | Path) -> Enrolment:
@@ -168,10 +167,11 @@ def sign(
     target = Path(out) if out else asked.path.with_name(f"{asked.name}.signed.zip")
     more = ("--valid-days", str(days)) if days else ()
     arguments = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target, *more)
-    done = _nvflare("cert", "approve", asked.path, *arguments)
-    if done.get("csr_sha256") != asked.fingerprint:
-        target.unlink(missing_ok=True)
-        raise ConfigError(f"{asked.path}: another request was signed than the one that was compared")
+    with tempfile.TemporaryDirectory() as work:
+        kept = Path(shutil.copy(asked.path, work))  # nobody exchanges it now
+        if read_request(kept).fingerprint != asked.fingerprint:
+            raise ConfigError(f"{asked.path}: is another request than the one that was compared")
+        _nvflare("cert", "approve", kept, *arguments)
     return target
 
 
@@ -242,13 +242,18 @@ def _plain(text: str) -> str:
 
 
 def _enrolment(entries: dict[str, Any], fingerprint: str, path: str | Path) -> Enrolment:
-    name, kind, project = (str(entries.get(key) or "") for key in ("name", "kind", "project"))
+    name, kind = str(entries.get("name") or ""), str(entries.get("kind"))
+    if printable(name) != name or not name or "/" in name or len(name) > 100:
+        raise ConfigError(f"{path}: {printable(name)[:100]!r} is not the name of a participant")
     if entries.get("cert_role"):
         kind = f"{kind} ({entries['cert_role']})"
-    texts = [printable(text)[:100] for text in (name, kind, project)]
-    if texts[0] != name or not name or "/" in name:
-        raise ConfigError(f"{path}: {texts[0]!r} is not the name of a participant")
-    return Enrolment(*texts, fingerprint, Path(path))
+    return Enrolment(
+        name=name,
+        kind=printable(kind)[:100],
+        project=printable(str(entries.get("project")))[:100],
+        fingerprint=fingerprint,
+        path=Path(path),
+    )
 
 
 def _entries(path: str | Path, part: str) -> dict[str, Any]:

@@ -9,12 +9,16 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
 
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.kit_metrics import Sample, exposition, kit_metrics, write_metrics
 from medfedaug.nvflare_jobs.kit_process import ProcessRecord, find_trouble, settings_at_start
+from medfedaug.nvflare_jobs.kit_status import KitStatus
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy/prometheus"
@@ -227,3 +231,39 @@ def test_rules_and_dashboard_name_numbers_that_there_are_and_each_alert_has_a_te
     code, said = promtool("check", "rules", str(DEPLOY / "rules.yml"))
     assert code == 0, said
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"time": float("nan"), "version": "9"},
+        {"time": float("inf"), "version": ["9"]},
+        {"time": "now", "version": "x\n" * 1000},
+        {"time": 10.0**300, "version": None},
+        "nothing",
+        None,
+    ],
+)
+def test_a_hostile_server_cannot_end_the_record_of_a_site(kit, told):
+    """Whatever it answers, the record is written, in one line of printable text."""
+    answer = make_reply(ReturnCode.OK, "", told)
+    status = KitStatus()
+    status._engine = SimpleNamespace(
+        client=SimpleNamespace(cell=SimpleNamespace(send_request=lambda **more: answer))
+    )
+    status._look(kit.path, running(kit)).save(kit.path)
+    record = ProcessRecord.load(kit.path)
+    assert record.heard is not None
+    assert record.server_version.isprintable()
+    assert len(record.server_version) <= 40
+    assert record.clock is None or record.clock == pytest.approx(1e300)
+    assert "medfedaug_kit_up" in exposition(kit_metrics(kit), "k")
+
+
+def test_a_silent_server_was_not_heard(kit):
+    status = KitStatus()
+    silent = make_reply(ReturnCode.TIMEOUT)
+    status._engine = SimpleNamespace(
+        client=SimpleNamespace(cell=SimpleNamespace(send_request=lambda **more: silent))
+    )
+    assert status._look(kit.path, running(kit)).heard is None
