@@ -28,6 +28,7 @@ from medfedaug.data.base import SPLITS
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
+from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
@@ -432,7 +433,7 @@ def _decoding(site: SiteFolder) -> Check:
 def _labels(site: SiteFolder) -> Check:
     """Decode label maps for as long as a person waits: no header names the values of the voxels."""
     cases = [case for split in SPLITS for case in site.cases[split]]
-    if site.task != "segmentation":
+    if not isinstance(site, VolumeFolder):
         return Check("labels", True, "the classes are folders")
     end, seen = time.monotonic() + _LABEL_TIME, 0
     for case in random.Random(0).sample(cases, len(cases)):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
-from logging.config import DictConfigurator  # type: ignore[attr-defined]
+from logging.config import DictConfigurator
 
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.app.fl_conf import create_privacy_manager

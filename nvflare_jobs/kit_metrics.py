@@ -86,19 +86,19 @@ def _process(kit: Kit) -> Iterator[Sample]:
     yield Sample("kit_disk_free_bytes", shutil.disk_usage(kit.path).free)
     for file, end in certificate_ends(kit.path).items():
         yield Sample("certificate_expiry_timestamp_seconds", end.timestamp(), (("file", file),))
-    known = record is not None and (process is None or process.pid == record.pid)
+    own = record if record is not None and (process is None or process.pid == record.pid) else None
     if runs:
-        now = settings_at_start(kit.path)
-        yield Sample("kit_restart_needed", not known or bool(changes_at_restart(record.settings, now)))
-    if record is None or not known:
+        stale = own is None or bool(changes_at_restart(own.settings, settings_at_start(kit.path)))
+        yield Sample("kit_restart_needed", stale)
+    if own is None:
         return
-    yield Sample("kit_started_timestamp_seconds", record.started)
-    yield Sample("kit_recent_starts", record.recent_starts)
-    if record.heard is not None:
-        yield Sample("server_heard_timestamp_seconds", record.heard)
-    if record.clock is not None:
-        yield Sample("server_clock_offset_seconds", record.clock)
-    for site, heard in sorted(record.sites.items()):
+    yield Sample("kit_started_timestamp_seconds", own.started)
+    yield Sample("kit_recent_starts", own.recent_starts)
+    if own.heard is not None:
+        yield Sample("server_heard_timestamp_seconds", own.heard)
+    if own.clock is not None:
+        yield Sample("server_clock_offset_seconds", own.clock)
+    for site, heard in sorted(own.sites.items()):
         yield Sample("site_heard_timestamp_seconds", heard, (("site", site),))
 
 
