@@ -66,7 +66,7 @@ def join(system, name: str) -> None:
     )
     assert "medfedaug.nvflare_jobs.kit_status.KitStatus" in configured
     assert "allow_log_streaming: false" in configured
-    assert "runs as process" in said(system, "start", system.kit(name), "--timeout", "120")
+    assert "runs as process" in said(system, "start", system.kit(name), "--timeout", "300")
     ready, checks = doctor(system, name)
     assert ready, checks
     assert checks["process"]["found"].endswith("the server answers")
@@ -124,7 +124,9 @@ def test_a_week_of_a_federation(system):
     assert f"stalled: waiting for {SECOND}" in said(system, "watch", system.kit(SERVER), "--once")
     stalled = [value for name, value in numbers(system, SERVER).items() if 'state="stalled"' in name]
     assert stalled == [1]
-    assert "the server has not answered" not in said(system, "restart", system.kit(SECOND))
+    assert "the server has not answered" not in said(
+        *(system, "restart", system.kit(SECOND), "--timeout", "300")
+    )
     system.wait(job)
     assert trained(system, job) == {FIRST, SECOND, LATE}
 
