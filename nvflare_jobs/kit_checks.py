@@ -47,7 +47,7 @@ _EXTRAS = {
 def check_process(kit: Kit) -> Finding:
     """Compare the running process of a kit with the files that it would read if it were started now."""
     process, record = find_process(kit.path), ProcessRecord.load(kit.path)
-    elsewhere = process is None and record is not None and record.is_fresh() and not record.stopping
+    elsewhere = process is None and record is not None and record.is_alive() and not record.stopping
     if process is None and not elsewhere:
         return Finding("process", True, "does not run")
     restart = f"medfedaug restart {kit.path}"

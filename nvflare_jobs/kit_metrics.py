@@ -81,7 +81,7 @@ def _process(kit: Kit) -> Iterator[Sample]:
     versions = (("version", __version__), ("nvflare", metadata.version("nvflare")))
     yield Sample("kit_info", 1, (("role", "server" if kit.server else "site"), *versions))
     process, record = find_process(kit.path), ProcessRecord.load(kit.path)
-    runs = process is not None or (record is not None and record.is_fresh() and not record.stopping)
+    runs = process is not None or (record is not None and record.is_alive() and not record.stopping)
     yield Sample("kit_up", runs)
     yield Sample("kit_disk_free_bytes", shutil.disk_usage(kit.path).free)
     for file, end in certificate_ends(kit.path).items():

@@ -33,6 +33,7 @@ __all__ = [
     "changes_at_restart",
     "find_process",
     "find_trouble",
+    "pid_namespace",
     "restart",
     "settings_at_start",
     "start",
@@ -79,6 +80,7 @@ class ProcessRecord:
         clock: at a site, the server's clock minus this machine's, in seconds.
         server_version: at a site, the version of medfedaug at the server.
         sites: at the server, when each site was last heard from.
+        namespace: of the process's number: another container has another one.
     """
 
     pid: int
@@ -91,6 +93,7 @@ class ProcessRecord:
     clock: float | None = None
     server_version: str = ""
     sites: dict[str, float] = field(default_factory=dict)
+    namespace: str = ""
 
     def save(self, kit: Path) -> None:
         """Write the record, for the kit's owner alone.
@@ -117,9 +120,18 @@ class ProcessRecord:
         """Starts of the last minutes, of which none but the first was asked for."""
         return len(self.starts) if self.starts and time.time() - self.starts[-1] < RECENT else 1
 
-    def is_fresh(self) -> bool:
-        """Return whether a process has written it in the last minutes."""
-        return time.time() - self.written < _FRESH
+    def is_alive(self) -> bool:
+        """Return whether its process runs: it wrote lately, and is there where it can be seen."""
+        seen = self.namespace != pid_namespace() or psutil.pid_exists(self.pid)
+        return seen and time.time() - self.written < _FRESH
+
+
+def pid_namespace() -> str:
+    """Return the system's name of the processes that this one can see; empty where there is none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def find_trouble(kit: str | Path, *, server: bool) -> str:
@@ -128,7 +140,7 @@ def find_trouble(kit: str | Path, *, server: bool) -> str:
     A process writes it every half minute, and a site when the server has answered it.
     """
     record = ProcessRecord.load(kit)
-    if record is None or not record.is_fresh():
+    if record is None or not record.is_alive():
         return "does not run" if find_process(kit) is None else "runs without the components of site-config"
     if record.stopping:
         return "was asked to stop"

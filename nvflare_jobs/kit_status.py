@@ -27,7 +27,7 @@ from nvflare.private.defs import new_cell_message
 
 from medfedaug._version import __version__
 from medfedaug.errors import StorageError
-from medfedaug.nvflare_jobs.kit_process import RECENT, ProcessRecord, settings_at_start
+from medfedaug.nvflare_jobs.kit_process import RECENT, ProcessRecord, pid_namespace, settings_at_start
 from medfedaug.nvflare_jobs.startup import MOST_CLOCK, await_log, is_parent
 from medfedaug.utils.printable import printable
 
@@ -161,6 +161,7 @@ def _first_record(kit: Path) -> ProcessRecord:
     return ProcessRecord(
         pid=os.getpid(),
         started=now,
+        namespace=pid_namespace(),
         starts=[*recent, now],
         settings=settings_at_start(kit),
         written=now,

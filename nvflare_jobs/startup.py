@@ -393,7 +393,7 @@ def _clock(answer: bytes, startup: _Startup) -> Finding:
             return Finding("clock", False, found, "Set the clock; certificates and records go by it.")
         return Finding("clock", True, "as the server's")
     record = ProcessRecord.load(startup.folder.parent)
-    if record is not None and record.is_fresh() and record.clock is not None:
+    if record is not None and record.is_alive() and record.clock is not None:
         apart, told = abs(record.clock), "s from the server's, which the running kit asked"
         if apart > MOST_CLOCK:
             advice = "Set the clock; certificates and records go by it."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,12 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 
 from medfedaug.nvflare_jobs.kit import open_kit
 from medfedaug.nvflare_jobs.kit_metrics import Sample, exposition, kit_metrics, write_metrics
-from medfedaug.nvflare_jobs.kit_process import ProcessRecord, find_trouble, settings_at_start
+from medfedaug.nvflare_jobs.kit_process import (
+    ProcessRecord,
+    find_trouble,
+    pid_namespace,
+    settings_at_start,
+)
 from medfedaug.nvflare_jobs.kit_status import KitStatus
 from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER
 
@@ -135,6 +141,20 @@ def test_a_process_that_died_and_one_that_needs_a_restart_are_told(kit):
     assert value(kit_metrics(kit), "kit_up") == 0
     replace(record, stopping=True).save(kit.path)
     assert value(kit_metrics(kit), "kit_up") == 0
+
+
+def test_a_process_that_was_killed_is_down_at_once_and_one_in_another_container_after_minutes(kit, run):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    record = replace(running(kit, heard=time.time()), pid=ended.pid, namespace=pid_namespace())
+    record.save(kit.path)
+    assert value(kit_metrics(kit), "kit_up") == 0
+    assert run("health", kit.path)[0] == 1
+    replace(record, pid=os.getpid()).save(kit.path)
+    assert run("health", kit.path)[0] == 0
+    replace(record, namespace="of another container").save(kit.path)
+    assert run("health", kit.path)[0] == 0
+    assert value(kit_metrics(kit), "kit_up") == 1
 
 
 def test_health_asks_the_process(kit, server, run):
