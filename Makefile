@@ -120,7 +120,7 @@ wheel: install
 # All wheels of an installation, with their SHA-256, for machines without internet (docs/offline.md).
 # CUDA=1 takes the build of PyTorch with CUDA; EXTRAS names extras of this package.
 WHEELHOUSE := build/wheelhouse
-EXTRAS := swin,privacy,dicom
+EXTRAS := swin,privacy,dicom,pacs
 wheelhouse: install
 	rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
 	$(if $(CUDA),,$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: -d $(WHEELHOUSE) \

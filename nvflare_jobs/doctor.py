@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +24,12 @@ from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
+from medfedaug.data.base import SPLITS
 from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
+from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
@@ -43,7 +47,15 @@ from medfedaug.nvflare_jobs.kit import (
     sends_logs,
     validates_json,
 )
-from medfedaug.nvflare_jobs.startup import check_connection, check_startup
+from medfedaug.nvflare_jobs.kit_checks import (
+    check_extras,
+    check_files,
+    check_modes,
+    check_process,
+    check_storage,
+)
+from medfedaug.nvflare_jobs.kit_status import LEAST_DISK
+from medfedaug.nvflare_jobs.startup import Finding, check_connection, check_startup
 from medfedaug.privacy import JobRules, PrivacyLedger
 from medfedaug.privacy.account_mark import check_account
 from medfedaug.privacy.accountant import require_opacus
@@ -55,11 +67,11 @@ from medfedaug.utils.event_text import size_text
 
 __all__ = ["Check", "examine"]
 
+_LABEL_TIME = 30.0
+"""Seconds for which label maps are read."""
+
 _OLD = 90
 """Days after which leftovers of jobs are worth a word."""
-
-_LEAST_DISK = 2 * 2**30
-"""Bytes that must be free where the site keeps its state: a job leaves logs and checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +111,10 @@ def examine(
     checks = list(_versions())
     if opened is not None:
         found = [*check_startup(opened.path), *(check_connection(opened.path) if connect else ())]
-        checks += [Check(one.name, one.ok, one.found, one.advice) for one in found]
+        checks += map(_check, found)
         checks += _kit_files(opened)
+        checks += map(_check, (*check_files(opened), check_modes(opened), *check_storage(opened)))
+        checks.append(_check(check_process(opened)))
     else:
         checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
     try:
@@ -111,6 +125,7 @@ def examine(
     checks += [_bundle(bundle) for bundle in settings.bundles.values()]
     if opened is not None and opened.server:
         return [*checks, _disk("disk", opened.path), _used(opened)]
+    checks += map(_check, check_extras())
     checks.append(_device(settings.device))
     rules = settings.jobs if opened is not None else None
     folder = Path(data) if data else settings.data
@@ -125,6 +140,10 @@ def examine(
     if opened is not None:
         checks.append(_used(opened))
     return [*checks, _prepared(settings)]
+
+
+def _check(finding: Finding) -> Check:
+    return Check(finding.name, finding.ok, finding.found, finding.advice)
 
 
 def _versions() -> Iterator[Check]:
@@ -328,6 +347,7 @@ def _data(
         yield _account(site, account)
     decoding = _decoding(site)
     yield decoding
+    yield _labels(site)
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
     number, least = len(site.cases_of_patients("training")), policy.min_images
@@ -440,6 +460,27 @@ def _decoding(site: SiteFolder) -> Check:
     return Check("one image", True, f"{case.name}: {' x '.join(map(str, image.shape))} decoded")
 
 
+def _labels(site: SiteFolder) -> Check:
+    """Decode label maps for as long as a person waits: no header names the values of the voxels."""
+    cases = [case for split in SPLITS for case in site.cases[split]]
+    if not isinstance(site, VolumeFolder):
+        return Check("labels", True, "the classes are folders")
+    end, seen = time.monotonic() + _LABEL_TIME, 0
+    for case in random.Random(0).sample(cases, len(cases)):
+        try:
+            site.load_label(case)
+        except MedFedAugError as error:
+            advice = "Correct dataset.json or the file, or take the case out of the list."
+            return Check("labels", False, str(error), advice)
+        seen += 1
+        if time.monotonic() > end:
+            break
+    left = "" if seen == len(cases) else "medfedaug inspect reads them all."
+    return Check(
+        "labels", True, f"{seen} of {len(cases)} label maps read: no value outside of the classes", left
+    )
+
+
 def _scales(site: SiteFolder) -> Check:
     try:
         found = find_uneven_scales(site)
@@ -492,5 +533,5 @@ def _disk(name: str, folder: Path, little: bool | None = False) -> Check:
         return Check(name, False, f"{there}: cannot be written ({error.strerror})", "Change its owner.")
     free = shutil.disk_usage(there).free
     text = f"{os.fspath(folder)}: {free / 2**30:.1f} GiB free"
-    enough = free >= _LEAST_DISK
+    enough = free >= LEAST_DISK
     return Check(name, enough or little, text, "" if enough else "Make room.")

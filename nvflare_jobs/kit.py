@@ -41,10 +41,12 @@ VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 OWN_COMPONENTS: dict[bool, dict[str, str]] = {
     True: {
+        "medfedaug_status": "medfedaug.nvflare_jobs.kit_status.KitStatus",
         "medfedaug_certificates": "medfedaug.nvflare_jobs.startup.CertificateWatch",
         "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.lost_jobs.LostJobs",
     },
     False: {
+        "medfedaug_status": "medfedaug.nvflare_jobs.kit_status.KitStatus",
         "medfedaug_certificates": "medfedaug.nvflare_jobs.startup.CertificateWatch",
         "medfedaug_rejoin": "medfedaug.nvflare_jobs.rejoin.JobRejoiner",
     },
@@ -210,6 +212,15 @@ class Kit:
         found = {component.get("path") for component in _components(self.resources())}
         return [path for path in OWN_COMPONENTS[self.server].values() if path not in found]
 
+    def folders(self) -> dict[str, Path]:
+        """The server's folders of jobs and of snapshots, by their names; a site has none.
+
+        Raises:
+            ConfigError: naming the file that cannot be used.
+        """
+        places = self._storage(self.resources())
+        return {name: Path(str(values[key])) for name, (values, key) in places.items()}
+
     def job_book(self) -> JobBook:
         """The jobs that the site has seen.
 
@@ -278,14 +289,11 @@ class Kit:
             if not self.server and component.get("path") == DEFAULT_LAUNCHER:
                 component.update(path=LAUNCHER, args={})
                 file.changes.append(f"{component.get('id')}: {LAUNCHER}")
-            self._own_folder(component, "uri_root", "jobs-storage", file)
         if not self.server and sends_logs(file.wanted):
             # A site's log names its cases and files.
             file.wanted["allow_log_streaming"] = False
             file.changes.append("allow_log_streaming: false")
-        snapshots = file.wanted.get("snapshot_persistor") or {}
-        storage = (snapshots.get("args") or {}).get("storage") or {}
-        self._own_folder(storage, "root_dir", "snapshot-storage", file)
+        self._own_folders(file)
         return file
 
     def _classes(self, file: KitFile, only: bool) -> None:
@@ -319,12 +327,23 @@ class Kit:
             file.wanted["components"] = [*added, *others]
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
-    def _own_folder(self, component: dict[str, Any], key: str, name: str, file: KitFile) -> None:
-        """Move the server's storage out of the folder that all servers of a machine share."""
-        values = component.get("args") or {}
-        if self.server and str(values.get(key, "")).startswith(_SHARED_FOLDER):
-            values[key] = str(self.path.resolve() / name)
-            file.changes.append(f"{name}: {values[key]}")
+    def _own_folders(self, file: KitFile) -> None:
+        """Bring the server's storage into its kit from a folder that all servers share, or an old place."""
+        for name, (values, key) in self._storage(file.wanted).items():
+            folder, own = Path(str(values[key])), self.path.resolve() / name
+            if folder != own and (str(folder).startswith(_SHARED_FOLDER) or folder.name == name):
+                values[key] = str(own)
+                file.changes.append(f"{name}: {own}")
+
+    def _storage(self, resources: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+        """The arguments that name the server's folders of jobs and of snapshots, by the folders' names."""
+        if not self.server:
+            return {}
+        snapshots = resources.get("snapshot_persistor") or {}
+        storage = (snapshots.get("args") or {}).get("storage") or {}
+        places = [("snapshot-storage", storage.get("args") or {}, "root_dir")]
+        places += [("jobs-storage", one.get("args") or {}, "uri_root") for one in _components(resources)]
+        return {name: (values, key) for name, values, key in places if values.get(key)}
 
     def _settings(
         self, own: dict[str, Any], groups: Mapping[str, dict[str, Any]], plugins: Sequence[str]

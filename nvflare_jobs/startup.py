@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -29,7 +30,20 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_component import FLComponent
 
-__all__ = ["CertificateWatch", "Finding", "check_certificates", "check_connection", "check_startup"]
+from medfedaug.nvflare_jobs.kit_process import PARENTS, ProcessRecord
+
+__all__ = [
+    "MOST_CLOCK",
+    "WARN_DAYS",
+    "CertificateWatch",
+    "Finding",
+    "await_log",
+    "certificate_ends",
+    "check_certificates",
+    "check_connection",
+    "check_startup",
+    "is_parent",
+]
 
 WARN_DAYS = 30
 """Days before the end of a certificate from which on it is warned of."""
@@ -39,10 +53,10 @@ _SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh")
 # Of a kit from `nvflare deploy prepare`, which removes the others; Kubernetes has a chart in their place.
 _PREPARED = {"start_docker.sh": ("start_docker.sh",), "start_slurm.sh": ("start_slurm.sh", "sub_start.sh")}
 _CHART = "helm_chart"
-_PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 _LOG_PATIENCE = 60.0  # seconds
 _TIMEOUT = 10.0
-_MOST_CLOCK = 60.0  # seconds by which two clocks may differ
+MOST_CLOCK = 60.0
+"""Seconds by which two clocks may differ."""
 _UNSYNCHRONISED = 0x0040  # STA_UNSYNC of Linux's adjtimex
 
 
@@ -160,6 +174,19 @@ def check_certificates(kit: str | Path) -> Iterator[Finding]:
         yield Finding("key", None, found, f"chmod 600 {startup.key}")
 
 
+def certificate_ends(kit: str | Path) -> dict[str, datetime]:
+    """Return the ends of a kit's own and of its root certificate, by file, as far as they can be read."""
+    found = {}
+    try:
+        startup = _Startup.read(Path(kit))
+    except (OSError, ValueError, AttributeError):
+        return {}
+    for path in (startup.certificate, startup.root):
+        with suppress(OSError, ValueError):
+            found[path.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return found
+
+
 def _unreadable(path: Path) -> str:
     if not path.exists():
         return f"{path} is missing"
@@ -261,7 +288,7 @@ def _left_pid(kit: Path) -> Finding | None:
         command = " ".join(process.cmdline())
     except (OSError, ValueError, psutil.Error):
         return None
-    if any(part in command for part in ("sub_start.sh", *_PARENTS)):
+    if any(part in command for part in ("sub_start.sh", *PARENTS)):
         return None
     found = f"{path} is left from before a reboot and names another program: start.sh does nothing"
     return Finding("start", False, found, f"rm {path}")
@@ -361,12 +388,19 @@ def _clock(answer: bytes, startup: _Startup) -> Finding:
     if dated:
         there = parsedate_to_datetime(dated[1].decode("ascii", "replace"))
         apart = abs((datetime.now(timezone.utc) - there).total_seconds())
-        if apart > _MOST_CLOCK:
+        if apart > MOST_CLOCK:
             found = f"{apart:.0f} s from the server's"
             return Finding("clock", False, found, "Set the clock; certificates and records go by it.")
         return Finding("clock", True, "as the server's")
+    record = ProcessRecord.load(startup.folder.parent)
+    if record is not None and record.is_alive() and record.clock is not None:
+        apart, told = abs(record.clock), "s from the server's, which the running kit asked"
+        if apart > MOST_CLOCK:
+            advice = "Set the clock; certificates and records go by it."
+            return Finding("clock", False, f"{apart:.0f} {told}", advice)
+        return Finding("clock", True, f"{apart:.1f} {told}")
     kept = _is_synchronised()
-    told = f"the server cannot be asked over {startup.scheme}"
+    told = f"the server cannot be asked over {startup.scheme} before the kit runs"
     if kept is False:
         return Finding("clock", None, f"{told}, and no time server keeps this machine's", "Turn NTP on.")
     return Finding(
@@ -401,17 +435,14 @@ class CertificateWatch(FLComponent):
     def __init__(self, hours: float = 24.0) -> None:
         super().__init__()
         self.hours = hours
-        if _is_parent():  # which works in the kit's folder; a job's process builds this component as well
+        if is_parent():  # which works in the kit's folder; a job's process builds this component as well
             thread = threading.Thread(
                 target=self._watch, args=(Path.cwd(),), name="certificates", daemon=True
             )
             thread.start()
 
     def _watch(self, kit: Path) -> None:
-        # The log is set up after the components; until then nothing would be written.
-        deadline = time.monotonic() + _LOG_PATIENCE
-        while not _logs_to_file() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        await_log()
         while True:
             self._look(kit)
             time.sleep(3600 * self.hours)
@@ -426,11 +457,16 @@ class CertificateWatch(FLComponent):
             self.logger.exception(f"the certificate cannot be checked: {error}")
 
 
-def _is_parent() -> bool:
-    """Whether this is the process of a server or a site that starts the jobs' processes."""
+def is_parent() -> bool:
+    """Return whether this is the process of a server or a site that starts the jobs' processes."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return getattr(main, "name", "") in _PARENTS
+    return getattr(main, "name", "") in PARENTS
 
 
-def _logs_to_file() -> bool:
-    return any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers)
+def await_log() -> None:
+    """Wait for the log, which NVFlare sets up after the components: until then nothing would be written."""
+    deadline = time.monotonic() + _LOG_PATIENCE
+    while time.monotonic() < deadline:
+        if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
+            return
+        time.sleep(0.1)

@@ -84,6 +84,9 @@ class Watched:
         stalled: the reason why nothing goes on in a running job; empty while it does.
         state: ``"running"``, ``"finished"`` or ``"failed"``; of a site's own job ``"ended"`` where it was not
             tested; ``"dead"`` if its process is gone and does not come back.
+        refusals: updates that the server refused; at a site, requests that it did not answer.
+        bytes_up: bytes that sites sent to the server.
+        bytes_down: bytes that the server sent.
         lines: what was said, in order.
     """
 
@@ -97,6 +100,9 @@ class Watched:
     waiting: tuple[str, ...] = ()
     state: str = "running"
     stalled: str = ""
+    refusals: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     lines: list[str] = field(default_factory=list)
     _teller: Teller = field(default_factory=Teller)
 
@@ -109,6 +115,7 @@ class Watched:
         self.round, self.rounds = self._teller.round, self._teller.rounds
         kind = event["event"]
         self.waiting = tuple(event["sites"]) if kind == "waiting" else () if kind != "away" else self.waiting
+        self._count(event)
         if kind == "trained" and is_number(event.get("train_loss")):
             self.losses.setdefault(event["site"], {})[event["round"]] = event["train_loss"]
         elif kind == "answered" and event["task"] == "train":
@@ -128,6 +135,18 @@ class Watched:
             self.tested["this site"] = dict(event["scores"])
             self.state = "finished"
         return lines
+
+    def _count(self, event: Mapping[str, Any]) -> None:
+        """Count refusals and bytes."""
+        kind = event["event"]
+        if kind in ("refused", "not_answered"):
+            self.refusals += 1
+        elif kind == "answered":  # at a site
+            self.bytes_up += event["model"] + sum(event["statistics"].values())
+        elif kind == "round_finished":
+            for sizes in event.get("bytes", {}).values():
+                self.bytes_up += sizes["up"]
+                self.bytes_down += sizes["down"]
 
     def look(self, events: Path) -> None:
         """Look whether the job, if it is running, goes on."""

@@ -10,6 +10,7 @@ from medfedaug.cli.compare import compare
 from medfedaug.cli.console import err_console, out_console
 from medfedaug.cli.data import inspect, phantom, statistics
 from medfedaug.cli.demo import demo
+from medfedaug.cli.enrol import enrol
 from medfedaug.cli.evaluate import evaluate, report
 from medfedaug.cli.import_ import import_
 from medfedaug.cli.methods import datasets, methods, networks
@@ -20,6 +21,7 @@ from medfedaug.cli.run import export, simulate
 from medfedaug.cli.schema import schema
 from medfedaug.cli.setup import init, project
 from medfedaug.cli.site import approve, clean, doctor, jobs, ledger, names, site_config
+from medfedaug.cli.start import health, restart, start, stop
 from medfedaug.cli.watch import watch
 
 __all__ = ["app", "err_console", "main", "out_console"]
@@ -45,8 +47,13 @@ app.command()(report)
 app.command()(bundle)
 app.command()(card)
 app.command()(project)
+app.add_typer(enrol, name="enrol")
 app.command()(site_config)
 app.command()(doctor)
+app.command()(start)
+app.command()(stop)
+app.command()(restart)
+app.command()(health)
 app.command()(jobs)
 app.command()(approve)
 app.command()(ledger)

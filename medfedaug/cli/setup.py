@@ -116,13 +116,15 @@ def init(
 
 
 def project(
-    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
+    sites: Annotated[
+        str | None, typer.Option(help="Names of the sites, separated by commas; needed without --own-keys.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("project.yml"),
     own_keys: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for requests in place of the file: each participant makes its own private key, "
-            "which never leaves its machine."
+            help="Folder of the project's root in place of the file: each participant makes its own private "
+            "key, which never leaves its machine, and enrols with it."
         ),
     ] = None,
     server: Annotated[
@@ -133,25 +135,28 @@ def project(
     lead: Annotated[str, typer.Option(help="E-mail address of who submits jobs.")] = "lead@example.org",
     name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
 ) -> None:
-    """Write the project file from which NVFlare makes the kits of server, sites and administrators."""
-    from medfedaug.nvflare_jobs.provisioning.project import project_file, request_files
-    from medfedaug.utils.files import write_atomic
+    """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
+    from medfedaug.nvflare_jobs.provisioning import enrolment
+    from medfedaug.nvflare_jobs.provisioning.project import profile_file, project_file
+    from medfedaug.utils.files import private_folder, write_atomic
 
     target = own_keys or out
     if target.exists():
         raise ConfigError(f"{target} is there already; choose another {'folder' if own_keys else 'file'}")
+    if own_keys:
+        text = profile_file(server=server, port=port, name=name)
+        private_folder(own_keys)
+        write_atomic(own_keys / enrolment.PROFILE, methodcaller("write", text.encode()))
+        enrolment.make_root(own_keys)
+        root = enrolment.fingerprint_text(enrolment.root_fingerprint(own_keys))
+        say(f"{target}: project {name}, server {server}, port {port}; keep it offline")
+        say(f"fingerprint of the root: {root}")
+        say("next: each participant runs medfedaug enrol request NAME; you run medfedaug enrol sign")
+        return
+    if sites is None:
+        raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
     named = [part.strip() for part in sites.split(",") if part.strip()]
-    if own_keys:
-        files = request_files(named, server=server, port=port, admin=admin, lead=lead, name=name)
-        contents = {own_keys / file: text for file, text in files.items()}
-        own_keys.mkdir(parents=True)
-    else:
-        contents = {out: project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)}
-    for path, text in contents.items():
-        write_atomic(path, methodcaller("write", text.encode()))
+    text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)
+    write_atomic(out, methodcaller("write", text.encode()))
     say(f"{target}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
-    if own_keys:
-        profile = quote(str(own_keys / "project_profile.yaml"))
-        say(f"next: nvflare cert init --profile {profile} -o ca; send each participant its file")
-    else:
-        say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")
+    say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

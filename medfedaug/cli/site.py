@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -14,6 +14,9 @@ from medfedaug.cli.console import Table, err_console, out_console, print_page, s
 from medfedaug.cli.options import Given, split_pairs, takes
 from medfedaug.errors import ConfigError
 from medfedaug.privacy import JobRules
+
+if TYPE_CHECKING:
+    from medfedaug.nvflare_jobs.doctor import Check
 
 Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
@@ -224,10 +227,14 @@ def doctor(
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not connect to the server, which may not be up yet.")
     ] = False,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write checks and numbers to a JSON file as well."),
+    ] = None,
 ) -> None:
-    """Check whether a site is ready: software, kit, certificates, server, device, data, disk.
+    """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
 
-    Exit code 1 if it is not.
+    Exit code 1 if it is not. Example: medfedaug doctor --kit hospital-a --json doctor.json
     """
     from medfedaug.nvflare_jobs.doctor import examine
 
@@ -242,9 +249,33 @@ def doctor(
         table.add_row(check.name, Text(verdict, style=style), Text(check.found), Text(check.advice))
     out_console.print(table)
     wrong = [check.name for check in checks if check.ok is False]
+    if json_ is not None:
+        _write_checks(json_, checks, kit, ready=not wrong)
     say(f"not ready: {', '.join(wrong)}" if wrong else "ready")
     if wrong:
         raise typer.Exit(1)
+
+
+def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, ready: bool) -> None:
+    from medfedaug.utils.files import write_json
+
+    verdict = {True: "ok", None: "note", False: "not ready"}
+    content: dict[str, object] = {
+        "ready": ready,
+        "checks": [
+            {"name": one.name, "verdict": verdict[one.ok], "found": one.found, "advice": one.advice}
+            for one in checks
+        ],
+    }
+    if kit is not None:
+        from medfedaug.nvflare_jobs.kit import open_kit
+        from medfedaug.nvflare_jobs.kit_metrics import kit_metrics
+
+        content["metrics"] = [
+            {"name": one.name, "labels": dict(one.labels), "value": float(one.value)}
+            for one in kit_metrics(open_kit(kit))
+        ]
+    write_json(path, content)
 
 
 def jobs(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 _PERIOD, _LAST = 1.0, 8
+_METRICS_PERIOD = 15.0
 _QUIET = 60.0  # seconds without an event that are worth a word
 
 
@@ -31,13 +32,26 @@ def watch(
     page: Annotated[
         Path | None, typer.Option(help="A page with curves to write after every round; it loads itself anew.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and end.")] = False,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file for node_exporter's textfile collector, NAME.prom, to write every 15 seconds until "
+            "this command is ended, in place of the table: numbers of the kit and of its latest job.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show or write how it stands, and end.")] = False,
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
+
+    Example: medfedaug watch hospital-a --prometheus /var/lib/node_exporter/hospital-a.prom
 
     A job that waits for a site that is down is stalled, and so is one whose process is down and comes back. A
     job whose process is gone for good is dead, which ends the command with code 1.
     """
+    if prometheus is not None:
+        _write_metrics(kit, prometheus, page, once)
+        return
     with err_console.status("starting"):
         from medfedaug.analysis.live_page import Watched, find_events, write_watch_page
         from medfedaug.errors import ConfigError
@@ -90,6 +104,22 @@ def watch(
         say(watched.lines[-1])
     if watched.state in ("failed", "dead"):
         raise typer.Exit(1)
+
+
+def _write_metrics(kit: Path, file: Path, page: Path | None, once: bool) -> None:
+    from medfedaug.errors import ConfigError
+    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit_metrics import write_metrics
+
+    if page is not None:
+        raise ConfigError("give one of --page and --prometheus")
+    opened = open_kit(kit)
+    while True:
+        write_metrics(opened, file)
+        if once:
+            say(str(file))
+            return
+        time.sleep(_METRICS_PERIOD)
 
 
 def _shown(watched: Watched, path: Path | None) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sqlite3
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from medfedaug.errors import ConfigError, own
+from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
 from medfedaug.privacy.accountant import Spent, epsilon_spent
 from medfedaug.utils.files import PRIVATE, make_private, parse_versioned, private_folder
 from medfedaug.utils.validation import is_number
@@ -541,7 +542,12 @@ def _scored(connection: sqlite3.Connection, where: str, values: tuple[str | None
     ]
 
 
-def _unreadable(path: Path, error: Exception) -> ConfigError:
+def _unreadable(path: Path, error: Exception) -> MedFedAugError:
+    # SQLite's own word; Python 3.10 has no name for the code.
+    if isinstance(error, sqlite3.OperationalError) and "is full" in str(error):
+        return StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(path, error)
     return ConfigError(
         f"{own(path)} is not a privacy ledger of this version ({error}): what was spent is not known, so "
         "nothing more is"

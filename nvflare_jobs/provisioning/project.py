@@ -12,13 +12,18 @@ from nvflare.apis.utils.format_check import name_check
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["check_site_name", "project_file", "request_files"]
+__all__ = ["check_site_name", "participant_file", "profile_file", "project_file"]
 
 # Of the names that both NVFlare and a federation take.
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SERVER = "server"
 # Of the server and the administrators, as in the shipped file.
 _ORGANISATION = "coordination"
+_NAMES = {
+    "server": "a host name",
+    "simple_name": "a name for a project: letters, digits and '_'",
+    "admin": "an e-mail address, by which NVFlare knows administrators",
+}
 _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 
 
@@ -76,39 +81,53 @@ def project_file(
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
 
 
-def request_files(
-    sites: Sequence[str],
-    *,
-    server: str = "fl-server.example.org",
-    port: int = 8002,
-    admin: str = "admin@example.org",
-    lead: str = "lead@example.org",
-    name: str = "medfedaug",
-) -> dict[str, str]:
-    """Write the files for `nvflare cert`: each participant makes its own key and requests a certificate.
+def profile_file(*, server: str, port: int, name: str) -> str:
+    """The profile of a project whose participants keep their keys, for `nvflare cert`.
 
-    The arguments are those of `project_file`. NVFlare gives the role of the project administrator to nobody
-    in this way: ``admin`` becomes the organisation administrator of the server.
-
-    Returns:
-        The content of ``project_profile.yaml``, and of one file for each participant, by file name.
+    Args:
+        server: the server's host name as the sites resolve it.
+        port: the server's one port.
+        name: the project's name.
 
     Raises:
         ConfigError: for names that cannot be used.
     """
-    _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
+    _check_project(server=server, port=port, name=name)
     address = {"host": server, "fed_learn_port": port, "admin_port": port}
     profile = {"name": name, "scheme": "grpc", "connection_security": "mtls", "server": address}
-    own = {"type": "server", "org": _ORGANISATION, "fed_learn_port": port}
-    participants: dict[str, dict[str, object]] = {server: own}
-    for site in sites:
-        participants[site] = {"type": "client", "org": _organisation(site)}
-    for person, role in ((admin, "org_admin"), (lead, "lead")):
-        participants[person] = {"type": "admin", "org": _ORGANISATION, "role": role}
-    contents: dict[str, object] = {"project_profile.yaml": profile}
-    for participant, entries in participants.items():
-        contents[f"{participant}.yaml"] = {"name": name, "participants": [{"name": participant, **entries}]}
-    return {file: yaml.safe_dump(content, sort_keys=False) for file, content in contents.items()}
+    return str(yaml.safe_dump(profile, sort_keys=False))
+
+
+def participant_file(name: str, kind: str, *, project: str, port: int) -> str:
+    """The definition of a participant who requests a certificate, for `nvflare cert`.
+
+    NVFlare gives the role of the project administrator to nobody in this way: ``"admin"`` becomes the
+    organisation administrator of the server.
+
+    Args:
+        name: of the participant.
+        kind: ``"site"``, ``"server"``, ``"lead"`` or ``"admin"``.
+        project: the project's name.
+        port: the server's one port.
+
+    Raises:
+        ConfigError: for names that cannot be used.
+    """
+    if kind == "site":
+        check_site_name(name)
+        entries: dict[str, object] = {"type": "client", "org": _organisation(name)}
+        _check_project(port=port, name=project)
+    elif kind == "server":
+        entries = {"type": "server", "org": _ORGANISATION, "fed_learn_port": port}
+        _check_project(server=name, port=port, name=project)
+    else:
+        role = "lead" if kind == "lead" else "org_admin"
+        entries = {"type": "admin", "org": _ORGANISATION, "role": role}
+        _check_name("admin", name)
+        _check_project(port=port, name=project)
+    return str(
+        yaml.safe_dump({"name": project, "participants": [{"name": name, **entries}]}, sort_keys=False)
+    )
 
 
 def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: str, name: str) -> None:
@@ -118,18 +137,24 @@ def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: st
             raise ConfigError(f"two participants have the name {site}")
     if len(sites) < 2:
         raise ConfigError("a federation needs two sites or more: --sites a,b,c")
-    for kind, given, what in (
-        ("server", server, "a host name"),
-        ("simple_name", name, "a name for a project: letters, digits and '_'"),
-        ("admin", admin, "an e-mail address, by which NVFlare knows administrators"),
-        ("admin", lead, "an e-mail address, by which NVFlare knows administrators"),
-    ):
-        if name_check(given, kind)[0]:
-            raise ConfigError(f"{given!r} is not {what}")
+    _check_project(server=server, port=port, name=name)
+    for person in (admin, lead):
+        _check_name("admin", person)
     if admin == lead:
         raise ConfigError(f"admin and lead need two addresses, both are {admin}")
+
+
+def _check_project(*, port: int, name: str, server: str | None = None) -> None:
+    if server is not None:
+        _check_name("server", server)
+    _check_name("simple_name", name)
     if not 0 < port < 65536:
         raise ConfigError(f"{port} is not a port")
+
+
+def _check_name(kind: str, given: str) -> None:
+    if name_check(given, kind)[0]:
+        raise ConfigError(f"{given!r} is not {_NAMES[kind]}")
 
 
 def _organisation(site: str) -> str:

@@ -178,33 +178,38 @@ class Rehearsal:
         self.kits = self.work / "kits" / "medfedaug" / "prod_00"
 
     def request_kits(self) -> None:
-        """Make kits by requests: each participant's private key is made and stays in a folder of its own.
+        """Make the root, and enrol server, hospitals, administrator and lead.
 
         Raises:
             RunFailed: when a private key is in what was sent to the project administrator or back.
         """
-        project, keys = self.work / "project", self.work / "keys"
         here = ("--server", "localhost", "--port", str(self.port))
-        self.medfedaug("project", "--sites", ",".join(self.hospitals), *here, "--own-keys", project)
-        profile = project / "project_profile.yaml"
-        fingerprint = self.nvflare("cert", "init", "--profile", profile, "-o", self.work / "ca")[
-            "rootca_fingerprint_sha256"
-        ]
-        for file in sorted(project.glob("*.yaml")):
-            name = file.stem
-            if file == profile:
-                continue
-            own = keys / name  # at the participant
-            self.nvflare("cert", "request", "-p", file, "--out", own)
-            request, signed = own / f"{name}.request.zip", self.work / f"{name}.signed.zip"
-            approving = ("-c", self.work / "ca", "--profile", profile, "--out", signed)
-            self.nvflare("cert", "approve", request, *approving)
-            for sent in (request, signed):
-                _refuse_private_key(sent)
-            packaging = ("--request-dir", own, "-w", self.work / "kits", "--fingerprint", fingerprint)
-            self.nvflare("package", signed, *packaging)
-        self.kits = self.work / "kits" / "medfedaug" / "prod_00"
-        self.kit("localhost").rename(self.kit(SERVER))
+        self.medfedaug("project", *here, "--own-keys", self.work / "project")
+        self.kits = self.work / "kits"
+        self.enrol("localhost", "--as", "server", "--port", str(self.port), kit=SERVER)
+        for hospital in self.hospitals:
+            self.enrol(hospital)
+        for person, kind in ((ADMIN, "admin"), (LEAD, "lead")):
+            self.enrol(person, "--as", kind)
+
+    def enrol(self, name: str, *options: str, kit: str = "") -> None:
+        """Enrol a participant, or renew its certificate.
+
+        Raises:
+            RunFailed: when a private key is in what was sent to the project administrator or back.
+        """
+        requests, sent = self.work / "requests", self.work / "sent"
+        sent.mkdir(exist_ok=True)
+        told = self.medfedaug("enrol", "request", name, *options, "--requests", requests)
+        asked = Path(shutil.copy(requests / name / f"{name}.request.zip", sent))
+        signing = ("--project", self.work / "project", "--fingerprint", _read_aloud(told))
+        root = _read_aloud(self.medfedaug("enrol", "sign", asked, *signing))
+        answer = sent / f"{name}.signed.zip"
+        for archive in (asked, answer):
+            _refuse_private_key(archive)
+        keeping = ("--requests", requests, "--kit", self.kit(kit or name))
+        self.medfedaug("enrol", "accept", answer, "--fingerprint", root, *keeping)
+        answer.unlink()
 
     def start_poc(self) -> None:
         """Start server and sites in POC mode."""
@@ -512,10 +517,7 @@ class Rehearsal:
             RunFailed: when a process is still running.
         """
         for name in (*self.hospitals, SERVER):
-            stop = self.kit(name) / "startup" / "stop_fl.sh"
-            subprocess.run(
-                [stop], input="y", env=self.environment, capture_output=True, text=True, check=True
-            )
+            self.medfedaug("stop", self.kit(name))
         _until(lambda: not self.processes(), timeout, "the system did not end")
 
     def _start_kit(self, kit: Path) -> None:
@@ -545,6 +547,12 @@ class Rehearsal:
             return all(name in answer for name in self.hospitals)
 
         _until(all_there, timeout, "not all sites have joined")
+
+
+def _read_aloud(printed: str) -> str:
+    """The fingerprint in what a command printed."""
+    found = re.findall(r"fingerprint(?: of the root)?: ([0-9A-F ]+)", " ".join(printed.split()))
+    return str(found[-1])
 
 
 def _refuse_private_key(archive: Path) -> None:

@@ -250,59 +250,6 @@ def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, r
     assert "not ours" in re.sub(r"[\s│]+", " ", printed)
 
 
-# ------------------------------------------------------------------ own keys
-
-
-def test_keys_are_made_where_they_are_used_and_the_kit_is_taken(run, tmp_path):
-    """A hospital's request and the answer to it hold no private key; the kit that it makes is configured."""
-    project = tmp_path / "project"
-    code, printed, err = run(
-        "project", "--sites", "basel,bern", "--server", "fl.example.org", "--own-keys", project
-    )
-    assert code == 0, err
-    assert "nvflare cert init" in printed
-    files = {path.name for path in project.iterdir()}
-    assert files == {f"{name}.yaml" for name in ("project_profile", "fl.example.org", "basel", "bern")} | {
-        "admin@example.org.yaml",
-        "lead@example.org.yaml",
-    }
-    assert "is there already" in run("project", "--sites", "a,b", "--own-keys", project)[2]
-
-    def nvflare(*arguments: object) -> dict:
-        command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
-        environment = {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout.splitlines()[-1])["data"]
-
-    profile = project / "project_profile.yaml"
-    fingerprint = nvflare("cert", "init", "--profile", profile, "-o", "ca")["rootca_fingerprint_sha256"]
-    nvflare("cert", "request", "-p", project / "basel.yaml", "--out", "basel")
-    nvflare(
-        "cert",
-        "approve",
-        "basel/basel.request.zip",
-        "-c",
-        "ca",
-        "--profile",
-        profile,
-        "--out",
-        "basel.signed.zip",
-    )
-    key = (tmp_path / "basel/basel.key").read_bytes()
-    for sent in (tmp_path / "basel/basel.request.zip", tmp_path / "basel.signed.zip"):
-        archive = zipfile.ZipFile(sent)
-        assert not any(b"PRIVATE KEY" in archive.read(name) for name in archive.namelist())
-    nvflare(
-        "package", "basel.signed.zip", "--request-dir", "basel", "-w", "kits", "--fingerprint", fingerprint
-    )
-    kit = tmp_path / "kits/medfedaug/prod_00/basel"
-    assert (kit / "startup/client.key").read_bytes() == key
-    assert run("site-config", "--kit", kit, "--only-medfedaug")[0] == 0
-    assert all(finding.ok is not False for finding in check_startup(kit))
-
-
 # ------------------------------------------------------------------ wheels
 
 

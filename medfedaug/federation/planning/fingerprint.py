@@ -77,7 +77,7 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
 
     Returns:
         ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles of the volumes' extents along x, y and z, of each
-        patient the median; each of one case's voxels times their own edge in mm, and in voxels where some file
+        patient the median; each of one case's voxels times their own edge in mm, in voxels where some file
         does not say of what size;
         ``spacing`` (3, 3): the same of the edges of a voxel in mm, 0 where some file does not say;
         ``foreground`` (K - 1,): the mean share of the voxels of each class but the background;

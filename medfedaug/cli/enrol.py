@@ -1,0 +1,142 @@
+"""Commands for certificates whose private keys stay with their owners: `enrol request`, `sign`, `accept`."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfedaug.cli.console import err_console, say
+from medfedaug.errors import ConfigError
+
+__all__ = ["enrol"]
+
+enrol = typer.Typer(
+    no_args_is_help=True,
+    help="Enrol a participant whose private key never leaves it: one command a side, and a telephone call.",
+)
+
+Fingerprint = Annotated[
+    str | None,
+    typer.Option(metavar="SHA256", help="Fingerprint as the other side said it; without it you are asked."),
+]
+Requests = Annotated[Path, typer.Option(help="Folder of requests that are open, with their private keys.")]
+
+
+class Kind(str, Enum):
+    """Kinds of participants."""
+
+    site = "site"
+    server = "server"
+    lead = "lead"
+    admin = "admin"
+
+
+@enrol.command()
+def request(
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the site, host name of the server, or e-mail address of lead or admin."),
+    ],
+    kind: Annotated[Kind, typer.Option("--as", help="Part in the federation.")] = Kind.site,
+    project: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
+    port: Annotated[int, typer.Option(help="The server's one open port, for its own request.")] = 8002,
+    requests: Requests = Path("requests"),
+) -> None:
+    """Make a private key, which stays here, and a request to send to the project's administrator.
+
+    For a certificate that ends, too: accept then renews the kit.
+
+    Example: medfedaug enrol request hospital-a
+    """
+    from medfedaug.nvflare_jobs.provisioning import enrolment
+
+    with err_console.status("making a key"):
+        made = enrolment.request(name, kind.value, project=project, port=port, folder=requests)
+    say(f"send: {made.path}")
+    say(f"fingerprint: {enrolment.fingerprint_text(made.fingerprint)}")
+    say("next: read the fingerprint to the administrator on the telephone")
+
+
+@enrol.command()
+def sign(
+    request: Annotated[Path, typer.Argument(help="A request, NAME.request.zip.")],
+    project: Annotated[
+        Path, typer.Option(help="The administrator's folder of the project, from project --own-keys.")
+    ] = Path("project"),
+    fingerprint: Fingerprint = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The answer; by default NAME.signed.zip beside it.")
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option(min=1, help="Days for which the certificate is valid; by default 1095.")
+    ] = None,
+) -> None:
+    """Sign a request after its fingerprint was compared on the telephone, and say the one of the root.
+
+    Example: medfedaug enrol sign hospital-a.request.zip --project project
+    """
+    from medfedaug.nvflare_jobs.provisioning import enrolment
+
+    asked = enrolment.read_request(request)
+    say(f"{asked.name}: {asked.kind} of the project {asked.project}")
+    root = enrolment.root_fingerprint(project)
+    _compare(asked.fingerprint, fingerprint, f"{request}, as {asked.name} reads it")
+    with err_console.status("signing"):
+        answer = enrolment.sign(asked, project, out, days)
+    say(f"send: {answer}")
+    say(f"fingerprint of the root: {enrolment.fingerprint_text(root)}")
+    say(f"next: read the fingerprint to {asked.name} on the telephone")
+
+
+@enrol.command()
+def accept(
+    signed: Annotated[Path, typer.Argument(help="The answer, NAME.signed.zip.")],
+    fingerprint: Fingerprint = None,
+    requests: Requests = Path("requests"),
+    kit: Annotated[
+        Path | None, typer.Option(help="Folder of the kit; by default the participant's name.")
+    ] = None,
+) -> None:
+    """Make the kit of an answer, or renew the certificate of a kit that is there, and remove the request.
+
+    A kit that is there keeps its settings, its ledger and its results: only startup/ is new.
+
+    Example: medfedaug enrol accept hospital-a.signed.zip
+    """
+    from medfedaug.nvflare_jobs.provisioning import enrolment
+
+    answer = enrolment.read_signed(signed)
+    _compare(answer.fingerprint, fingerprint, "the root, as the administrator reads it")
+    target = kit or Path(answer.name)
+    with err_console.status("making the kit"):
+        renewed = enrolment.accept(answer, requests, target)
+    if renewed:
+        say(f"{target}: has a new certificate; next: medfedaug restart {target}")
+    elif answer.kind.startswith("site") or answer.kind.startswith("server"):
+        say(f"{target}: is ready to be configured; next: medfedaug site-config --kit {target}")
+    else:
+        say(f"{target}: is the kit of {answer.name}")
+
+
+def _compare(found: str, given: str | None, whose: str) -> None:
+    """Compare a fingerprint with that of the other side, or let a person do it.
+
+    Raises:
+        ConfigError: when they differ, or nobody can compare them.
+    """
+    from medfedaug.nvflare_jobs.provisioning import enrolment
+
+    shown = enrolment.fingerprint_text(found)
+    if given is None:
+        say(f"fingerprint of {whose}: {shown}")
+        if not sys.stdin.isatty():
+            raise ConfigError("nothing is done: give --fingerprint as the other side said it")
+        typer.confirm("Does the other side read the same on the telephone?", abort=True)
+    elif not enrolment.same_fingerprint(found, given):
+        raise ConfigError(
+            f"the fingerprint of {whose}, is another: {shown} is here. Somebody may have exchanged the file"
+        )

@@ -1,0 +1,75 @@
+"""Commands for the process of a kit: `start`, `stop` and `restart`, without a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medfedaug.cli.console import err_console, say
+
+__all__ = ["health", "restart", "start", "stop"]
+
+Kit = Annotated[Path, typer.Argument(help="An NVFlare kit, the server's or a site's.")]
+Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
+
+
+def start(kit: Kit, timeout: Timeout = 60.0) -> None:
+    """Start a kit, and wait until it runs; at a site, until the server has answered.
+
+    Example: medfedaug start hospital-a
+    """
+    from medfedaug.nvflare_jobs import kit_process
+
+    _do(kit_process.start, kit, timeout)
+
+
+def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
+    """Stop a kit without a question, and wait until its processes have ended. Running jobs wait for the site.
+
+    Example: medfedaug stop hospital-a
+    """
+    from medfedaug.nvflare_jobs import kit_process
+
+    _do(kit_process.stop, kit, timeout)
+
+
+def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
+    """Restart a kit without a question, and wait until it runs. The site comes back into its running jobs.
+
+    A kit in a service or a container stays there. One that does not run is started.
+
+    Example: medfedaug restart hospital-a
+    """
+    from medfedaug.nvflare_jobs import kit_process
+
+    _do(kit_process.restart, kit, timeout)
+
+
+def health(kit: Kit) -> None:
+    """Ask the process of a kit whether it works; exit code 1 if it does not.
+
+    For the healthcheck of a container or a service: a site works while it runs and the server
+    answers it. The process writes that to a file, so that this connects to nothing.
+
+    Example: medfedaug health hospital-a
+    """
+    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit_process import find_trouble
+
+    opened = open_kit(kit)
+    trouble = find_trouble(opened.path, server=opened.server)
+    say(f"{kit}: {trouble or 'works'}")
+    if trouble:
+        raise typer.Exit(1)
+
+
+def _do(action: Callable[[Path, float], str], kit: Path, timeout: float) -> None:
+    from medfedaug.nvflare_jobs.kit import open_kit
+
+    path = open_kit(kit).path
+    with err_console.status("waiting"):
+        told = action(path, timeout)
+    say(f"{kit}: {told}")

@@ -1,0 +1,296 @@
+"""Enrolment of a participant whose private key never leaves it: request, signature, kit.
+
+Each step is one call of NVFlare's own commands (`nvflare cert`, `nvflare package`). A fingerprint at each
+crossing, compared on the telephone, shows that nobody exchanged the file on its way: of the request when it
+is signed, of the root certificate when the answer is accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.nvflare_jobs.provisioning.project import participant_file
+from medfedaug.utils.files import private_folder
+from medfedaug.utils.printable import printable
+
+__all__ = [
+    "CA",
+    "PROFILE",
+    "Enrolment",
+    "accept",
+    "fingerprint_text",
+    "make_root",
+    "read_request",
+    "read_signed",
+    "request",
+    "root_fingerprint",
+    "same_fingerprint",
+    "sign",
+]
+
+PROFILE, CA = "project_profile.yaml", "ca"
+"""File of the project's profile and folder of its root, both in the administrator's folder of the project."""
+
+Kind = Literal["site", "server", "lead", "admin"]
+"""Kinds of participants."""
+
+_LARGEST = 2**20  # bytes of a part of a request or an answer
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A request for a certificate, or the answer to one.
+
+    Args:
+        name: of the participant.
+        kind: of the participant, in NVFlare's words.
+        project: name of the project.
+        fingerprint: SHA-256 of the request, or of the root certificate in the answer.
+        path: the archive.
+    """
+
+    name: str
+    kind: str
+    project: str
+    fingerprint: str
+    path: Path
+
+
+def request(
+    name: str, kind: Kind = "site", *, project: str = "medfedaug", port: int = 8002, folder: str | Path
+) -> Enrolment:
+    """Make a private key, which stays in ``folder/name``, and a request for its certificate.
+
+    Args:
+        name: of the participant.
+        kind: of the participant.
+        project: name of the project.
+        port: of the server, for its own request.
+        folder: for requests that are open.
+
+    Raises:
+        ConfigError: for a name that cannot be used, and where a request of this name is open.
+    """
+    own = Path(folder) / name
+    text = participant_file(name, kind, project=project, port=port)
+    if own.exists():
+        raise ConfigError(f"{own}: a request is open; accept its answer, or remove the folder")
+    private_folder(Path(folder))
+    with tempfile.TemporaryDirectory() as work:
+        definition = Path(work) / "participant.yaml"
+        definition.write_text(text)
+        _nvflare("cert", "request", "-p", definition, "--out", own)
+    return read_request(own / f"{name}.request.zip")
+
+
+def read_request(path: str | Path) -> Enrolment:
+    """Read a request, which comes from somebody whom nobody has checked yet.
+
+    Raises:
+        ConfigError: for a file that is no request.
+    """
+    # It has the hashes of the other parts, which NVFlare compares before it signs.
+    digest = hashlib.sha256(_part(path, "request.json")).hexdigest()
+    return _enrolment(_entries(path, "request.json"), digest, path)
+
+
+def read_signed(path: str | Path) -> Enrolment:
+    """Read the answer to a request.
+
+    Raises:
+        ConfigError: for a file that is none.
+    """
+    entries = _entries(path, "signed.json")
+    try:
+        root = x509.load_pem_x509_certificate(_part(path, "rootCA.pem"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: its root certificate cannot be read ({error})") from error
+    return _enrolment(entries, root.fingerprint(hashes.SHA256()).hex(), path)
+
+
+def make_root(project: str | Path) -> None:
+    """Make the root certificate of a project, in the folder that has its profile.
+
+    Raises:
+        ConfigError: where there is one already.
+    """
+    folder = Path(project)
+    _nvflare("cert", "init", "--profile", folder / PROFILE, "-o", folder / CA)
+
+
+def root_fingerprint(project: str | Path) -> str:
+    """Return the SHA-256 of a project's root certificate.
+
+    Raises:
+        ConfigError: where it cannot be read.
+    """
+    path = Path(project) / CA / "rootCA.pem"
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: no root certificate can be read ({error}); medfedaug project --own-keys makes one"
+        ) from error
+
+
+def sign(
+    asked: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
+) -> Path:
+    """Sign a request whose fingerprint was compared.
+
+    Args:
+        asked: the request.
+        project: the administrator's folder of the project.
+        out: the answer; by default beside the request.
+        days: how long the certificate is valid; by default as long as NVFlare has it, three years.
+
+    Returns:
+        The answer.
+
+    Raises:
+        ConfigError: when NVFlare refuses it.
+    """
+    folder = Path(project)
+    target = Path(out) if out else asked.path.with_name(f"{asked.name}.signed.zip")
+    more = ("--valid-days", str(days)) if days else ()
+    arguments = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target, *more)
+    with tempfile.TemporaryDirectory() as work:
+        kept = Path(shutil.copy(asked.path, work))  # nobody exchanges it now
+        if read_request(kept).fingerprint != asked.fingerprint:
+            raise ConfigError(f"{asked.path}: is another request than the one that was compared")
+        _nvflare("cert", "approve", kept, *arguments)
+    return target
+
+
+def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
+    """Make a kit of an answer, whose root was compared, and of the private key; or renew its certificate.
+
+    A kit that is there keeps all but its folder ``startup``.
+
+    Args:
+        answer: the answer.
+        requests: the folder of the open requests, where the private key is.
+        kit: the kit's folder.
+
+    Returns:
+        Whether a kit was there.
+
+    Raises:
+        ConfigError: when there is no such request, or NVFlare refuses the answer.
+    """
+    own, kit = Path(requests) / answer.name, Path(kit)
+    if not own.is_dir():
+        raise ConfigError(f"{own}: no request of {answer.name} is open; name its folder with --requests")
+    renews = (kit / "startup").is_dir()
+    if kit.exists() and not renews:
+        raise ConfigError(f"{kit} is there already, and is no kit; choose another folder")
+    private_folder(kit.absolute().parent)
+    # Beside the kit: a rename is whole or not done, and the key is on this file system alone.
+    with tempfile.TemporaryDirectory(dir=kit.absolute().parent, prefix=".enrol-") as work:
+        packed = ("-w", work, "--fingerprint", answer.fingerprint)
+        done = _nvflare("package", answer.path, "--request-dir", own, *packed)
+        made = Path(str(done["output_dir"]))
+        if renews:
+            before = kit / "startup.before"
+            shutil.rmtree(before, ignore_errors=True)
+            (kit / "startup").rename(before)
+            (made / "startup").rename(kit / "startup")
+            shutil.rmtree(before)
+        else:
+            made.rename(kit)
+    shutil.rmtree(own)
+    return renews
+
+
+def fingerprint_text(fingerprint: str) -> str:
+    """Write a fingerprint in groups of four, as it is read aloud.
+
+    Example:
+        >>> fingerprint_text("0a8fa70c" + "0" * 56)[:14]
+        '0A8F A70C 0000'
+    """
+    upper = fingerprint.upper()
+    return " ".join(upper[i : i + 4] for i in range(0, len(upper), 4))
+
+
+def same_fingerprint(one: str, other: str) -> bool:
+    """Compare two fingerprints, in whatever way they are written.
+
+    Example:
+        >>> same_fingerprint("SHA256:0A:8F", "0a8f")
+        True
+    """
+    return _plain(one) == _plain(other) != ""
+
+
+def _plain(text: str) -> str:
+    lower = text.strip().lower().removeprefix("sha256").removeprefix("sha-256")
+    return "".join(c for c in lower if c.isalnum())
+
+
+def _enrolment(entries: dict[str, Any], fingerprint: str, path: str | Path) -> Enrolment:
+    name, kind = str(entries.get("name") or ""), str(entries.get("kind"))
+    if printable(name) != name or not name or "/" in name or len(name) > 100:
+        raise ConfigError(f"{path}: {printable(name)[:100]!r} is not the name of a participant")
+    if entries.get("cert_role"):
+        kind = f"{kind} ({entries['cert_role']})"
+    return Enrolment(
+        name=name,
+        kind=printable(kind)[:100],
+        project=printable(str(entries.get("project")))[:100],
+        fingerprint=fingerprint,
+        path=Path(path),
+    )
+
+
+def _entries(path: str | Path, part: str) -> dict[str, Any]:
+    try:
+        entries = json.loads(_part(path, part))
+    except ValueError as error:
+        raise ConfigError(f"{path}: its {part} is not readable ({error})") from error
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{path}: its {part} is no JSON object")
+    return entries
+
+
+def _part(path: str | Path, name: str) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as opened, opened.open(name) as file:
+            content = file.read(_LARGEST + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: no {printable(name)[:60]} can be read in it ({error})") from error
+    if len(content) > _LARGEST:
+        raise ConfigError(f"{path}: its {printable(name)[:60]} is too large")
+    return content
+
+
+def _nvflare(*arguments: str | Path) -> dict[str, Any]:
+    """Run a command of NVFlare and return the data of its answer."""
+    command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    try:
+        answer = dict(json.loads(lines[-1]))
+    except (IndexError, ValueError, TypeError) as error:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RunFailed(f"nvflare {arguments[0]}: {said[:300]}") from error
+    if answer.get("status") != "ok":
+        raise ConfigError(
+            f"nvflare {arguments[0]}: {answer.get('message')} {answer.get('hint') or ''}".rstrip()
+        )
+    return dict(answer.get("data") or {})
