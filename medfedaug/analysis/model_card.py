@@ -115,7 +115,7 @@ class _Card:
 
     def data(self) -> tuple[Block, ...]:
         samples: Mapping[str, Any] = self.record.get("sites", {})
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (*self.counted(site), _count(samples.get(site)), self.edges(site), self.cases(site))
             for site in self.trained
         ]
@@ -156,7 +156,7 @@ class _Card:
     def counted(self, site: str) -> tuple[str, str, str]:
         """Name, patients and studies of a site."""
         told = self.descriptions.get(site, {})
-        return (self.name(site), *(_count(told.get(key)) for key in ("patients", "studies")))
+        return self.name(site), _count(told.get("patients")), _count(told.get("studies"))
 
     def edges(self, site: str) -> str:
         rows = self.spacings().get(site)

@@ -158,9 +158,9 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
     Yields:
         The case's index, ``"label"`` or ``"intensity"``, and the reason.
     """
-    for index, case in enumerate(cases):
+    for number, case in enumerate(cases):
         if case.share >= _WHOLE:
-            yield index, "label", f"{case.share:.0%} of the image are labelled"
+            yield number, "label", f"{case.share:.0%} of the image are labelled"
     if len(cases) < FEWEST:
         return
     channel, sign, usual, contrast = _contrasts(cases)
@@ -182,7 +182,7 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
             yield int(index), "label", f"the label map lies elsewhere along {name} than those of other cases"
     size = np.log([case.share for case in cases])
     for index in np.flatnonzero(np.abs(_far(size)) > _FAR):
-        told = f"{cases[index].share:.2g} of the image are labelled, in others {np.exp(np.median(size)):.2g}"
+        told = f"{cases[int(index)].share:.2g} of the image are labelled, in others {np.exp(np.median(size)):.2g}"
         yield int(index), "label", told
     curves = np.stack([case.curve for case in cases])
     apart = np.abs(curves - np.median(curves, axis=0)).mean(axis=(1, 2))
