@@ -182,7 +182,8 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
             yield int(index), "label", f"the label map lies elsewhere along {name} than those of other cases"
     size = np.log([case.share for case in cases])
     for index in np.flatnonzero(np.abs(_far(size)) > _FAR):
-        told = f"{cases[int(index)].share:.2g} of the image are labelled, in others {np.exp(np.median(size)):.2g}"
+        share, others = cases[int(index)].share, np.exp(np.median(size))
+        told = f"{share:.2g} of the image are labelled, in others {others:.2g}"
         yield int(index), "label", told
     curves = np.stack([case.curve for case in cases])
     apart = np.abs(curves - np.median(curves, axis=0)).mean(axis=(1, 2))
