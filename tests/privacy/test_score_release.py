@@ -346,7 +346,8 @@ def kits(phantom, tmp_path):
 
     def make(**privacy) -> Deployment:
         (images,) = phantom.glob("site_*")
-        return Deployment([KitHospital(tmp_path / "kits" / name, images, privacy=privacy) for name in "AB"])
+        data = {name: Path(shutil.copytree(images, tmp_path / "data" / name)) for name in "AB"}
+        return Deployment([KitHospital(tmp_path / "kits" / n, data[n], privacy=privacy) for n in "AB"])
 
     return make
 
