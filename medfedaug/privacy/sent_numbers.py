@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.metrics.registry import METRICS
 
 __all__ = ["METRIC", "SENT", "listed_name", "sent_numbers"]
@@ -33,7 +34,7 @@ _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/sco
 SENT: Mapping[str, tuple[str, ...]] = {
     "fingerprint": _OF_NOISE,
     "prospect": ("cases", "looked_at", "patients", "test_patients", "scanners", "noise", *_OF_NOISE),
-    "prepare": ("cases", "input", "spacing", *_OF_NOISE),
+    "prepare": ("cases", "input", "spacing", DESCRIPTION, *_OF_NOISE),
     "train": (f"val_{METRIC}", "val_note", "train_loss", "seconds", *_OF_NOISE),
     "validate": _OF_SCORES,
     "test": _OF_SCORES,
