@@ -29,8 +29,9 @@ def working_precision(x: Tensor) -> Tensor:
     """
     if not x.is_floating_point():
         raise TypeError(f"expected a floating point tensor, got {x.dtype}")
-    if not torch.jit.is_scripting() and type(x) is not Tensor:
-        x = x.as_subclass(Tensor)
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles a condition beside this one
+        if type(x) is not Tensor:
+            x = x.as_subclass(Tensor)
     if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
         return x.float()
     return x

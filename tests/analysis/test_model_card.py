@@ -145,7 +145,8 @@ def test_what_is_not_known_is_said(finished, tmp_path):
         del record["spacing"]
         record["test"]["unseen"], record["unseen"] = {}, []
         edges = [[1.0, 1.0, 3.0], [1.0, 1.0, 3.0], [1.2, 1.1, 4.0]]
-        record["planned"] = {"fingerprints": {"site_A": {"spacing": edges}}, "asked": record["config"]}
+        prints = {"site_A": {"spacing": edges, "intensity": [[0.5, 0.1]]}}
+        record["planned"] = {"fingerprints": prints, "asked": record["config"]}
 
     found = section(model_card(changed(finished, tmp_path, change)), "What it was not tested on")
     assert "none was tested" in found

@@ -7,13 +7,14 @@ from importlib import import_module
 import pytest
 from nvflare.fuel.utils.class_utils import load_class
 
-from medfedaug.experiments import simulate
+from medfedaug.experiments import one_run, simulate
 
 
 def test_simulate_is_that_of_the_experiments():
     face = import_module("medfedaug.simulate")
-    for name in simulate.__all__:
+    for name in ("check_device", "configure"):
         assert getattr(face, name) is getattr(simulate, name)
+    assert face.simulate is one_run.simulate
     assert face.__all__ == simulate.__all__
 
 

@@ -193,7 +193,7 @@ class Sites:
         try:
             config = RunConfig.from_dict({**config.to_dict(), "methods": list(specs(pair))})
             FederationServer(config, travels=not pooled)
-            policy = PrivacyPolicy(min_images=1, **SETTINGS[name].policy)
+            policy = PrivacyPolicy(min_images=1, losses=True, **SETTINGS[name].policy)
             trainer = SiteTrainer(config, site, "cpu", policy=policy)
             trainer.open(site.name)
             for method, part in trainer.parts.items():

@@ -20,7 +20,7 @@ from hospitals import Deployment, Hospital
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.quality.file_hashes import fingerprint_files
 from medfedaug.data.sites import open_site
-from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
+from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
 from medfedaug.federation import FederationServer, SiteTrainer
 from medfedaug.federation.messages import PREPARE, Reply, Request
 from medfedaug.federation.site.release_log import Account
@@ -368,7 +368,7 @@ def test_a_disk_that_is_full_when_a_ledger_begins_leaves_nothing_unreadable(tmp_
     account = PrivacyLedger(tmp_path / "ledger.sqlite")
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "_make", full)
-        with pytest.raises(ConfigError, match="database or disk is full"):
+        with pytest.raises(StorageError, match="the disk is full"):
             account.releases()
     assert account.releases() == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.sqlite", "ledger.sqlite.lock"]
