@@ -20,11 +20,12 @@ from hospitals import Hospital as KitHospital
 
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.messages import TRAIN
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, epsilon_spent, released_scores
 from medfedaug.privacy.score_release import dithered, largest_loss, released_loss, step_of
@@ -88,6 +89,34 @@ def test_a_server_gets_the_score_of_one_model_for_each_round_and_the_same_answer
     assert running.answer(replace(request, task="test")).metrics["dice"] is not None
     again = replace(gate.ask(whole(), 1, variant=2), task="test")
     assert "another model in the test have left" in running.answer(again).error
+
+
+def test_a_model_beyond_the_budget_is_not_run_over_the_images(hospital, monkeypatch):
+    """The time until the refusal, or an error in its place, would be an answer that nobody counts."""
+    site, config = hospital(), oracle.run_config(rounds=1)
+    gate, scored, original = oracle.Gate(config), [], SiteTrainer.evaluate_round
+    monkeypatch.setattr(
+        SiteTrainer, "evaluate_round", lambda self, *args: scored.append(args) or original(self, *args)
+    )
+    running = site.start(config)
+    for task in ("validate", "test"):
+        replies = [running.answer(replace(gate.ask(whole(), 1, variant=n), task=task)) for n in range(4)]
+        assert [bool(reply.error) for reply in replies] == [False, True, True, True]
+    assert [split for split, _ in scored] == ["validation", "test"]
+
+
+def test_scores_that_fail_are_no_oracle_without_end(hospital, monkeypatch):
+    """As training before a test may, on weights that make the loss overflow for one image alone."""
+    site, config = hospital(), oracle.run_config(rounds=1)
+    gate, running = oracle.Gate(config), site.start(config)
+
+    def fails(self, *args):
+        raise MedFedAugError("the training loss is nan")
+
+    monkeypatch.setattr(SiteTrainer, "evaluate_round", fails)
+    errors = [running.answer(replace(gate.ask(whole(), 1, variant=n), task="test")).error for n in range(6)]
+    assert ["is nan" in error for error in errors] == [True] * 3 + [False] * 3
+    assert "failed ones counted" in errors[3]
 
 
 def test_rounds_that_a_job_does_not_score_are_not_scored(hospital):

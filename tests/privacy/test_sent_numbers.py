@@ -141,6 +141,14 @@ def test_planning_and_a_prospect_send_nothing_that_the_table_lacks(deploy, tiny_
     check(reply for _, reply in deployment.replies)
 
 
+def test_a_split_of_few_cases_has_no_number_in_a_message(deploy, tiny_config):
+    deployment = deploy(min_images=4)
+    deployment.run(tiny_config(rounds=1))
+    prepared = [reply.metrics for _, reply in deployment.replies if reply.task == "prepare"]
+    assert [metrics["cases"] for metrics in prepared] == [{"training": 8}] * 2
+    assert [metrics["description"] for metrics in prepared] == [{"patients": 8, "studies": 8}] * 2
+
+
 def test_methods_of_losses_are_those_that_exchange_one():
     """Each says so, and is refused where losses stay."""
     declared = set()

@@ -112,12 +112,13 @@ class _EvaluatedSite(Site):
         if not trainer.folder.cases["test"]:
             raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
+        model = self.door.asked(request, trainer, "")
+        self.door.check_scores(model, trainer)
         if asked.own:
             found = trainer.evaluate_round("test", request.round)
         else:
             found = _score_given(trainer, request.weights, request.method_states)
             self._ready = False  # the network has had another site's model in it
-        model = self.door.asked(request, trainer, "")
         left = self.door.release(model, found, trainer)
         known = {case: score for case, score in found["cases"].items() if score is not None}
         self.scored[asked.model] = _Scored(model, known)

@@ -21,6 +21,7 @@ from medfedaug.federation.messages import (
     FINGERPRINT,
     PREPARE,
     PROSPECT,
+    TEST,
     TRAIN,
     VALIDATE,
     Reply,
@@ -104,6 +105,13 @@ class Door:
             place: see `ScoreRequest`.
         """
         return ScoreRequest("validation" if place.startswith(ROUND) else "test", "", place)
+
+    def check_scores(self, asked: ScoreRequest, trainer: SiteTrainer) -> None:
+        """Called before a model is scored.
+
+        Raises:
+            MedFedAugError: when nothing of its scores would be sent.
+        """
 
     def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
         """Called with the scores of a model.
@@ -317,6 +325,10 @@ class GuardedDoor(Door):
         asked = super().asked(request, trainer, place)
         return replace(asked, model=_sha256(told), identity="" if place else _brought(request, trainer))
 
+    def check_scores(self, asked: ScoreRequest, trainer: SiteTrainer) -> None:
+        """Keep to the budget of scores, and to the number of answers that may fail."""
+        self._accounts[trainer].check_scores(asked)
+
     def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
         """Keep to the budget of scores, round them, and enter them in the ledger."""
         return self._accounts[trainer].release(asked, found)
@@ -346,7 +358,7 @@ class GuardedDoor(Door):
         else:
             told = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
         try:
-            failed = task == TRAIN and not isinstance(error, (JobRefused, PrivacyRefused))
+            failed = task in (TRAIN, VALIDATE, TEST) and not isinstance(error, (JobRefused, PrivacyRefused))
             enter_message(trainer.ledger, self.site, self.job, told, failed=failed)
         except MedFedAugError as problem:  # which may be what the message is about
             _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)

@@ -92,8 +92,8 @@ def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str, *, fail
         site: its name.
         job: the job's identifier.
         text: the line.
-        failed: whether training failed. It counts as an update then: that it failed may be about one
-            image.
+        failed: whether training or scoring failed. It counts as an update then: that it failed may be about
+            one image.
     """
     method = "model" if failed else "task"
     ledger.enter([Release(job, method, "message", text, digest=_hash(text), site=site)])
@@ -219,6 +219,21 @@ class Account:
 
         return self._release_once(asked, "scores", left, exact=self.policy.scores != SUMMARY)
 
+    def check_scores(self, asked: ScoreRequest) -> None:
+        """Check that scores of a model may leave, before the images are looked at with it.
+
+        The time until an answer comes, and an error, depend on the images as a score does, and a model beyond
+        the budget must not have them either.
+
+        Raises:
+            PrivacyRefused: when they may not, or when too many answers of the job have failed.
+        """
+        with self.ledger.held():
+            if asked.place:
+                self.check_updates()
+            if self.ledger.scored(asked.split, asked.model, self._cases(asked.split)) is None:
+                self._check_new(asked, self._known(asked))
+
     def release_loss(
         self, what: str, round_: int, weights: Mapping[str, Tensor], by_case: Mapping[str, float | None]
     ) -> float | None:
@@ -270,10 +285,9 @@ class Account:
                 told: dict[str, Any] = json.loads(earlier.answer)
                 self._enter_scores(split, kind, told, 0)
                 return told
-            known = not asked.identity or self.ledger.met(asked.identity)
+            known = self._known(asked)
             if earlier is None:
-                self._check_place(asked, known)
-                self._check_budget(split)
+                self._check_new(asked, known)
             told = left()
             if not _left(told):
                 note = str(told.get("note", f"no {kind}"))
@@ -334,6 +348,14 @@ class Account:
         noise = self.policy.score_noise_multiplier
         release = self._release("task", kind, *about, noise, _hash(told), models)
         self.ledger.enter([release], self._cases(split))
+
+    def _known(self, asked: ScoreRequest) -> bool:
+        return not asked.identity or self.ledger.met(asked.identity)
+
+    def _check_new(self, asked: ScoreRequest, known: bool) -> None:
+        """Check that the job, and this month, may have the scores of one more model."""
+        self._check_place(asked, known)
+        self._check_budget(asked.split)
 
     def _check_place(self, asked: ScoreRequest, known: bool) -> None:
         """Check that a training job asks for one model in each place, an evaluation for few unknown ones."""

@@ -234,9 +234,11 @@ class Site:
             if request.task == VALIDATE:
                 split, place = "validation", f"{ROUND}{request.round}"
             trainer.receive(request.weights, request.payload, request.once)
-            scored = trainer.evaluate_round(split, request.round)
             self.door.met(request, trainer)
-            reply.metrics = self.door.release(self.door.asked(request, trainer, place), scored, trainer)
+            asked = self.door.asked(request, trainer, place)
+            self.door.check_scores(asked, trainer)
+            scored = trainer.evaluate_round(split, request.round)
+            reply.metrics = self.door.release(asked, scored, trainer)
         return reply
 
     def _validation_score(self, request: Request, scored: Mapping[str, Any]) -> dict[str, Any]:
