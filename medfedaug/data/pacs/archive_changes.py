@@ -62,9 +62,9 @@ def find_changes(
 ) -> dict[str, list[str]]:
     """Compare what an archive has with what earlier imports took.
 
-    Compared are the patient; the series; of an image the number of its objects; of label objects also their UIDs, and
-    their dates where the archive says them. An object that was overwritten under its own UID with the same
-    dates is not seen.
+    Compared are the patient; the series; of an image the number of its objects; of label objects also their
+    UIDs, and their dates where the archive says them. An object that was overwritten under its own UID with
+    the same dates is not seen.
 
     Args:
         archive: the archive.

@@ -162,7 +162,7 @@ class _Import:
         return self._outcome
 
     def _take_out(self, plan: Planned) -> None:
-        """Take a case out of the data folder whose study would be refused now; what is in the list is kept."""
+        """Take a case out of the data folder whose study would be refused now; one in the list is kept."""
         if plan.case not in self._studies.studies:
             self._files.unlink(plan.case)  # nobody could withdraw what no list has
         elif self._files.whole(plan.case, self._settings):
