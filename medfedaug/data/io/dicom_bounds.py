@@ -93,7 +93,7 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
     Args:
         content: the object.
         start: of its first element after group 2.
-        implicit: whether elements do not say their VR.
+        implicit: whether elements do not say their VR; items of others may be without it, too.
         order: of bytes, as `struct` has it.
     """
     tags, length_32, length_16 = (
@@ -114,7 +114,8 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
                 (length,) = length_32.unpack_from(content, place + 4)
                 place += 8
                 if element == 0xE000:
-                    levels.append((_OPEN if length == _UNDEFINED else place + length, form))
+                    end = _OPEN if length == _UNDEFINED else place + length
+                    levels.append((end, form or _is_implicit(content, place)))
                 else:
                     levels.pop()
                     continue
@@ -137,6 +138,12 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
                 raise ReaderError("a DICOM file with sequences nested without end")
     except (struct.error, IndexError) as error:
         raise ReaderError(_GARBLED) from error
+
+
+def _is_implicit(content: bytes | mmap.mmap, place: int) -> bool:
+    """Whether the element at a place has no VR; as pydicom tells it."""
+    vr = content[place + 4 : place + 6]
+    return not (vr.isalpha() and vr.isupper())
 
 
 def _after_fragments(

@@ -11,8 +11,12 @@ from medfedaug.errors import ReaderError
 __all__ = ["PixelFormat"]
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
-_SAMPLES = {**dict.fromkeys(_GREY, 1), "PALETTE COLOR": 1}
-_COLOURS = 3
+_COLOURS = (
+    "RGB",
+    "HSV",
+    *(f"YBR_{k}" for k in ("FULL", "FULL_422", "PARTIAL_422", "PARTIAL_420", "ICT", "RCT")),
+)
+_SAMPLES = {**dict.fromkeys((*_GREY, "PALETTE COLOR"), 1), **dict.fromkeys(_COLOURS, 3)}
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,11 @@ class PixelFormat:
         )
         if not found.rows or not found.columns:
             raise ReaderError(f"its header has {found.columns} x {found.rows} pixels")
-        if found.samples != _SAMPLES.get(photometric, _COLOURS):
+        if found.samples != _SAMPLES.get(photometric):
+            kind = photometric if photometric in _SAMPLES else "of no known kind"  # any text may stand there
             raise ReaderError(
                 f"its header has {found.samples} values a pixel (SamplesPerPixel), and pixels are "
-                f"{photometric or 'of no kind'} (PhotometricInterpretation)"
+                f"{kind} (PhotometricInterpretation)"
             )
         highest = _number(header, "HighBit")
         if found.allocated not in (1, 8, 16, 32) or not 0 < found.stored <= found.allocated:

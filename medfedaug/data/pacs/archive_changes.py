@@ -62,9 +62,9 @@ def find_changes(
 ) -> dict[str, list[str]]:
     """Compare what an archive has with what earlier imports took.
 
-    Compared are the series; of an image the number of its objects; of label objects also their UIDs, and
-    their dates where the archive says them. An object that was overwritten under its own UID with the same
-    dates is not seen.
+    Compared are the patient; the series; of an image the number of its objects; of label objects also their
+    UIDs, and their dates where the archive says them. An object that was overwritten under its own UID with
+    the same dates is not seen.
 
     Args:
         archive: the archive.
@@ -107,7 +107,8 @@ def _changes(archive: Archive, plan: Planned, entry: Mapping[str, Any]) -> list[
     now = {one.uid: one for one in (*plan.images, *plan.labels)}
     new = [one.modality for uid, one in now.items() if uid not in known]
     gone = [one["modality"] for uid, one in known.items() if uid not in now and one["kind"] != _OTHER]
-    changes = [
+    changes = ["another patient"] if plan.patient != entry["patient"] else []
+    changes += [
         f"{what} {modality} series" for what, some in (("new", new), ("gone", gone)) for modality in some
     ]
     for uid, one in now.items():

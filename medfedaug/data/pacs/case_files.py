@@ -92,7 +92,7 @@ class CaseFiles:
     def set_aside(self, case: str, version: int) -> None:
         """Keep the files of a case as an earlier version, and take them out of the data folder."""
         self.keep(case, version)
-        self._unlink(case)
+        self.unlink(case)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,9 +116,10 @@ class CaseFiles:
         """Remove all files of a case, with its earlier versions."""
         self.remove_unfinished()
         self.earlier.remove(case)
-        self._unlink(case)
+        self.unlink(case)
 
-    def _unlink(self, case: str) -> None:
+    def unlink(self, case: str) -> None:
+        """Take the files of a case out of the data folder; its earlier versions stay."""
         for file in self.of(case):
             file.unlink(missing_ok=True)
         for folder in (self.dicom(case), self.staging(case)):

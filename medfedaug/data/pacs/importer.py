@@ -131,7 +131,7 @@ class _Import:
         again = {*changed} if settings.refresh else set()
         for plan in plans:
             if plan.problem and plan.study is not None and plan.case in again:
-                self._set_aside(plan)
+                self._take_out(plan)
         sound = [plan for plan in plans if not plan.problem]
         todo = [
             plan
@@ -161,9 +161,11 @@ class _Import:
         files.earlier.trim(settings.keep_versions)
         return self._outcome
 
-    def _set_aside(self, plan: Planned) -> None:
-        """Take a case out of the data folder whose study would be refused now."""
-        if plan.case in self._studies.studies and self._files.whole(plan.case, self._settings):
+    def _take_out(self, plan: Planned) -> None:
+        """Take a case out of the data folder whose study would be refused now; one in the list is kept."""
+        if plan.case not in self._studies.studies:
+            self._files.unlink(plan.case)  # nobody could withdraw what no list has
+        elif self._files.whole(plan.case, self._settings):
             version = self._studies.version(plan.case)
             self._files.set_aside(plan.case, version)
             self._outcome.set_aside[plan.case] = version
@@ -180,7 +182,7 @@ class _Import:
                 self._convert(plan, staging)
         except ReaderError as error:
             problem = str(error)
-            self._set_aside(plan)
+            self._take_out(plan)
             if isinstance(error, LabelRefused):
                 self._studies.refuse(plan, error.segments)
         except (FetchError, ArchiveError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -77,7 +78,8 @@ class LabelObject:
         dataset: the object; its pixels are read when they are needed.
         segments: without regions that are points, which enclose no voxel.
         references: SeriesInstanceUIDs of the images that it refers to.
-        date: date and time of its content, comparable as text; empty where it does not say.
+        date: date and time of its content, comparable as text; empty where it does not say, and
+            where nothing was made then.
         own: whether this software wrote it.
     """
 
@@ -152,9 +154,22 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
 
 
 def _date(dataset: Dataset) -> str:
+    """The first date of an object, of those that it may have; none where it is no day, or one to come."""
     for day, time in _DATES:
         if value := str(dataset.get(day) or "").strip():
             clock = str(dataset.get(time) or "").strip().replace(":", "")
             whole, _, fraction = clock.partition(".")
-            return f"{value.replace('.', '')}{whole:0<6}.{fraction:0<6}"
+            if not all(part.isdecimal() for part in (whole, fraction) if part):
+                return ""
+            found = _past_day(value)
+            return found and f"{found}{whole:0<6}.{fraction:0<6}"
     return ""
+
+
+def _past_day(value: str) -> str:
+    """A day as YYYYMMDD; empty for what is none, and for one that has begun nowhere on earth."""
+    try:
+        day = datetime.strptime(value.replace(".", ""), "%Y%m%d").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return ""
+    return f"{day:%Y%m%d}" if day <= datetime.now(timezone.utc) + timedelta(hours=14) else ""

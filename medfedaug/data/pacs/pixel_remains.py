@@ -29,6 +29,10 @@ def clean_pixels(dataset: Dataset) -> None:
     elif syntax.is_encapsulated:
         dataset.PixelData = encapsulate([without_comments(image) for image in compressed_frames(dataset)])
     else:
+        if not syntax.is_little_endian and dataset["PixelData"].VR == "OW" and dataset.BitsAllocated == 8:
+            # Bytes of each word change places, where no bytes are cut off.
+            dataset.PixelData = np.frombuffer(dataset.PixelData, np.uint16).byteswap().tobytes()
+            dataset["PixelData"].VR = "OB"
         data = _own_bits(
             dataset, dataset.PixelData[: expected_bytes(dataset)], little=syntax.is_little_endian
         )

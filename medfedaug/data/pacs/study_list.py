@@ -34,7 +34,8 @@ class StudyList:
     Attributes:
         path: the file.
         studies: by case its patient's pseudonym, identifiers, version, and the objects that were taken.
-        refused: by case its patient's pseudonym, and names of the segments for which it was refused.
+        refused: by case its patient's pseudonym, identifiers, and names of the segments for which it was
+            refused.
         withdrawn: by patient the time.
         caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
 
@@ -106,10 +107,7 @@ class StudyList:
                 version += 1
             self.studies[plan.case] = {
                 **({"split": before["split"]} if "split" in before else {}),
-                "patient": plan.patient,
-                "PatientID": plan.study.patient,
-                "AccessionNumber": plan.study.accession,
-                "StudyInstanceUID": plan.study.uid,
+                **_identifiers(plan),
                 "SeriesInstanceUID": [*images],
                 "version": version,
                 "imported": _now(),
@@ -123,7 +121,7 @@ class StudyList:
     def refuse(self, plan: Planned, segments: Sequence[str]) -> None:
         """Enter the names of the segments for which a study was refused: messages do not show them."""
         with self._lock:
-            self.refused[plan.case] = {"patient": plan.patient, "segments": [*segments]}
+            self.refused[plan.case] = {**_identifiers(plan), "segments": [*segments]}
             self.save()
 
     def version(self, case: str) -> int:
@@ -131,11 +129,11 @@ class StudyList:
         return int(self.studies[case].get("version", 1))
 
     def patients_of(self, wanted: Sequence[Wanted]) -> set[str]:
-        """Return the patients of whom a study has one of some values."""
+        """Return the patients of whom a study, imported or refused, has one of some values."""
         values = {(one.key, one.value) for one in wanted}
         return {
             entry["patient"]
-            for entry in self.studies.values()
+            for entry in (*self.studies.values(), *self.refused.values())
             if any((key, entry.get(key)) in values for key in STUDY_KEYS)
         }
 
@@ -152,6 +150,18 @@ class StudyList:
         names = ("settings", "studies", "refused", "withdrawn", "caches")
         content = {name: self._content.get(name) for name in names}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
+
+
+def _identifiers(plan: Planned) -> dict[str, str]:
+    """The patient's pseudonym, and the values by which a withdrawal may name the study."""
+    study = plan.study
+    assert study is not None
+    return {
+        "patient": plan.patient,
+        "PatientID": study.patient,
+        "AccessionNumber": study.accession,
+        "StudyInstanceUID": study.uid,
+    }
 
 
 def _choices(settings: ImportSettings) -> dict[str, Any]:

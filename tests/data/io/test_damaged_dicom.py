@@ -256,6 +256,10 @@ CASES = {
     ),
     "another patient in one": ({"change": sets(PatientID="PID-B"), **ONE}, "different patients"),
     # Texts
+    "a name as the kind of pixels": (
+        {"change": sets(PhotometricInterpretation="DOE^JANE")},
+        "pixels are of no known kind",
+    ),
     "an unknown character set": ({"change": sets(SpecificCharacterSet="ISO_IR 999")}, SAME),
     "a description that moves the cursor": (
         {"change": sets(SeriesDescription="\x1b[2J\x1b]0;x\x07<script>")},

@@ -71,6 +71,24 @@ def test_frames_and_encapsulated_pixels_are_taken(tmp_path):
     check_bounds(content_of(dataset))
 
 
+def test_items_without_types_in_an_object_with_them_are_taken(tmp_path):
+    """As scanners write private sequences, and pydicom reads them."""
+    (file, *_) = write_slices(tmp_path, VOXELS)
+    content = file.read_bytes()
+    comment = struct.pack("<HHI2s", 0x0010, 0x4000, 2, b"x ")
+    items = struct.pack("<HHI", 0xFFFE, 0xE000, len(comment)) + comment
+    creator = struct.pack("<HH2sH4s", 0x0019, 0x0010, b"LO", 4, b"TEST")
+    sequence = struct.pack("<HH2sHI", 0x0019, 0x1001, b"SQ", 0, 600 * len(items)) + 600 * items
+    place = content.index(b"\x20\0\x0d\0UI")
+    content = content[:place] + creator + sequence + content[place:]
+    assert len(pydicom.dcmread(io.BytesIO(content))[0x00191001].value) == 600
+    check_bounds(content)
+    deep = struct.pack("<HH2sHI", 0x0019, 0x1002, b"SQ", 0, 0xFFFFFFFF)
+    deep += 200 * struct.pack("<HHIHHI", 0xFFFE, 0xE000, 0xFFFFFFFF, 0x0019, 0x1002, 0xFFFFFFFF)
+    with pytest.raises(ReaderError, match="nested without end"):
+        check_bounds(content[:place] + creator + sequence + deep)
+
+
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_sequences_without_end_are_refused(tmp_path, syntax, private):

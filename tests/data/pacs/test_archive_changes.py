@@ -15,6 +15,7 @@ import pytest
 import requests
 from dicom_files import write_slices
 from imports import VOXELS, Site, box, write_image, write_outline
+from pydicom.uid import generate_uid
 
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.quality.content_hash import case_identities
@@ -276,6 +277,28 @@ def test_a_list_that_remembers_no_objects_is_said_and_refreshed(run, folder, tmp
     assert images(site) == before
     assert case_identities(VolumeFolder.open(site.out), "test") == identity
     assert "changed" not in site.load(["P"], *SEG)
+
+
+def test_a_study_of_another_patient_is_said_and_taken(run, folder, tmp_path):
+    """A study that was filed under a wrong patient, and corrected."""
+    site = Site(run, tmp_path, folder.source)
+    study = generate_uid()
+    files = write_image(tmp_path / "made/P", "P", study)
+    outline = write_outline(tmp_path / "made/1.dcm", files, {"Tumour": FIRST}, "20200101")
+    folder.send(tmp_path / "made/P")
+    folder.send(outline)
+    site.load(["P"], *SEG)
+    for path in [file for file in (tmp_path / "in").rglob("*") if file.is_file()]:
+        dataset = pydicom.dcmread(path)
+        dataset.PatientID = "Q"
+        dataset.save_as(path)
+    case, patient = site.entries["P"]["case"], site.entries["P"]["patient"]
+    said = site.load(["Q"], *SEG)
+    assert f"changed in the archive: {case}: another patient" in said
+    site.load(["Q"], *SEG, "--refresh")
+    assert [*site.entries] == ["Q"]
+    assert site.rows[case]["patient"] == site.entries["Q"]["patient"] != patient
+    assert "changed" not in site.load(["Q"], *SEG)
 
 
 def test_what_an_import_writes_is_its_owners_alone(run, folder, tmp_path):

@@ -22,6 +22,7 @@ from pydicom.sequence import Sequence as Items
 from pydicom.tag import Tag
 from pydicom.uid import (
     CTImageStorage,
+    ExplicitVRBigEndian,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGLSLossless,
@@ -55,7 +56,8 @@ def image(sop=CTImageStorage):
 
 def without_identity(dataset, folder):
     """The file that is written of an object."""
-    dataset.save_as(folder / "in.dcm", enforce_file_format=True)
+    little = dataset.file_meta.TransferSyntaxUID.is_little_endian
+    pydicom.dcmwrite(folder / "in.dcm", dataset, enforce_file_format=True, little_endian=little)
     (path,) = DEIDENTIFIER.write([folder / "in.dcm"], folder / "out", patient="patient-1", study="study-1")
     return path
 
@@ -276,6 +278,21 @@ def test_pixels_lose_the_bits_that_no_value_uses(tmp_path):
     found = pydicom.dcmread(without_identity(planted, tmp_path))
     assert np.frombuffer(found.PixelData, "<u2").max() < 2**12
     np.testing.assert_array_equal(found.pixel_array, np.arange(64).reshape(8, 8))
+
+
+def test_words_of_bytes_keep_their_order(tmp_path):
+    """8 bits as words of the other order: the last byte of an odd image is not the last one of the file."""
+    planted = image()
+    planted.Rows, planted.Columns = 3, 3
+    planted.BitsAllocated = planted.BitsStored = 8
+    planted.HighBit, planted.PixelRepresentation = 7, 0
+    words = np.frombuffer(bytes([*range(1, 10), 0xAA]), "<u2").byteswap()
+    planted.PixelData = words.tobytes()
+    planted["PixelData"].VR = "OW"
+    planted.file_meta.TransferSyntaxUID = ExplicitVRBigEndian
+    found = pydicom.dcmread(without_identity(planted, tmp_path))
+    np.testing.assert_array_equal(found.pixel_array, np.arange(1, 10).reshape(3, 3))
+    assert found.PixelData == bytes([*range(1, 10), 0])
 
 
 def commented(data, at):

@@ -12,7 +12,7 @@ import pytest
 from dicom_files import write_object, write_slices
 from label_objects import write_rtstruct, write_segmentation
 from planted import plant, values
-from pydicom.uid import JPEG2000Lossless, generate_uid
+from pydicom.uid import DigitalXRayImageStorageForPresentation, JPEG2000Lossless, generate_uid
 
 from medfedaug.data.cache import CaseCache
 
@@ -197,3 +197,14 @@ def test_a_withdrawal_reaches_objects_and_caches_and_is_finished_when_killed(
     assert own["studies"] == {}
     assert own["caches"] == []
     assert found_in([*PLANTED, *uids_of(source)], contents(tmp_path / "out")) == []
+
+
+def test_a_study_that_cannot_be_kept_without_identity_leaves_nothing(run, tmp_path):
+    """Its image is written before its objects, and no withdrawal finds what no list has."""
+    named = lambda header, k: setattr(header, "PatientID", "PLANT02")  # noqa: E731
+    files = write_slices(tmp_path / "in/a", VOXELS, sop=DigitalXRayImageStorageForPresentation, change=named)
+    write_segmentation(tmp_path / "in/seg.dcm", files, MASK)
+    code, _, said = imported(run, tmp_path / "in", tmp_path, "--labels", "seg", "--anonymise")
+    assert code == 1
+    assert "cannot be written without identity" in " ".join(said.split())
+    assert [path for path in (tmp_path / "out/site_A").rglob("*") if path.is_file()] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pydicom
@@ -163,6 +164,30 @@ def test_two_objects_of_one_series_are_two_outlines(site, tmp_path):
     assert "2 outlines, in 1 series" in said
     said = site.load(["P"], *SEG, "--label-series", uid, "--label-series", "newest", code=1)
     assert "their dates do not say which is the newest" in said
+
+
+@pytest.mark.parametrize("date", ["JANUARY", "99990101", "20201301"])
+def test_a_date_that_is_none_makes_no_outline_the_newest(site, tmp_path, date):
+    files = write_image(tmp_path / "in/a", "P")
+    write_outline(tmp_path / "in/1.dcm", files, {"Tumour": BY_HAND}, "20200101")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_outline(tmp_path / "in/2.dcm", files, {"Tumour": OTHER}, date)
+    said = site.load(["P"], *SEG, "--label-series", "newest", code=1)
+    assert "their dates do not say which is the newest" in said
+
+
+def test_a_refused_patient_can_be_withdrawn(site, tmp_path):
+    """The names of segments, which somebody typed, are kept in the site's own list."""
+    files = write_image(tmp_path / "in/a", "P")
+    write_outline(tmp_path / "in/1.dcm", files, {"Doe^Jane": BY_HAND}, "20200101")
+    site.load(["P"], *SEG, code=1)
+    assert "Doe^Jane" in (site.state / "studies.json").read_text()
+    (tmp_path / "gone.csv").write_text("PatientID\nP\n")
+    code, said, err = site.run("import", "--withdraw", tmp_path / "gone.csv", "--out", site.out)
+    assert code == 0, said + err
+    assert "Doe^Jane" not in (site.state / "studies.json").read_text()
+    assert "the patient was withdrawn" in site.load(["P"], *SEG, code=1)
 
 
 def test_outlines_of_different_classes_belong_together(site, tmp_path):
