@@ -27,9 +27,14 @@ from nvflare.private.defs import new_cell_message
 
 from medfedaug._version import __version__
 from medfedaug.errors import StorageError
-from medfedaug.nvflare_jobs.kit_process import RECENT, ProcessRecord, pid_namespace, settings_at_start
+from medfedaug.nvflare_jobs.kit_process import (
+    RECENT,
+    ProcessRecord,
+    is_version,
+    pid_namespace,
+    settings_at_start,
+)
 from medfedaug.nvflare_jobs.startup import MOST_CLOCK, await_log, is_parent
-from medfedaug.utils.printable import printable
 
 __all__ = ["LEAST_DISK", "KitStatus"]
 
@@ -126,8 +131,7 @@ class KitStatus(FLComponent):
             record = replace(record, clock=apart)
             wrong = abs(apart) > MOST_CLOCK
             self._say("clock", f"clock: {abs(apart):.0f} s from the server's: set it, and turn NTP on", wrong)
-        if isinstance(version, str):
-            version = printable(version)[:40]
+        if isinstance(version, str) and is_version(version):
             record = replace(record, server_version=version)
             line = f"version: medfedaug {__version__} here, {version} at the server: install one version"
             self._say("version", line, version != __version__)
