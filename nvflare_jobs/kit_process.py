@@ -28,6 +28,7 @@ from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 from medfedaug.utils.printable import printable
 
 __all__ = [
+    "LATEST",
     "PARENTS",
     "RECENT",
     "RECORD_FILE",
@@ -55,6 +56,9 @@ START_LOG = "start.log"
 RECENT = 600.0
 """Seconds within which repeated starts are a loop."""
 
+LATEST = 253_402_300_799.0
+"""End of the year 9999, the latest time of a record."""
+
 _FORMAT = "running_kit", 1
 _SILENT = 300.0  # seconds without an answer of the server after which a site is of no use
 _FRESH = 150.0  # seconds, five times the period of the record
@@ -68,7 +72,7 @@ _WRITER = "KitStatus"
 _STAYS = 5.0  # seconds after which a process that writes no record counts as started
 
 
-_Time = Annotated[float, Ge(0), Le(253_402_300_799)]  # until the year 9999
+_Time = Annotated[float, Ge(0), Le(LATEST)]
 # The server says it, and a person may type it: nothing else can stand in it.
 _VERSION = r"[0-9][0-9A-Za-z.+!]{0,39}"
 _Version = Annotated[str, StringConstraints(pattern=rf"^({_VERSION})?$")]
@@ -304,10 +308,15 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
         (kit / "daemon_pid.fl").unlink(missing_ok=True)
         descriptor = os.open(kit / START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
-            subprocess.run(
-                [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True,
-                start_new_session=True,
-            )  # fmt: skip
+            try:
+                subprocess.run(
+                    [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True,
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
+            except subprocess.CalledProcessError as error:
+                raise RunFailed(f"{kit}: does not start: {_last_error(kit)}") from error
     return _await_up(kit, before=None, timeout=timeout)
 
 

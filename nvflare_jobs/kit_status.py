@@ -6,7 +6,6 @@ gRPC has no message with either.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import threading
@@ -28,6 +27,7 @@ from nvflare.private.defs import new_cell_message
 from medfedaug._version import __version__
 from medfedaug.errors import StorageError
 from medfedaug.nvflare_jobs.kit_process import (
+    LATEST,
     RECENT,
     ProcessRecord,
     is_version,
@@ -126,7 +126,7 @@ class KitStatus(FLComponent):
         record = replace(record, heard=after)
         told = answer.payload if code == ReturnCode.OK and isinstance(answer.payload, dict) else {}
         clock, version = told.get("time"), told.get("version")
-        if isinstance(clock, float) and math.isfinite(clock):
+        if isinstance(clock, float) and 0 <= clock <= LATEST:
             apart = clock - (before + after) / 2
             record = replace(record, clock=apart)
             wrong = abs(apart) > MOST_CLOCK

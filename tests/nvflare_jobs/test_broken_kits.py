@@ -336,6 +336,30 @@ def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, r
     assert not (copy / "shutdown.fl").exists(), "the next start would end at once"
 
 
+@pytest.mark.parametrize(
+    ("mode", "text", "words"),
+    [
+        (0o644, "#!/bin/sh", "cannot be run (Permission denied)"),
+        (0o755, "no script", "cannot be run (Exec format error)"),
+        (0o755, "#!/bin/sh\necho no python3\nexit 3", "does not start: no python3"),
+    ],
+)
+def test_a_start_script_that_cannot_run_is_said_in_one_line(kit, run, mode, text, words):
+    script = kit / "startup/start.sh"
+    script.write_text(text)
+    script.chmod(mode)
+    code, _, err = run("start", kit, "--timeout", "1")
+    assert (code, "Traceback" in err) == (2, False)
+    assert words in " ".join(err.split())
+
+
+def test_a_log_that_a_function_makes_is_no_mistake(kit):
+    content = json.loads((kit / "local/log_config.json.default").read_text())
+    content["handlers"]["own"] = {"()": "logging.StreamHandler"}
+    (kit / "local/log_config.json").write_text(json.dumps(content))
+    assert [one for one in examine(kit) if one.ok is False] == []
+
+
 @pytest.mark.slow
 def test_a_site_before_and_after_its_restart(tmp_path, monkeypatch):
     """Through NVFlare: unprotected, restarted without a question, then broken, restarted, and stopped."""
