@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from annotated_types import Ge, Le
+from pydantic import StringConstraints, TypeAdapter
 
 from medfedaug._version import __version__
 from medfedaug.errors import ConfigError, RunFailed
@@ -26,6 +28,7 @@ from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 from medfedaug.utils.printable import printable
 
 __all__ = [
+    "LATEST",
     "PARENTS",
     "RECENT",
     "RECORD_FILE",
@@ -33,6 +36,7 @@ __all__ = [
     "changes_at_restart",
     "find_process",
     "find_trouble",
+    "is_version",
     "pid_namespace",
     "restart",
     "settings_at_start",
@@ -52,6 +56,9 @@ START_LOG = "start.log"
 RECENT = 600.0
 """Seconds within which repeated starts are a loop."""
 
+LATEST = 253_402_300_799.0
+"""End of the year 9999, the latest time of a record."""
+
 _FORMAT = "running_kit", 1
 _SILENT = 300.0  # seconds without an answer of the server after which a site is of no use
 _FRESH = 150.0  # seconds, five times the period of the record
@@ -63,6 +70,12 @@ _LONGEST = 70
 _LOOP = "sub_start.sh"
 _WRITER = "KitStatus"
 _STAYS = 5.0  # seconds after which a process that writes no record counts as started
+
+
+_Time = Annotated[float, Ge(0), Le(LATEST)]
+# The server says it, and a person may type it: nothing else can stand in it.
+_VERSION = r"[0-9][0-9A-Za-z.+!]{0,39}"
+_Version = Annotated[str, StringConstraints(pattern=rf"^({_VERSION})?$")]
 
 
 @dataclass(frozen=True)
@@ -83,16 +96,16 @@ class ProcessRecord:
         namespace: of the process's number: another container has another one.
     """
 
-    pid: int
-    started: float
-    starts: list[float] = field(default_factory=list)
+    pid: Annotated[int, Ge(1), Le(2**31 - 1)]
+    started: _Time
+    starts: list[_Time] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
-    written: float = 0.0
+    written: _Time = 0.0
     stopping: bool = False
-    heard: float | None = None
-    clock: float | None = None
-    server_version: str = ""
-    sites: dict[str, float] = field(default_factory=dict)
+    heard: _Time | None = None
+    clock: Annotated[float, Ge(-1e12), Le(1e12)] | None = None
+    server_version: _Version = ""
+    sites: dict[str, _Time] = field(default_factory=dict)
     namespace: str = ""
 
     def save(self, kit: Path) -> None:
@@ -108,12 +121,9 @@ class ProcessRecord:
         """Return the last record of a kit; ``None`` where none can be read."""
         try:
             found = parse_versioned((Path(kit) / RECORD_FILE).read_text(), *_FORMAT)
-            record = cls(**{one.name: found[one.name] for one in fields(cls)})
-            times = (record.started, record.written, *record.starts, *record.sites.values())
-            float(sum(times))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return _RECORD.validate_python({one.name: found[one.name] for one in fields(cls)})
+        except (OSError, ValueError, KeyError):  # pydantic's error is a ValueError
             return None
-        return record
 
     @property
     def recent_starts(self) -> int:
@@ -123,7 +133,10 @@ class ProcessRecord:
     def is_alive(self) -> bool:
         """Return whether its process runs: it wrote lately, and is there where it can be seen."""
         seen = self.namespace != pid_namespace() or psutil.pid_exists(self.pid)
-        return seen and time.time() - self.written < _FRESH
+        return seen and abs(time.time() - self.written) < _FRESH
+
+
+_RECORD = TypeAdapter(ProcessRecord)
 
 
 def pid_namespace() -> str:
@@ -132,6 +145,16 @@ def pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def is_version(text: str) -> bool:
+    """Return whether a text can be the version of a package.
+
+    Example:
+        >>> is_version("0.3.0"), is_version("0.3.0; reboot")
+        (True, False)
+    """
+    return re.fullmatch(_VERSION, text) is not None
 
 
 def find_trouble(kit: str | Path, *, server: bool) -> str:
@@ -244,12 +267,18 @@ def find_process(kit: str | Path) -> psutil.Process | None:
 
 
 def _find_loop(kit: Path) -> psutil.Process | None:
-    """The script that starts the process again when it has died."""
+    """The script that starts the process again when it has died.
+
+    The number in a kit that was copied, or from before a reboot, may be that of another kit's script.
+    """
     try:
         process = psutil.Process(int((kit / "daemon_pid.fl").read_text()))
+        folder = Path(process.cwd())
     except (OSError, ValueError, psutil.Error):
         return None
-    return process if any(part.endswith(_LOOP) for part in _command(process)) else None
+    script = next((part for part in _command(process) if part.endswith(_LOOP)), None)
+    own = script is not None and (folder / script).resolve().parent == (kit / "startup").resolve()
+    return process if own else None
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -279,10 +308,15 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
         (kit / "daemon_pid.fl").unlink(missing_ok=True)
         descriptor = os.open(kit / START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
-            subprocess.run(
-                [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True,
-                start_new_session=True,
-            )  # fmt: skip
+            try:
+                subprocess.run(
+                    [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True,
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
+            except subprocess.CalledProcessError as error:
+                raise RunFailed(f"{kit}: does not start: {_last_error(kit)}") from error
     return _await_up(kit, before=None, timeout=timeout)
 
 

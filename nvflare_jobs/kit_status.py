@@ -6,7 +6,6 @@ gRPC has no message with either.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import threading
@@ -27,9 +26,15 @@ from nvflare.private.defs import new_cell_message
 
 from medfedaug._version import __version__
 from medfedaug.errors import StorageError
-from medfedaug.nvflare_jobs.kit_process import RECENT, ProcessRecord, pid_namespace, settings_at_start
+from medfedaug.nvflare_jobs.kit_process import (
+    LATEST,
+    RECENT,
+    ProcessRecord,
+    is_version,
+    pid_namespace,
+    settings_at_start,
+)
 from medfedaug.nvflare_jobs.startup import MOST_CLOCK, await_log, is_parent
-from medfedaug.utils.printable import printable
 
 __all__ = ["LEAST_DISK", "KitStatus"]
 
@@ -121,13 +126,12 @@ class KitStatus(FLComponent):
         record = replace(record, heard=after)
         told = answer.payload if code == ReturnCode.OK and isinstance(answer.payload, dict) else {}
         clock, version = told.get("time"), told.get("version")
-        if isinstance(clock, float) and math.isfinite(clock):
+        if isinstance(clock, float) and 0 <= clock <= LATEST:
             apart = clock - (before + after) / 2
             record = replace(record, clock=apart)
             wrong = abs(apart) > MOST_CLOCK
             self._say("clock", f"clock: {abs(apart):.0f} s from the server's: set it, and turn NTP on", wrong)
-        if isinstance(version, str):
-            version = printable(version)[:40]
+        if isinstance(version, str) and is_version(version):
             record = replace(record, server_version=version)
             line = f"version: medfedaug {__version__} here, {version} at the server: install one version"
             self._say("version", line, version != __version__)

@@ -67,6 +67,7 @@ def sign(
     project: Annotated[
         Path, typer.Option(help="The administrator's folder of the project, from project --own-keys.")
     ] = Path("project"),
+    kind: Annotated[Kind, typer.Option("--as", help="Part in the federation that is meant.")] = Kind.site,
     fingerprint: Fingerprint = None,
     out: Annotated[
         Path | None, typer.Option(help="The answer; by default NAME.signed.zip beside it.")
@@ -83,6 +84,7 @@ def sign(
 
     asked = enrolment.read_request(request)
     say(f"{asked.name}: {asked.kind} of the project {asked.project}")
+    enrolment.check_kind(asked, kind.value)
     root = enrolment.root_fingerprint(project)
     _compare(asked.fingerprint, fingerprint, f"{request}, as {asked.name} reads it")
     with err_console.status("signing"):

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import NameOID
 
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.nvflare_jobs.provisioning.project import participant_file
@@ -31,6 +33,7 @@ __all__ = [
     "PROFILE",
     "Enrolment",
     "accept",
+    "check_kind",
     "fingerprint_text",
     "make_root",
     "read_request",
@@ -47,6 +50,7 @@ PROFILE, CA = "project_profile.yaml", "ca"
 Kind = Literal["site", "server", "lead", "admin"]
 """Kinds of participants."""
 
+_ASKED = {"site": "site", "server": "server", "lead": "user (lead)", "admin": "user (org_admin)"}
 _LARGEST = 2**20  # bytes of a part of a request or an answer
 
 
@@ -146,6 +150,18 @@ def root_fingerprint(project: str | Path) -> str:
         ) from error
 
 
+def check_kind(asked: Enrolment, kind: Kind) -> None:
+    """Check that a request is for the part that is meant: a hospital that asks to be lead could send jobs.
+
+    Raises:
+        ConfigError: when it is for another.
+    """
+    if asked.kind != _ASKED[kind]:
+        meant = next((name for name, words in _ASKED.items() if words == asked.kind), None)
+        advice = f"; if that is meant, give --as {meant}" if meant else ""
+        raise ConfigError(f"{asked.path}: {asked.name} asks to be {asked.kind}, and not {kind}{advice}")
+
+
 def sign(
     asked: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
 ) -> Path:
@@ -189,7 +205,8 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
         Whether a kit was there.
 
     Raises:
-        ConfigError: when there is no such request, or NVFlare refuses the answer.
+        ConfigError: when there is no such request, NVFlare refuses the answer, or the kit is another
+            participant's.
     """
     own, kit = Path(requests) / answer.name, Path(kit)
     if not own.is_dir():
@@ -203,6 +220,8 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
         packed = ("-w", work, "--fingerprint", answer.fingerprint)
         done = _nvflare("package", answer.path, "--request-dir", own, *packed)
         made = Path(str(done["output_dir"]))
+        if renews and (found := _owner(kit)) not in ("", own_name := _owner(made)):
+            raise ConfigError(f"{kit}: is the kit of {found}, and the answer is for {own_name}")
         if renews:
             before = kit / "startup.before"
             shutil.rmtree(before, ignore_errors=True)
@@ -213,6 +232,16 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
             made.rename(kit)
     shutil.rmtree(own)
     return renews
+
+
+def _owner(kit: Path) -> str:
+    """The participant of a kit as its certificate names it; empty where none can be read."""
+    for path in sorted((kit / "startup").glob("*.crt")):
+        with suppress(OSError, ValueError):
+            subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
+            names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+            return printable(str(names[0].value) if names else "")[:100]
+    return ""
 
 
 def fingerprint_text(fingerprint: str) -> str:

@@ -186,13 +186,13 @@ class Rehearsal:
         here = ("--server", "localhost", "--port", str(self.port))
         self.medfedaug("project", *here, "--own-keys", self.work / "project")
         self.kits = self.work / "kits"
-        self.enrol("localhost", "--as", "server", "--port", str(self.port), kit=SERVER)
+        self.enrol("localhost", "server", kit=SERVER)
         for hospital in self.hospitals:
             self.enrol(hospital)
         for person, kind in ((ADMIN, "admin"), (LEAD, "lead")):
-            self.enrol(person, "--as", kind)
+            self.enrol(person, kind)
 
-    def enrol(self, name: str, *options: str, kit: str = "") -> None:
+    def enrol(self, name: str, kind: str = "site", *, kit: str = "") -> None:
         """Enrol a participant, or renew its certificate.
 
         Raises:
@@ -200,9 +200,11 @@ class Rehearsal:
         """
         requests, sent = self.work / "requests", self.work / "sent"
         sent.mkdir(exist_ok=True)
-        told = self.medfedaug("enrol", "request", name, *options, "--requests", requests)
+        part = ("--as", kind)
+        options = (*part, "--port", str(self.port), "--requests", requests)
+        told = self.medfedaug("enrol", "request", name, *options)
         asked = Path(shutil.copy(requests / name / f"{name}.request.zip", sent))
-        signing = ("--project", self.work / "project", "--fingerprint", _read_aloud(told))
+        signing = (*part, "--project", self.work / "project", "--fingerprint", _read_aloud(told))
         root = _read_aloud(self.medfedaug("enrol", "sign", asked, *signing))
         answer = sent / f"{name}.signed.zip"
         for archive in (asked, answer):

@@ -97,11 +97,11 @@ def test_a_week_of_a_federation(system):
     system.kits = system.work / "kits"
     here = ("--server", "localhost", "--port", str(system.port))
     assert "keep it offline" in said(system, "project", *here, "--own-keys", system.work / "project")
-    system.enrol("localhost", "--as", "server", "--port", str(system.port), kit=SERVER)
+    system.enrol("localhost", "server", kit=SERVER)
     assert "jobs-storage" in said(system, "site-config", "--kit", system.kit(SERVER), "--only-medfedaug")
     assert "runs as process" in said(system, "start", system.kit(SERVER))
     for person, kind in (("admin@example.org", "admin"), ("lead@example.org", "lead")):
-        system.enrol(person, "--as", kind)
+        system.enrol(person, kind)
     for hospital in system.hospitals:
         join(system, hospital)
     system.wait_for_clients()

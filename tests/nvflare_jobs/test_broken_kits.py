@@ -292,6 +292,74 @@ def test_a_damaged_record_is_no_record(kit, text):
     assert the_process(kit).ok is True
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"pid": "abc"},
+        {"pid": 2**70},
+        {"heard": "today"},
+        {"clock": [1]},
+        {"started": 10**400},
+        {"written": 1e300},
+        {"settings": [1]},
+        {"sites": {"a": None}},
+        {"server_version": "0.3 --index-url http://example.org"},
+    ],
+    ids=str,
+)
+def test_a_record_of_other_types_is_no_record(kit, run_as, run, values):
+    process, now = run_as(kit), time.time()
+    ProcessRecord(process.pid, now, settings=settings_at_start(kit), written=now).save(kit)
+    edit(kit / "running.json", **values)
+    assert ProcessRecord.load(kit) is None
+    assert the_process(kit).ok is False
+    assert run("health", kit)[0] == 1
+
+
+def test_a_record_from_the_future_shows_no_process_that_runs(kit):
+    """As after a clock that was set back, or of a kit that was copied from a machine with another clock."""
+    now = time.time()
+    ProcessRecord(os.getpid(), now, written=now + 86400, namespace="pid:[1]").save(kit)
+    assert the_process(kit).found == "does not run"
+
+
+def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, run):
+    """A kit was copied while it ran, or its number is another script's after a reboot."""
+    copy = shutil.copytree(kits / SITE, tmp_path / "copy")
+    script = kits / HOSPITALS[1] / "startup" / "sub_start.sh"
+    with subprocess.Popen(["bash", "-c", "sleep 60; true", str(script)]) as other:
+        (copy / "daemon_pid.fl").write_text(str(other.pid))
+        code, out, err = run("stop", copy, "--timeout", "1")
+        other.kill()
+    assert (code, err) == (0, "")
+    assert "does not run" in out
+    assert not (copy / "shutdown.fl").exists(), "the next start would end at once"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "words"),
+    [
+        (0o644, "#!/bin/sh", "cannot be run (Permission denied)"),
+        (0o755, "no script", "cannot be run (Exec format error)"),
+        (0o755, "#!/bin/sh\necho no python3\nexit 3", "does not start: no python3"),
+    ],
+)
+def test_a_start_script_that_cannot_run_is_said_in_one_line(kit, run, mode, text, words):
+    script = kit / "startup/start.sh"
+    script.write_text(text)
+    script.chmod(mode)
+    code, _, err = run("start", kit, "--timeout", "1")
+    assert (code, "Traceback" in err) == (2, False)
+    assert words in " ".join(err.split())
+
+
+def test_a_log_that_a_function_makes_is_no_mistake(kit):
+    content = json.loads((kit / "local/log_config.json.default").read_text())
+    content["handlers"]["own"] = {"()": "logging.StreamHandler"}
+    (kit / "local/log_config.json").write_text(json.dumps(content))
+    assert [one for one in examine(kit) if one.ok is False] == []
+
+
 @pytest.mark.slow
 def test_a_site_before_and_after_its_restart(tmp_path, monkeypatch):
     """Through NVFlare: unprotected, restarted without a question, then broken, restarted, and stopped."""

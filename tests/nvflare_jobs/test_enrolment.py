@@ -15,6 +15,7 @@ import typer
 
 from medfedaug.cli.enrol import enrol
 from medfedaug.nvflare_jobs.provisioning.enrolment import read_request
+from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS
 from medfedaug.nvflare_jobs.startup import check_startup
 
 
@@ -64,8 +65,8 @@ def asked(run, name="basel", *options):
     return Path("requests") / name / f"{name}.request.zip", aloud(out)
 
 
-def signed(run, request, said, project):
-    code, out, err = run("enrol", "sign", request, "--project", project, "--fingerprint", said)
+def signed(run, request, said, project, *options):
+    code, out, err = run("enrol", "sign", request, *options, "--project", project, "--fingerprint", said)
     assert code == 0, err
     return request.with_name(request.name.replace("request", "signed")), aloud(out)
 
@@ -120,10 +121,27 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
 def test_the_others_enrol_in_the_same_way(places, run, name, kind, file):
     project, hospital, _ = places
     request, said = asked(run, name, "--as", kind, "--port", "9000")
-    answer, root = signed(run, request, said, project)
+    code, _, err = run("enrol", "sign", request, "--project", project, "--fingerprint", said)
+    assert code == 2
+    assert "and not site; if that is meant, give --as " + kind in " ".join(err.split())
+    assert not list(request.parent.glob("*.signed.zip"))
+    answer, root = signed(run, request, said, project, "--as", kind)
     code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 0, err
     assert (hospital / name / "startup" / file).is_file()
+
+
+def test_the_kit_of_another_participant_is_not_renewed(places, basel, federation, provisioned, run):
+    project, _, work = places
+    request, said = basel
+    kit = shutil.copytree(provisioned / HOSPITALS[0], work / "kit")
+    before = (kit / "startup/client.crt").read_bytes()
+    answer, root = signed(run, request, said, project)
+    code, _, err = run("enrol", "accept", answer, "--fingerprint", root, "--kit", kit)
+    assert code == 2
+    assert f"is the kit of {HOSPITALS[0]}, and the answer is for basel" in " ".join(err.split())
+    assert (kit / "startup/client.crt").read_bytes() == before
+    assert request.with_name("basel.key").exists()
 
 
 def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, run):

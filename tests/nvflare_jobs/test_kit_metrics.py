@@ -256,7 +256,7 @@ def test_rules_and_dashboard_name_numbers_that_there_are_and_each_alert_has_a_te
 @pytest.mark.parametrize(
     "told",
     [
-        {"time": float("nan"), "version": "9"},
+        {"time": float("nan"), "version": "9 --index-url http://example.org"},
         {"time": float("inf"), "version": ["9"]},
         {"time": "now", "version": "x\n" * 1000},
         {"time": 10.0**300, "version": None},
@@ -274,9 +274,8 @@ def test_a_hostile_server_cannot_end_the_record_of_a_site(kit, told):
     status._look(kit.path, running(kit)).save(kit.path)
     record = ProcessRecord.load(kit.path)
     assert record.heard is not None
-    assert record.server_version.isprintable()
-    assert len(record.server_version) <= 40
-    assert record.clock is None or record.clock == pytest.approx(1e300)
+    assert record.server_version == ""
+    assert record.clock is None
     assert "medfedaug_kit_up" in exposition(kit_metrics(kit), "k")
 
 
