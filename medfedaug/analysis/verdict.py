@@ -106,7 +106,7 @@ def judge(
     lacking = list(lacks(num_seeds, num_patients, metric))
     if not lacking:
         lacking += ["no variation between seeds"] * (seeds is None)
-        lacking += [f"no variation between {metric.cases}"] * (seeds is not None and crossed is None)
+        lacking += [f"no variation between {metric.cases}"] * (crossed is None)
     if lacking or seeds is None or crossed is None:
         return Verdict("open", tuple(lacking))
     p = chance(seeds, crossed) if adjusted is None else adjusted
