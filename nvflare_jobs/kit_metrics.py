@@ -6,7 +6,9 @@ about a case, and no label names one.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -161,6 +163,8 @@ def write_metrics(kit: Kit, path: str | Path) -> None:
         StorageError: when it cannot be written.
     """
     write_atomic(path, partial(_put, exposition(kit_metrics(kit), kit.name).encode()))
+    with contextlib.suppress(OSError):  # a collector is another user, and nothing in the file is secret
+        os.chmod(path, 0o644)
 
 
 def _put(content: bytes, file: IO[bytes]) -> None:

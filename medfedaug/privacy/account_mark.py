@@ -46,7 +46,10 @@ class AccountMark:
         """
         path = folder / ACCOUNT_MARK
         try:
-            content = parse_versioned(path.read_text(encoding="utf-8"), *_KIND)
+            text = path.read_text(encoding="utf-8")
+            if not text:  # of a process that was killed before it wrote: no mark names an account yet
+                return None
+            content = parse_versioned(text, *_KIND)
             account, entries, ledger = content["account"], content["entries"], content["ledger"]
             if not (isinstance(account, str) and type(entries) is int and isinstance(ledger, str)):
                 raise ValueError("an entry of another type")
@@ -118,7 +121,7 @@ def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
         mark, path = check_account(ledger, site), site.path / ACCOUNT_MARK
         now = AccountMark.of(ledger)
         try:
-            if mark is None:
+            if mark is None and not path.exists():
                 # Two kits that begin at the same time do not hold the same lock.
                 with path.open("xb") as file:
                     file.write(now.text())

@@ -217,6 +217,16 @@ def test_two_kits_with_one_folder_of_images_have_one_budget(make_site, tiny_conf
     assert prepared(second, config, "job-2") == ""
 
 
+def test_a_mark_that_a_killed_process_left_empty_is_written_by_the_next_job(make_site, tiny_config, tmp_path):
+    data, config = make_site("A", cases=(8, 1, 1)), tiny_config("fedrdn", rounds=1)
+    site = hospital(tmp_path, data, "A")
+    (data / ACCOUNT_MARK).touch()
+    assert prepared(site, config, "job-1") == ""
+    assert "counted in another ledger" in prepared(
+        hospital(tmp_path, data, "B", first=False), config, "job-1"
+    )
+
+
 def test_an_older_copy_of_a_ledger_is_noticed(make_site, tiny_config, tmp_path):
     site, config = hospital(tmp_path, make_site("A", cases=(8, 1, 1))), tiny_config("fedrdn", rounds=1)
     assert prepared(site, config, "job-1") == ""
