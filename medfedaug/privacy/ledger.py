@@ -371,12 +371,17 @@ class PrivacyLedger:
             found = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
         return found is not None
 
-    def updates(self, job: str, site: str) -> int:
-        """Count the models of a job, trained on a site's cases, that have left, and trainings that failed."""
+    def updates(self, job: str, site: str, *, failed: bool = False) -> int:
+        """Count the models of a job, trained on a site's cases, that have left, and answers that failed.
+
+        Args:
+            job: its identifier.
+            site: the site's name.
+            failed: whether to count the answers that failed alone.
+        """
+        which = f"{_OF_SITE} AND method = 'model'" + " AND kind = 'message'" * failed
         with self._opened() as connection:
-            ((count,),) = connection.execute(
-                f"SELECT COUNT(*) FROM releases WHERE {_OF_SITE} AND method = 'model'", (job, site)
-            )
+            ((count,),) = connection.execute(f"SELECT COUNT(*) FROM releases WHERE {which}", (job, site))
         return int(count)
 
     def entries(self) -> list[Entry]:

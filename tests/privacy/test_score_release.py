@@ -116,7 +116,7 @@ def test_scores_that_fail_are_no_oracle_without_end(hospital, monkeypatch):
     monkeypatch.setattr(SiteTrainer, "evaluate_round", fails)
     errors = [running.answer(replace(gate.ask(whole(), 1, variant=n), task="test")).error for n in range(6)]
     assert ["is nan" in error for error in errors] == [True] * 3 + [False] * 3
-    assert "failed ones counted" in errors[3]
+    assert "3 answers of this job have failed" in errors[3]
 
 
 def test_rounds_that_a_job_does_not_score_are_not_scored(hospital):

@@ -229,8 +229,11 @@ class Account:
             PrivacyRefused: when they may not, or when too many answers of the job have failed.
         """
         with self.ledger.held():
-            if asked.place:
-                self.check_updates()
+            failed, most = self.ledger.updates(self.job, self.site, failed=True), _TIMES * self.rounds
+            if asked.place and failed >= most:
+                raise PrivacyRefused(
+                    self.site, f"{failed} answers of this job have failed, and {most} may, {_TIMES} a round"
+                )
             if self.ledger.scored(asked.split, asked.model, self._cases(asked.split)) is None:
                 self._check_new(asked, self._known(asked))
 
