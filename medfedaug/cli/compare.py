@@ -95,7 +95,9 @@ def compare(
     train = partial(run_experiment, engine="inprocess", device=device, jobs=jobs, memory=4.0, threads=threads)
     number, rising = rounds, True
     while rising:
-        first = train(trial(number, methods=["fedavg"], seeds=1), pictures=False)
+        # Beside the trial: a folder holds runs of one number of rounds.
+        tried_out = out.with_name(f"{out.name}_rounds") / str(number)
+        first = train(trial(number, methods=["fedavg"], seeds=1, out=tried_out), pictures=False)
         if first.failure:
             raise RunFailed(first.failure)
         rising = not is_converged(load_run(first.runs[0]).validation())
