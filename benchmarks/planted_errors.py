@@ -83,7 +83,7 @@ def measured(pairs: Sequence[Pair]) -> list[CaseMeasures]:
 
 
 def about(cases: Sequence[CaseMeasures], index: int) -> bool:
-    """Whether a finding is about a case."""
+    """Return whether a finding is about a case."""
     return any(found == index for found, *_ in odd_cases(cases))
 
 

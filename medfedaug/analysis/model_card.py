@@ -163,7 +163,7 @@ class _Card:
         return " x ".join(f"{edge:.3g}" for edge in rows[1]) if rows else _NOTHING
 
     def described(self) -> Iterator[Block]:
-        """What the sites say of their patients and images; a cell says where a site says nothing."""
+        """Return the sites' statements on patients and images; a cell says where a site says nothing."""
         if not any(told.keys() - {"patients", "studies"} for told in self.descriptions.values()):
             yield (
                 "No site describes its images and patients: modality, body part, scanners, years, inclusion "

@@ -141,7 +141,7 @@ def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, or
 
 
 def _is_implicit(content: bytes | mmap.mmap, place: int) -> bool:
-    """Whether the element at a place has no VR; as pydicom tells it."""
+    """Return whether the element at a place has no VR, by pydicom's rule."""
     vr = content[place + 4 : place + 6]
     return not (vr.isalpha() and vr.isupper())
 

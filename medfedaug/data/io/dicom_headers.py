@@ -350,7 +350,7 @@ def _pixels(header: pydicom.Dataset) -> tuple[str, str]:
 
 
 def _problem(parts: Sequence[pydicom.Dataset]) -> str:
-    """What is wrong with the numbers of a header that say where a slice lies, and in which units."""
+    """Name the fault of the numbers of a header that place a slice; empty without one."""
     for part in parts:
         for name, count in _NUMBERS.items():
             if values_of(part.get(name)) and _numbers(part.get(name), count) is None:
@@ -405,7 +405,7 @@ def _tags(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
 
 
 def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
-    """So many finite numbers, or ``None``."""
+    """Return so many finite numbers, or ``None``."""
     try:
         found = tuple(float(one) for one in values_of(value))
     except (TypeError, ValueError):

@@ -141,5 +141,5 @@ def _hash(uids: Collection[str]) -> str:
 
 
 def _differ(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether dates differ that both have: an archive may not say all."""
+    """Return whether dates differ that both have: an archive may not say all."""
     return any(one[name] != other[name] for name in one.keys() & other.keys())

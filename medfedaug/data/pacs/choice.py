@@ -251,7 +251,7 @@ def _planned(
 
 
 def _label_decision(one: FoundSeries, settings: ImportSettings) -> tuple[bool, str]:
-    """Whether a series of label objects is fetched, and the decision in words."""
+    """Decide whether a series of label objects is fetched; return the decision in words too."""
     if not settings.takes_label_series(one):
         return False, "left out: not what --label-series names"
     if is_own_series(one.number, one.description) and not settings.automatic_labels:
