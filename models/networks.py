@@ -235,7 +235,7 @@ def network_definition(
 def _settled(
     name: str, norm: Any, image_size: Any, args: dict[str, Any], supervised: bool
 ) -> tuple[Builder, str | None, dict[str, Any]]:
-    """What builds the network, the norm that is put in the place of batch norm, and the other arguments."""
+    """Return the network's builder, the norm in the place of batch norm, and the other arguments."""
     builder, built_in = find_builder(name)
     args = dict(args)
     own_norm = getattr(builder, "norm_argument", None)

@@ -225,7 +225,7 @@ class _Survey:
         return any(here in command and _JOB.search(command) for command in self.commands)
 
     def _others_run(self, path: Path) -> bool:
-        """Whether a process of ours or of NVFlare is as old as a temporary folder, and may have made it."""
+        """True where a process of ours or of NVFlare is as old as a temporary folder: it may have made it."""
         made = path.stat().st_mtime
         return any(begun <= made for begun in self.commands.values())
 

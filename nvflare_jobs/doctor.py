@@ -248,7 +248,7 @@ def _launcher(found: list[str], configure: str) -> Check:
 
 
 def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
-    """What other packages add: all of it may be used where there is no kit."""
+    """Check the parts that other packages add: all may be used where there is no kit."""
     found: dict[str, list[plugins.Plugin]] = {}
     for group in plugins.JOB_GROUPS:
         for plugin in plugins.installed(group):
@@ -294,7 +294,7 @@ def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
 
 
 def _bundle(bundle: AllowedBundle) -> Check:
-    """Whether an allowed Bundle is as it was allowed, and can be read here."""
+    """Check that an allowed Bundle is unchanged, and can be read here."""
     name = f"bundle {bundle.name}"
     try:
         bundle.check()
@@ -393,7 +393,7 @@ def _data(
 
 
 def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
-    """Whether the releases about the site's images are counted in this kit's ledger, and in no other."""
+    """Check that the releases about the site's images are counted in this kit's ledger, and in no other."""
     name = "account"
     try:
         mark = check_account(ledger, site)
@@ -408,7 +408,7 @@ def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
 
 
 def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
-    """Whether a site whose policy asks for noise can add it, or would refuse every job."""
+    """Check that a site whose policy asks for noise can add it; else it would refuse every job."""
     if not policy.adds_noise:
         return
     try:
@@ -426,7 +426,7 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
-    """What the site's policy says of scores, losses and models of its own."""
+    """Report the site's policy on scores, losses and models of its own."""
     told = "one by one, for each case"
     if policy.scores == SUMMARY:
         told = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
@@ -500,7 +500,7 @@ def _jobs(settings: SiteSettings) -> Check:
 
 
 def _prepared(settings: SiteSettings) -> Check:
-    """Where prepared images are kept; those that do not fit into memory are in files."""
+    """Report the place of prepared images; images that do not fit into memory are in files."""
     # All images may fit into memory: little room need be no obstacle.
     disk = _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), little=None)
     return replace(disk, found=f"up to {settings.memory:g} GiB in memory, the rest in {disk.found}")

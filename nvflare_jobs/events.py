@@ -54,7 +54,7 @@ class EventLog:
                 return
 
     def _is_torn(self) -> bool:
-        """Whether the last line of the file has no end."""
+        """True where the last line of the file has no end."""
         if not self.path.exists() or not self.path.stat().st_size:
             return False
         with self.path.open("rb") as file:

@@ -152,7 +152,7 @@ class JobRejoiner(FLComponent):
             self.logger.exception(f"no job was started again: {error}")
 
     def _is_lost(self, session: JobSession, client: Any, workspace: str) -> bool:
-        """Whether the server that ran the job is gone, and the job with it."""
+        """True where the server that ran the job is gone, and the job with it."""
         lost = session.ssid != str(client.ssid)
         if lost:
             self.logger.warning(

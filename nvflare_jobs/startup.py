@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Startup:
-    """What a kit's JSON says of its own files, and of the server."""
+    """Contents of a kit's JSON: its own files, and the server."""
 
     folder: Path
     server: bool
@@ -116,7 +116,7 @@ class _Startup:
 
 
 def _last(name: str) -> str:
-    """Of a name below a relay the site's own."""
+    """Return the site's own part of a name below a relay."""
     return name.rsplit(".", 1)[-1]
 
 
@@ -409,7 +409,7 @@ def _clock(answer: bytes, startup: _Startup) -> Finding:
 
 
 def _is_synchronised() -> bool | None:
-    """Whether the kernel knows this machine's clock to be kept by a time server."""
+    """True where the kernel knows this machine's clock to be kept by a time server."""
     if ctypes.sizeof(ctypes.c_long) != 8:
         return None
     try:

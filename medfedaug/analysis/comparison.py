@@ -263,7 +263,7 @@ def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -
 
 
 def _comparable(baseline: Run, run: Run, decided: bool) -> bool:
-    """Whether two runs differ only in their methods and possibly in seed, fold and held-out sites."""
+    """True where two runs differ only in their methods and possibly in seed, fold and held-out sites."""
     one, two = experiment(baseline, decided=decided), experiment(run, decided=decided)
     if not baseline.input.differs(run.input):  # two settings may mean the same input
         one.pop("intensity", None)
@@ -307,7 +307,7 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -
 
 
 def _vary(pairs: Sequence[tuple[float, float]]) -> bool:
-    """Whether not all pairs differ by the same."""
+    """True where not all pairs differ by the same."""
     differences = [one - other for one, other in pairs]
     return max(differences) - min(differences) > 1e-12
 
@@ -373,7 +373,7 @@ def _crossed(by_patient: Sequence[Sequence[float]]) -> CrossedTest | None:
 
 
 def _patients(runs: Iterable[Run]) -> Callable[[tuple[str, str]], tuple[str, str]]:
-    """Which case of a site a case of the same patient is known by; cases are of one if any run says so.
+    """Map each case of a site to the first case of its patient; cases are of one patient if any run says so.
 
     Runs are put together by their cases, since each counts patients in an order of its own.
     """

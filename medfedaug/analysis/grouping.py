@@ -270,7 +270,7 @@ def experiment(run: Run, *, decided: bool = False) -> dict[str, Any]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """All settings that make two runs different experiments, as a flat mapping."""
+    """Return all settings that make two runs different experiments, as a flat mapping."""
     settings = {**experiment(run), "engine": run.context.get("engine")}
     for method in run.config["methods"]:
         if method["name"] in run.methods:

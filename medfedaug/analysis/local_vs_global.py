@@ -265,7 +265,7 @@ def _recorded_run(file: Path) -> str | None:
 
 
 def _of_another_run(evaluation: Mapping[str, Any], file: Path) -> bool:
-    """Whether the file lies in the folder of a run, and none of its models is that run's."""
+    """True where the file lies in the folder of a run, and none of its models is that run's."""
     own = _recorded_run(file.parent / RESULTS)
     made = {run.get("run") for model in evaluation["models"].values() for run in model.get("runs", ())}
     if own is None or not made or own in made:

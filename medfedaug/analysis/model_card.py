@@ -361,7 +361,7 @@ class _Card:
         return (*found, *at_server)
 
     def score_noise(self) -> Iterator[str]:
-        """What sites have spent on the scores of their validation patients."""
+        """Return the privacy budget that sites have spent on the scores of their validation patients."""
         spent: dict[str, float] = {}
         for entry in self.record["rounds"]:
             for site, metrics in entry.get("sites", {}).items():
@@ -372,7 +372,7 @@ class _Card:
             yield f"{name} added noise to its scores: ε = {epsilon:.3g} for its validation patients."
 
     def server_noise(self) -> Iterator[str]:
-        """What the last round's methods say of noise that the server added."""
+        """Return the last round's noise that methods added at the server."""
         for name, told in self.record["rounds"][-1].get("methods", {}).items():
             if "privacy/epsilon" in told:
                 epsilon, delta = told["privacy/epsilon"], told["privacy/delta"]

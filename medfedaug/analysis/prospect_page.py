@@ -109,7 +109,7 @@ def _power(prospect: Prospect, site: str | None) -> list[str]:
 
 
 def _told(prospect: Prospect, expected: Expected, methods: str, level: str) -> tuple[str, str]:
-    """What is shown of a gain, a size where there is skill and an interval where it holds, and a caveat."""
+    """Return the text of a gain: a size where there is skill, an interval where it holds, and a caveat."""
     if not prospect.holds(methods, level) or expected.interval80 is None:
         return f"{expected.mean:+.3f}", ", of which it is not shown that intervals hold"
     if prospect.has_skill(methods, level):

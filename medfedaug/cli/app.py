@@ -52,7 +52,7 @@ def main() -> None:
 
 @cache
 def _command() -> Callable[[], None]:
-    """All commands with their options, which take a fifth of a second to read from their functions."""
+    """Build the command with all options, read from the functions in a fifth of a second."""
     return typer.main.get_command(app)
 
 

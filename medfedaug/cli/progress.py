@@ -34,7 +34,7 @@ QUIET = 20.0
 
 
 class _Doing(ProgressColumn):
-    """What a bar is at: names of sites and cases, in one line and without markup."""
+    """Current item of a progress bar: names of sites and cases, in one line and without markup."""
 
     def render(self, task: Task) -> Text:
         return Text(printable(task.description))

@@ -148,7 +148,7 @@ def _short(value: float) -> str:
 
 
 def _not_finite(values: Any, where: str = "") -> str:
-    """Where in a JSON value a number is NaN or infinite; empty where none is."""
+    """Return the place of the first NaN or infinity in a JSON value; empty where there is none."""
     if isinstance(values, float) and not math.isfinite(values):
         return where
     found: Iterable[tuple[Any, Any]] = ()

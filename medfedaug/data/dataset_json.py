@@ -105,7 +105,7 @@ def _read_split(
 
 
 def _patient(row: Any) -> str:
-    """Whose image a row of the list says it is, as text; empty where it does not say.
+    """Return the patient of a row of the list, as text; empty where the row has none.
 
     Of the list as written: MONAI's reader takes any text for a path where a file or folder of that name is
     there, as one is for the empty text.

@@ -213,7 +213,7 @@ class Preparation:
         return {key: read(_PREFIXES[over] + key) for key in ("mean", "std")}
 
     def __repr__(self) -> str:
-        """What decides over the result, for names of what is kept."""
+        """Settings that change the result, for the names of cached files."""
         plan, more = self.plan, f", {LANDMARKS}" if self.landmarks else ""
         if plan.normalises:
             more = f", {plan.normalisation}, {plan.ct_intensities}{more}"

@@ -201,7 +201,7 @@ def _nothing(left_out: Sequence[LeftOut], images: Path) -> str:
 
 
 def _is_image(file: Path, task: str) -> bool:
-    """Whether a file is an image of a format other than DICOM, or the voxels of one, by its name."""
+    """True where a file is an image of a format other than DICOM, or the voxels of one, by its name."""
     name = file.name.lower()
     if task == "classification":
         return is_photograph(file)

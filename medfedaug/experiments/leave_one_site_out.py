@@ -93,7 +93,7 @@ def leave_one_site_out(
 
 
 def _scores(tests: Mapping[str, dict[str, Any]], metric: str) -> dict[str, Any]:
-    """How the sites were served that were left out, and those that trained without them."""
+    """Return the scores of the sites left out, and of the sites that trained without them."""
     found = {site: test["unseen"].get(site, {}) for site, test in tests.items()}
     unseen = {site: scores.get(metric) for site, scores in found.items()}
     seen = {site: test["mean"][metric] for site, test in tests.items()}

@@ -149,7 +149,7 @@ def _worth_asking(server: FederationServer, carrier: Carrier) -> list[str]:
 def _present(
     server: FederationServer, task: str, sites: Collection[str], connected: Collection[str]
 ) -> list[str]:
-    """Those of some sites that can be asked; of the others it is recorded that they cannot."""
+    """Return the connected sites; record the others."""
     for site in sorted(set(sites) - set(connected)):
         server.no_answer(task, site, f"site {site} is not connected")
     return sorted(set(sites) & set(connected))

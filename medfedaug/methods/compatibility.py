@@ -94,7 +94,7 @@ def included_methods(method: type[Method]) -> list[str]:
 
 
 def _has(method: Method, hook: str) -> bool:
-    """Whether a method overrides an extension point."""
+    """True where a method overrides an extension point."""
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 

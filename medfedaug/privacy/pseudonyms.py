@@ -187,7 +187,7 @@ def public_text(error: MedFedAugError) -> str:
 
 
 def _case_names(data: SiteFolder) -> dict[str, str]:
-    """What a message may call a case by, each with the name of the case."""
+    """Return all names by which a message may call a case, each with the name of the case."""
     found: dict[str, str] = {}
     for case in (case for cases in data.cases.values() for case in cases):
         files = [*case.files, *([case.label] if isinstance(case.label, Path) else [])]
@@ -228,6 +228,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _identifies(name: str) -> bool:
-    """Whether a name may tell who somebody is: neither a common word nor a small number."""
+    """True where a name may identify a person: neither a common word nor a small number."""
     bare = name.casefold().removesuffix(".json")
     return len(name) > 2 and bare not in _COMMON and not (name.isdigit() and len(name) < 5)

@@ -279,7 +279,7 @@ def _weight(cases: Iterable[str], patients: Mapping[str, int]) -> int:
 
 
 def _people(cases: Iterable[str], patients: Mapping[str, int]) -> int:
-    """How many patients have these cases."""
+    """Count the patients of these cases."""
     return len({patients.get(case, case) for case in cases})
 
 

@@ -465,7 +465,7 @@ def _some(keys: list[str]) -> str:
 
 
 def _load_record(path: str | Path) -> dict[str, Any]:
-    """What a run's ``results.json`` records."""
+    """Load a run's ``results.json``."""
     try:
         record: dict[str, Any] = parse_json(Path(path).read_text())
         check_record(record)

@@ -307,7 +307,7 @@ class _Job:
                     )
 
     def made(self) -> dict[str, Any]:
-        """What decides over the result, but for the statistics, which are not known yet."""
+        """Settings that change the result, except for the statistics, which are not known yet."""
         options = {
             "site": self.origin.site or None,
             "probabilities": self.probabilities,
@@ -343,7 +343,7 @@ class _Job:
         return self.folder.path if self.folder.path.is_dir() else self.folder.path.parent
 
     def files(self, case: Case) -> list[str]:
-        """What is written of a case, relative to the folder; the label map first, where there is one."""
+        """Return the files of a case, relative to the folder; the label map first, where there is one."""
         name, form = _below(case), format_of(case.image)
         suffix = form.label_suffix(case.image)
         pictures = [f"{_PREVIEWS}/{name}.png"] if self.previews else []
@@ -431,7 +431,7 @@ class _Job:
         return found
 
     def notes(self, familiar: Familiar, used: dict[str, Any] | None) -> list[str]:
-        """What holds for all cases."""
+        """Return the notes that hold for all cases."""
         composition, told = self.run.composition, []
         if (count := len(self.models.runs)) > 1:
             told.append(f"the probabilities of {count} models are averaged")

@@ -116,7 +116,7 @@ def _text(token: str, tokens: deque[str]) -> str:
 
 
 def _argument(tokens: deque[str]) -> str:
-    """What comes between a function's name and what follows it: its fraction in brackets, or a space."""
+    """Return the text between a function's name and its argument: a fraction in brackets, or a space."""
     while tokens and (tokens[0].isspace() or _SIZES.fullmatch(tokens[0].removeprefix("\\"))):
         tokens.popleft()
     if tokens and tokens[0] == "\\frac":

@@ -12,6 +12,7 @@ from our_modules import modules
 
 OPENINGS = {"What", "Whatever", "Whether", "That", "Those", "How", "Which", "Who", "Whoever", "Whom", "Whose"}
 OPENINGS |= {"Where", "When", "Why", "Of", "Something"}
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 RIDDLES = {"told", "beside", "spelt"}
 # Public names of 0.2 that still have one of these words.
 SOURCES = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}
@@ -60,6 +61,11 @@ def riddles(name: str, source: str) -> list[str]:
     """The texts of a module that begin with a word of `OPENINGS`."""
     tree = ast.parse(source)
     texts = [(name, ast.get_docstring(tree) or ""), *public(tree.body, name)]
+    texts += [
+        (f"{name}, {node.name}", ast.get_docstring(node) or "")
+        for node in ast.walk(tree)
+        if isinstance(node, _NAMED)
+    ]
     texts += [(f"{name}, help", text) for text in helps(tree)]
     return [f"{path}: {text.splitlines()[0]}" for path, text in texts if opening(text) in OPENINGS]
 

@@ -157,7 +157,7 @@ def _walk(
 
 
 def _not_there(index: DicomInstance) -> list[LeftOut]:
-    """What a DICOMDIR lists and is not there."""
+    """Return the files that a DICOMDIR lists and the folder lacks."""
     if index.no_image != "DICOMDIR":
         return []
     records = values_of(pydicom.dcmread(index.path, force=True).get("DirectoryRecordSequence"))
@@ -206,7 +206,7 @@ def _without_copies(
 
 
 def _copies(some: Sequence[DicomInstance], others: Sequence[DicomInstance]) -> bool:
-    """Whether files are the same objects: identities alone are not always given once, so one is compared."""
+    """True where files are the same objects; one is compared, since an identity may be given twice."""
     mine, theirs = (
         {piece.instance: found.path for found in group for piece in found.slices[:1]}
         for group in (some, others)
@@ -218,7 +218,7 @@ def _copies(some: Sequence[DicomInstance], others: Sequence[DicomInstance]) -> b
 
 
 def _spread(folders: dict[Path, list[DicomInstance]]) -> list[DicomInstance] | None:
-    """All files of a series that is spread over folders; ``None`` where each folder has its own."""
+    """Return all files of a series that is spread over folders; ``None`` where each folder has its own."""
     if len(folders) < 2:
         return None
     together = [instance for instances in folders.values() for instance in instances]
@@ -308,7 +308,7 @@ def _unclear(series: Sequence[DicomSeries], which: str = "") -> LeftOut:
 
 
 def _several(series: Sequence[DicomSeries], which: str = "") -> str:
-    """What a folder holds that is not one volume."""
+    """Describe the contents of a folder that is not one volume."""
     names = {one.uid for one in series}
     if len(names) > 1:
         what = f"holds {len(names)} DICOM series{which}, one was expected"

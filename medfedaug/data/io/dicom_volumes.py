@@ -182,7 +182,7 @@ def _wrong_header(instances: Sequence[DicomInstance]) -> str:
 
 
 def _mixed(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> str:
-    """Why slices are no one volume, however they lie."""
+    """Return the reason why slices are no one volume, however they lie."""
     kinds = Counter(piece.pixels for piece in slices)
     if len(kinds) > 1:
         listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
@@ -224,7 +224,7 @@ def _normal(piece: DicomSlice) -> np.ndarray:
 
 
 def _places(slices: Sequence[DicomSlice]) -> list[int]:
-    """Where slices lie along their normal, so that those in one place have one number."""
+    """Return the places of slices along their normal; slices in one place get one number."""
     normal = _normal(slices[0])
     along = [float(normal @ np.asarray(piece.position)) for piece in slices]
     order = np.argsort(along)

@@ -140,7 +140,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _check_upright(file: Image.Image) -> None:
-    """Whether turning it would lay it onto its label image as drawn, or beside it, the file cannot say."""
+    """Refuse an image to be turned: no file says if its label image was drawn before or after the turn."""
     # In a PNG file EXIF may follow the pixels, for which Pillow would decode them.
     known = file.format != "PNG" or "exif" in file.info
     orientation = file.getexif().get(ExifTags.Base.Orientation) if known else None

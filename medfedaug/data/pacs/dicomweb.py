@@ -127,7 +127,7 @@ class DicomWebArchive(Archive):
 
     @staticmethod
     def _pages(search: Callable[..., list[dict[str, Any]]], key: str, most: int) -> list[dict[str, str]]:
-        """All answers of a search, page by page, until a page has nothing new."""
+        """Return all answers of a search, page by page, until a page has nothing new."""
         found: dict[str, dict[str, str]] = {}
         answered = 0
         for _ in range(_MOST_PAGES):

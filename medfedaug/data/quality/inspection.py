@@ -102,7 +102,7 @@ class SiteInspection:
 
 @dataclass(frozen=True)
 class _Image:
-    """What is kept of an image: (C, 2) and (C, Q) twice."""
+    """Numbers of an image: (C, 2) and (C, Q) twice."""
 
     pairs: np.ndarray
     stored: np.ndarray
@@ -238,7 +238,7 @@ def _check_splits(site: SiteFolder, found: SiteInspection) -> None:
 def _look(
     site: SiteFolder, case: Case, found: SiteInspection, intensity: str
 ) -> tuple[_Image | None, np.ndarray | None, CaseMeasures | None]:
-    """What is kept of a case's image, the shares of its classes, and what is compared with other cases."""
+    """Read a case: numbers of its image, shares of its classes, values for comparison with others."""
     compared = None
     if isinstance(site, VolumeFolder):
         header = site.check_case(case)

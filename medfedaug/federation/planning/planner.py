@@ -79,7 +79,7 @@ class Planned:
         return cls(changes, [(what, why) for what, why in values["reasons"]])
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
+        """Return plain JSON types."""
         changes = {k: v.to_dict() if isinstance(v, Plan) else v for k, v in self.changes.items()}
         return {"changes": changes, "reasons": [list(pair) for pair in self.reasons]}
 
@@ -245,7 +245,7 @@ def _normalisation(
 
 
 def _orientation(dims: int, size: torch.Tensor, edges: torch.Tensor) -> tuple[str, str]:
-    """Where axes are turned to, and why: RAS, or for slices the axis across them last."""
+    """Return the orientation and its reason: RAS, or for slices the axis across them last."""
     why = "all volumes say how they lie"
     across, last = int(edges.argmax()), 2
     if dims == 2 and size.min() < _FEW_SLICES:

@@ -49,7 +49,7 @@ class Member:
 
 
 class _Step(IntEnum):
-    """How far a site has come with a set of keys. Each step is taken once."""
+    """Progress of a site with a set of keys. Each step is taken once."""
 
     KEYS = 0
     DEALT = 1
@@ -60,7 +60,7 @@ class _Step(IntEnum):
 
 @dataclass
 class _Round:
-    """What a site knows of a round, in memory alone: a site that was started again has lost it."""
+    """State of a site in a round, in memory alone: a restarted site has lost it."""
 
     training: Training
     step: _Step = _Step.KEYS

@@ -275,7 +275,7 @@ class Evaluation:
     # ------------------------------------------------------------------ replies
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
-        """RunHistory that a site did not answer a request, or not with a usable reply."""
+        """Record that a site did not answer a request, or not with a usable reply."""
         if task == LEND:
             self.kept.setdefault(self._asked.model, {})[site] = reason
         else:
@@ -303,7 +303,7 @@ class Evaluation:
         return self._used(LEND, site, refusal(site, use))
 
     def _check_states(self, site: str, states: Payload, composition: Composition) -> None:
-        """What methods keep for a model has shapes of their own, and goes to sites that check it again."""
+        """Check the state that methods keep for a model; shapes are free, and sites check it again."""
         for name, value in states.items():
             if not isinstance(value, Tensor) or name.split("/", 1)[0] not in composition.personalising:
                 raise UpdateRefused(site, repr(name)[:80], expected="no such entry", got="one")
@@ -390,7 +390,7 @@ class Evaluation:
         return found
 
     def _missing(self) -> dict[str, dict[str, str]]:
-        """Why a site has no score of a model; a site that trained and was not there has none at all."""
+        """Return the reasons why sites lack a score of a model; sites that are not connected are among them."""
         absent = {*self.runs[FEDERATION].sites} - self.scored.keys() - self.missing.keys()
         missing = {**self.missing, **{site: {GLOBAL: f"site {site} is not connected"} for site in absent}}
         return {site: missing[site] for site in sorted(missing)}
@@ -424,7 +424,7 @@ class Evaluation:
 
 
 def _difference(metric: str, found: Any) -> dict[str, Any]:
-    """What a site says of a difference, if these are numbers that it can have."""
+    """Return a site's difference, if its numbers are possible ones."""
     if not isinstance(found, Mapping):
         return {}
     largest = METRICS[metric].largest

@@ -78,7 +78,7 @@ class RunHistory:
         self._on_event({**(details or {}), **more, "event": event})
 
     def described(self, site: str, metrics: Mapping[str, Any]) -> None:
-        """RunHistory what a site reports about its images when it is prepared."""
+        """Record the report of a site on its images, made when it is prepared."""
         if spacing := accepted_spacing(metrics.get(SPACING)):
             self.spacing[site] = spacing
         if metrics.get(DESCRIPTION):
@@ -100,19 +100,19 @@ class RunHistory:
         self.tell("init", self.init)
 
     def shares_lowered(self, lowered: Mapping[str, tuple[float, float]]) -> None:
-        """RunHistory the sites that count for less than the share of their samples."""
+        """Record the sites that count for less than the share of their samples."""
         for site, (before, after) in sorted(lowered.items()):
             self.shares[site] = {"by_samples": before, "used": after}
             self.tell("share_lowered", site=site, before=before, after=after)
 
     def prepared(self, site: str, samples: int, payload: Payload) -> None:
-        """RunHistory that a site takes part."""
+        """Record that a site takes part."""
         for name, size in _bytes_by_method(payload).items():
             self.once_bytes[name] = self.once_bytes.get(name, 0) + size
         self.tell("prepared", site=site, samples=samples)
 
     def start_round(self, request: Request, sites: Iterable[str], rounds: int) -> None:
-        """RunHistory that a round begins, with a request to these sites."""
+        """Record that a round begins, with a request to these sites."""
         asked, down = len(list(sites)), self._sizes(request)
         self.rounds.append(
             {
@@ -129,7 +129,7 @@ class RunHistory:
         self.tell("round_started", round=request.round, rounds=rounds)
 
     def trained(self, site: str, reply: Reply, *, scored: bool) -> None:
-        """RunHistory an update that was used, and the previous round's score if one was asked for."""
+        """Record an update that was used, and the previous round's score if one was asked for."""
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score, without = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:
@@ -143,12 +143,12 @@ class RunHistory:
         self.tell("trained", entry["sites"][site], round=entry["round"], site=site)
 
     def refused(self, site: str, reason: str) -> None:
-        """RunHistory an update that was not used."""
+        """Record an update that was not used."""
         self.rounds[-1]["refused"].append({"site": site, "reason": reason})
         self.tell("refused", round=self.rounds[-1]["round"], site=site, reason=reason)
 
     def withdrawn(self, site: str, reason: str) -> None:
-        """RunHistory that an update is not used after all, since those of the other sites speak against it.
+        """Record that an update is left out after all, since the updates of the other sites speak against it.
 
         Nor is the score of the previous round's model that came with it.
         """
@@ -177,23 +177,23 @@ class RunHistory:
                 self.tell("suspected", round=round_, site=site, reason=reason)
 
     def missing(self, task: str, site: str, reason: str) -> None:
-        """RunHistory that a site did not answer, or not with a usable reply."""
+        """Record that a site did not answer, or not with a usable reply."""
         entry = self.rounds[-1]
         entry["missing"].append({"site": site, "task": task, "reason": reason})
         self.tell("missing", round=entry["round"], task=task, site=site, reason=reason)
 
     def not_tested(self, task: str, site: str, reason: str) -> None:
-        """RunHistory that a site gave no test scores."""
+        """Record that a site gave no test scores."""
         self.untested[site] = reason
         self.tell("missing", round=len(self.rounds), task=task, site=site, reason=reason)
 
     def validated(self, site: str, score: Any, index: int = -1) -> None:
-        """RunHistory a site's validation score of the model of a round, by default of the last round."""
+        """Record a site's validation score of the model of a round, by default of the last round."""
         known = score_of(self.metric, score)
         self.rounds[index]["sites"].setdefault(site, {})[f"val_{self.metric}"] = known
 
     def unscored(self, site: str, reason: Any) -> None:
-        """RunHistory why a site gives a model no validation score, if it says so; told once."""
+        """Record the reason of a site that gives a model no validation score; each reason once."""
         if isinstance(reason, str) and self.unvalidated.get(site) != reason:
             self.unvalidated[site] = reason
             self.tell("unscored", site=site, reason=reason)
@@ -250,7 +250,7 @@ class RunHistory:
         self.tell("round_finished", more, round=entry["round"], seconds=seconds)
 
     def tested(self, site: str, reply: Reply) -> None:
-        """RunHistory a site's test scores."""
+        """Record a site's test scores."""
         found = self.test[site] = accepted_scores(reply.metrics, self.metrics, self.classes)
         without = {"reason": found["note"]} if found[self.metric] is None and "note" in found else {}
         self.tell("tested", {self.metric: found[self.metric], **without}, site=site)

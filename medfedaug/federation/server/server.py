@@ -181,7 +181,7 @@ class FederationServer:
         return {trouble["site"] for trouble in self.rounds[-1]["missing"]}
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
-        """RunHistory that a site did not answer a request, or not with a usable reply.
+        """Record that a site did not answer a request, or not with a usable reply.
 
         Args:
             task: the request's.

@@ -164,7 +164,7 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
 
 
 def check_values(site: str, tensors: Mapping[str, Any]) -> None:
-    """As `check_tensors`, where nobody knows in advance which keys and shapes come.
+    """Check tensors as `check_tensors` does, without keys and shapes known in advance.
 
     Raises:
         UpdateRefused: naming site, key, what was expected and what came.

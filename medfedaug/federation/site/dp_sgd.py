@@ -320,7 +320,7 @@ class _CaseDraws:
         return self._steps
 
     def draw(self) -> list[Callable[[], Sample]]:
-        """What makes a batch of each case of a step; a case without any sample is in none."""
+        """Draw a batch of each case of a step; a case without any sample is in none."""
         drawn = [one for one in self.ranges if self.random.random() < self.rate and len(one)]
         return [lambda one=one: self._batch(one) for one in drawn]  # type: ignore[misc]
 

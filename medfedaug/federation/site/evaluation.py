@@ -136,7 +136,7 @@ class _EvaluatedSite(Site):
         return reply
 
     def _compared(self, model: str, other: str) -> dict[str, Any]:
-        """What leaves of the difference between two models on the cases that both have a score of.
+        """Return the part that leaves of the difference between two models, on cases with scores of both.
 
         A patient's score is the mean over the patient's cases.
         """

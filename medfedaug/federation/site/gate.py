@@ -262,7 +262,7 @@ class GuardedDoor(Door):
             raise JobRefused(self.site, reason)
 
     def _check_verdict(self, config: RunConfig) -> JobEntry:
-        """What the administrator said holds also where no job needs an approval."""
+        """Apply the administrator's verdict even without approval."""
         entry = self.book.note(config, self.job, self.origin)
         self._check_refused(entry)
         return entry
@@ -365,7 +365,7 @@ class GuardedDoor(Door):
         return told
 
     def _own_text(self, site: str, trainer: SiteTrainer) -> Iterator[str]:
-        """What a message may say although the job says it too."""
+        """Return the text that a message may hold although the job has it too."""
         yield from (site, self.site, *(bundle.name for bundle in known()))
         for names in (self.rules.methods, self.rules.networks, self.rules.tasks, self.rules.loops):
             yield from names or ()

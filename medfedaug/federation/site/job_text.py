@@ -88,7 +88,7 @@ def _forms(text: str) -> Iterator[str]:
 
 
 def _spans(text: str, words: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Where known words stand by themselves."""
+    """Return the spans of known words that stand by themselves."""
     for word in words:
         if word and word in text:
             for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?![\w])", text):

@@ -464,7 +464,7 @@ def _said(split: str) -> str:
 
 
 def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told at all: a score that a site keeps is sent as none."""
+    """Return the scores to send: a score that the site keeps becomes ``None``."""
     return {key: value for key, value in metrics.items() if value is not None}
 
 

@@ -120,7 +120,7 @@ class ForeignLoop(ABC):
 
 
 class _MethodTransform(Transform, RandomizableTrait):
-    """What the methods do to a training image, once they have what they exchange before training.
+    """Apply the methods' transforms to a training image, after their exchange before training.
 
     With `RandomizableTrait`, MONAI's caches do not keep what it returns.
     """

@@ -126,7 +126,7 @@ class Site:
         self._ready, self._scored = True, False
 
     def _is_behind(self, request: Request) -> bool:
-        """Whether the request is about a model from before all rounds of this site.
+        """True where the request is about a model from before all rounds of this site.
 
         The site then answers as one that has not trained yet, whether it was restarted since or not.
         """
@@ -263,7 +263,7 @@ class Site:
             raise MedFedAugError(f"site {self.name}: it does not train in this job")
 
     def _member(self) -> Member:
-        """What the site knows of a training under secure aggregation without the server."""
+        """Return the site's own facts on a training under secure aggregation."""
         assert self.trainer.samples is not None
         weight = site_weight(self.trainer.config, len(self.trainer.samples.training()))
         return Member(weight, job_hash(self.trainer.config.to_dict()))

@@ -126,7 +126,7 @@ def _generators(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _is_walked(thing: Any) -> bool:
-    """Whether an object's attributes are state: those of methods are, wherever they come from."""
+    """True where an object's attributes are state: a method's are, wherever its class comes from."""
     if isinstance(thing, _DESCRIPTIONS) or callable(thing) or not hasattr(thing, "__dict__"):
         return False
     return isinstance(thing, (SitePart, SiteExchange)) or type(thing).__module__.startswith(_OWN_PACKAGES)
@@ -140,7 +140,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _kind(thing: Any) -> str:
-    """How an object is kept; ``"left"`` for one that is no state."""
+    """Return the way an object is kept; ``"left"`` for one that is no state."""
     if isinstance(thing, _PLAIN):
         return "plain"
     if isinstance(thing, Tensor):

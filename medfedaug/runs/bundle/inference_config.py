@@ -164,7 +164,7 @@ def _loaded(task: SegmentationTask, channels: int, photographs: bool) -> list[di
 
 
 def _placed(task: SegmentationTask, channels: int) -> list[dict[str, Any]]:
-    """As `medfedaug.data.preparation.Preparation.on_grid` does."""
+    """Place the image as `medfedaug.data.preparation.Preparation.on_grid` does."""
     plan, found = task.plan, []
     if plan.orientation is not None:
         found.append(_transform("Orientationd", axcodes=plan.orientation))
@@ -185,7 +185,7 @@ def _placed(task: SegmentationTask, channels: int) -> list[dict[str, Any]]:
 
 
 def _by_modality(normalisation: ModalityNormalisation) -> list[dict[str, Any]]:
-    """As `ModalityNormalisation` does, but for channels that a site does not have."""
+    """Normalise as `ModalityNormalisation` does, except for channels that a site does not have."""
     found = []
     if normalisation.clips:
         low, high = (
@@ -205,7 +205,7 @@ def _normalised(pair: Pair | None) -> list[dict[str, Any]]:
 
 
 def _resized(task: SegmentationTask) -> list[dict[str, Any]]:
-    """As `medfedaug.data.resizing.resize_in_plane` does."""
+    """Resize as `medfedaug.data.resizing.resize_in_plane` does."""
     if task.image_size is None:
         return []
     size = [task.image_size] * 2

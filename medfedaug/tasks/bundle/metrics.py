@@ -129,7 +129,7 @@ def _number(value: Any, details: Any) -> float | None:
 
 
 def _smaller_wins(configuration: BundleConfiguration) -> bool:
-    """Whether the evaluator takes a smaller key metric for a better one."""
+    """True where the evaluator takes a smaller key metric for a better one."""
     identifier = f"{configuration.evaluator}#{_COMPARED}"
     if configuration.raw(identifier) is None:
         return False

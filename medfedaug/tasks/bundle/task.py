@@ -129,7 +129,7 @@ class BundleTask(Task):
     # ------------------------------------------------------------------ samples
 
     def _applied(self, transforms: Compose, site: SiteFolder, case: Case, what: str) -> list[dict[str, Any]]:
-        """What transforms make of a case's files: one sample, or several."""
+        """Apply the transforms to a case's files: one sample, or several."""
         image = str(case.image) if not case.others else [str(path) for path in case.files]
         label = str(case.label) if self.dense else self.classes.index(str(case.label))
         try:
@@ -246,7 +246,7 @@ class BundleTask(Task):
         )
 
     def _processed(self, case: EvaluationCase, said: Tensor) -> Any:
-        """What the Bundle's post-processing makes of a case, as MONAI's evaluator calls it."""
+        """Apply the Bundle's post-processing to a case, as MONAI's evaluator does."""
         batch = {Keys.IMAGE: case.image[None], Keys.LABEL: case.label[None], Keys.PRED: said[None]}
         (item,) = decollate_batch(batch)
         try:
