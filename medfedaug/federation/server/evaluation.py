@@ -390,7 +390,7 @@ class Evaluation:
         return found
 
     def _missing(self) -> dict[str, dict[str, str]]:
-        """Return the reasons why sites lack a score of a model; sites that are not connected are among them."""
+        """Return the reasons why sites lack a score of a model, also of sites that are not connected."""
         absent = {*self.runs[FEDERATION].sites} - self.scored.keys() - self.missing.keys()
         missing = {**self.missing, **{site: {GLOBAL: f"site {site} is not connected"} for site in absent}}
         return {site: missing[site] for site in sorted(missing)}
