@@ -450,8 +450,8 @@ def save_statistics(
     """
     _check_sites(statistics)
     sites = {site: values.to_dict() for site, values in statistics.items()}
-    told = {"intensity": intensity} if intensity else {}
-    write_versioned(path, _KIND, _VERSION, {**told, "sites": sites})
+    metadata = {"intensity": intensity} if intensity else {}
+    write_versioned(path, _KIND, _VERSION, {**metadata, "sites": sites})
 
 
 def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics]:

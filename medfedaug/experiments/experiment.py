@@ -178,23 +178,23 @@ class Experiment(OneLineErrors):
 
     def described(self, preset: Preset) -> dict[str, Any]:
         """The experiment as it is written: with all that its runs have in common."""
-        told: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             if (value and value != entry.default) or entry.name in ("seeds", "folds"):
-                told[entry.name] = list(value) if isinstance(value, tuple) else value
+                entries[entry.name] = list(value) if isinstance(value, tuple) else value
         if self.own:
             common = {key: value for key, value in preset.config.items() if key not in (_PLAN, "planning")}
             if self.settings.get(_PLAN) == _AUTO:  # what is left to the plan is not said
                 common = {name: common[name] for name in _SAID}
             plan = Plan.from_dict(preset.config.get(_PLAN, {})).to_dict()
             common |= {key: value for key, value in plan.items() if value != Plan().to_dict()[key]}
-            told["settings"] = {**common, **self.settings}
+            entries["settings"] = {**common, **self.settings}
             if self.settings.get(_PLAN) not in (None, _AUTO):
-                del told["settings"][_PLAN]  # its values stand there one by one
+                del entries["settings"][_PLAN]  # its values stand there one by one
             for name in (*self.vary, *preset.follows):  # or they would be given when it is read again
-                told["settings"].pop(name, None)
-        return told
+                entries["settings"].pop(name, None)
+        return entries
 
     def _plain(self) -> dict[str, Any]:
         """The settings without ``plan``."""
@@ -309,12 +309,12 @@ def write_experiment(experiment: Experiment, preset: Preset) -> Path:
     Returns:
         The file.
     """
-    told = experiment.described(preset)
+    entries = experiment.described(preset)
     folder = experiment.out.resolve()
     for name in _PATHS:
-        if name in told:
-            told[name] = os.path.relpath(Path(told[name]).resolve(), folder)
-    text = yaml.safe_dump(_plain(told), sort_keys=False, allow_unicode=True, width=100)
+        if name in entries:
+            entries[name] = os.path.relpath(Path(entries[name]).resolve(), folder)
+    text = yaml.safe_dump(_plain(entries), sort_keys=False, allow_unicode=True, width=100)
     target = experiment.out / EXPERIMENT
     head = f"# medfedaug {__version__}; continue it with: medfedaug benchmark --experiment {EXPERIMENT}\n"
     experiment.out.mkdir(parents=True, exist_ok=True)

@@ -55,17 +55,17 @@ class PlannedRun:
     @property
     def folder(self) -> Path:
         """The run's folder inside the sweep's: ``<methods>/<variant>/seed-<k>``."""
-        told = [text for text in (self.variant, self.reduced) if text]
-        told += [f"without={self.held_out}"] if self.held_out else []
-        told += [f"fold={self.fold}of{self.folds}"] if self.fold else []
-        variant = re.sub(r"[\s\"{}]", "", ",".join(told)).replace("/", "-").replace(":", "-")
+        parts = [text for text in (self.variant, self.reduced) if text]
+        parts += [f"without={self.held_out}"] if self.held_out else []
+        parts += [f"fold={self.fold}of{self.folds}"] if self.fold else []
+        variant = re.sub(r"[\s\"{}]", "", ",".join(parts)).replace("/", "-").replace(":", "-")
         return Path(self.methods) / (variant or BASE) / f"seed-{self.seed}"
 
     def data_folder(self, benchmark: str) -> Path:
         """The folder of the data's marker inside the sweep's, named after the data's options and the fold."""
         defaults = find_benchmark(benchmark).options
-        told = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
-        name = "_".join([benchmark, *(f"{key}-{shown(value)}" for key, value in told.items())])
+        options = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
+        name = "_".join([benchmark, *(f"{key}-{shown(value)}" for key, value in options.items())])
         if self.fold:  # other seeds have other folds, under the same name
             return Path("data") / f"seed-{self.seed}" / f"{name}_fold-{self.fold}"
         return Path("data") / name

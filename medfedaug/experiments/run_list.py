@@ -240,7 +240,7 @@ def _planned(
         }
     )
     # Sorted: the folder must not depend on the order in which settings were given.
-    return PlannedRun(methods, tuple(sorted(draft.told)), run, data, ",".join(reduced), site, fold, folds)
+    return PlannedRun(methods, tuple(sorted(draft.chosen)), run, data, ",".join(reduced), site, fold, folds)
 
 
 class _Draft:
@@ -250,30 +250,30 @@ class _Draft:
         config: fields of the run's configuration.
         data: options of the data set.
         arguments: of each method.
-        told: names and values of the settings that differ from the preset.
+        chosen: names and values of the settings that differ from the preset.
     """
 
     def __init__(self, preset: Preset, methods: Sequence[str], *, held_out: bool) -> None:
         self.preset = preset
         self.config, self.data = dict(preset.config), dict(preset.data)
         self.arguments = {name: preset.arguments_of(name, held_out=held_out) for name in methods}
-        self.told: list[tuple[str, str]] = []
+        self.chosen: list[tuple[str, str]] = []
 
     def choose(self, name: str, value: Any) -> None:
-        """Set one of them; it is told unless the preset has that value."""
+        """Set one of them; record it unless the preset has that value."""
         method, _, argument = name.rpartition(".")
         if method:
-            told = _put(self.arguments[method], argument, value)
+            differs = _put(self.arguments[method], argument, value)
         elif name in _SETTABLE:
-            told = _put(self.config, name, value, getattr(RunConfig, name, None))
+            differs = _put(self.config, name, value, getattr(RunConfig, name, None))
         elif name in PLAN_FIELDS:
-            told = self._choose_plan(name, value)
+            differs = self._choose_plan(name, value)
         elif name == "fraction":
-            told = self._choose_fraction(value)
+            differs = self._choose_fraction(value)
         else:
-            told, self.data[name] = True, value
-        if told:
-            self.told.append((name, shown(value)))
+            differs, self.data[name] = True, value
+        if differs:
+            self.chosen.append((name, shown(value)))
 
     def _choose_plan(self, name: str, value: Any) -> bool:
         before = dict(self.config.get("plan", {}))

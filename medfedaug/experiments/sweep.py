@@ -101,12 +101,12 @@ def run_all(
             stack.enter_context(keep_decoded(memory))
             outcomes = ((run, make(run, on_event=tell)) for run in runs)
         for number, (run, reason) in enumerate(outcomes, start=1):
-            told = {"folder": str(run.folder), "made": run.folder not in finished}
+            entry = {"folder": str(run.folder), "made": run.folder not in finished}
             if reason:
                 failed[run.folder] = reason
-                tell({"event": "failed", **told, "reason": reason})
+                tell({"event": "failed", **entry, "reason": reason})
             else:
-                tell({"event": "run", **told, "number": number, "of": len(runs)})
+                tell({"event": "run", **entry, "number": number, "of": len(runs)})
     return failed
 
 

@@ -79,42 +79,44 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
             f"methods that learn faster look better than they are. Train longer: --rounds {2 * rising}."
         ]
     rows = {row.label: row for row in scores.rows if row.mean.mean is not None}
-    told, metric = [], find_metric(scores.metric)
+    sentences, metric = [], find_metric(scores.metric)
     sign = 1 if metric.higher_is_better else -1
     together = {label: row for label, row in rows.items() if label != ALONE}
     if not together:
         return [f"No run of a federation has a {metric.in_text}."]
     best = max(together.values(), key=lambda row: sign * fmean(row.mean.values))
     if ALONE in rows:
-        told.append(
+        sentences.append(
             _compared(
                 best, rows[ALONE], sign, "Train together", "Stay alone, as it looks now", metric.in_text
             )
         )
     if best.label != BASELINE and BASELINE in rows:
-        told.append(_compared(best, rows[BASELINE], sign, f"Go on with {best.label}", "", metric.in_text))
-        told += _by_site(rows, sign, metric.in_text)
+        sentences.append(
+            _compared(best, rows[BASELINE], sign, f"Go on with {best.label}", "", metric.in_text)
+        )
+        sentences += _by_site(rows, sign, metric.in_text)
     elif BASELINE in rows:
-        told.append(f"Go on with {BASELINE}: no other method that was tried scored above it.")
-    told.append(
+        sentences.append(f"Go on with {BASELINE}: no other method that was tried scored above it.")
+    sentences.append(
         f"That rests on {len(best.seeds)} trainings of a few rounds, and is no verdict: `medfedaug "
         "benchmark` with five seeds, folds and the rounds that you need gives one."
     )
-    return told
+    return sentences
 
 
 def _by_site(rows: Mapping[str, Row], sign: int, metric: str) -> list[str]:
     """Say which method is the best at each site, and by how much it is ahead of plain averaging."""
-    told = []
+    sentences = []
     for site, score in rows[BASELINE].sites.items():
         means = {label: row.sites[site].mean for label, row in rows.items() if site in row.sites}
         known = {label: mean for label, mean in means.items() if mean is not None}
         if score.mean is not None and known:
             best = max(known, key=lambda label: sign * known[label])
-            told.append(f"{site} {best} ({known[best] - score.mean:+.3f})")
-    if not told or len(told) > _MOST_SITES:
+            sentences.append(f"{site} {best} ({known[best] - score.mean:+.3f})")
+    if not sentences or len(sentences) > _MOST_SITES:
         return []
-    return [f"Best by site, with its {metric} minus that of {BASELINE}: {', '.join(told)}."]
+    return [f"Best by site, with its {metric} minus that of {BASELINE}: {', '.join(sentences)}."]
 
 
 def _compared(row: Row, other: Row, sign: int, ahead: str, behind: str, metric: str) -> str:

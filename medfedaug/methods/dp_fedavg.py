@@ -149,11 +149,11 @@ class DPFedAvgServer(KeptUpdates):
 
     def summary(self) -> dict[str, Any]:
         """n, what was added, who was clipped, and ε and δ of all rounds so far."""
-        told = {"sites": self.sites, "clip": self.method.clip, "noise": self.std, "clipped": self.clipped}
+        entry = {"sites": self.sites, "clip": self.method.clip, "noise": self.std, "clipped": self.clipped}
         if not self.method.noise_multiplier:
-            return told
+            return entry
         spent = {"privacy/epsilon": self.method.spent(self.rounds), "privacy/delta": self.method.delta}
-        return {**told, **spent}
+        return {**entry, **spent}
 
     def state(self) -> Payload:
         """n, and the number of releases."""

@@ -187,8 +187,8 @@ class Metric:
         try:
             found = self.compute(cases)
         except Exception as error:  # whatever the metric of another package does
-            told = withheld(f"{type(error).__name__}: {first_line(error)}")
-            raise ConfigError(f"metric {self.name} fails ({told})") from error
+            reason = withheld(f"{type(error).__name__}: {first_line(error)}")
+            raise ConfigError(f"metric {self.name} fails ({reason})") from error
         values = [found.score, *_all(found)]
         if not all(value is None or self.accepts(value) for value in values):
             raise ConfigError(f"metric {self.name}: a score does not lie between 0 and {self.largest:g}")

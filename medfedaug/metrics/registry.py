@@ -78,10 +78,10 @@ def metric_names(task: str, further: Sequence[str] = ()) -> tuple[str, ...]:
         plugin = plugins.find(plugins.METRICS, name, BUILT_IN_METRICS)
         if plugin is None:
             known = plugins.names(plugins.METRICS, BUILT_IN_METRICS)
-            told = (
+            problem = (
                 f"is one of every {_BUILT_IN[name].task}" if name in _BUILT_IN else "is added by no package"
             )
-            raise ConfigError(f"metric {name!r} {told}; added ones: {', '.join(known) or 'none'}")
+            raise ConfigError(f"metric {name!r} {problem}; added ones: {', '.join(known) or 'none'}")
         metric = plugin_metric(plugin)
         if metric.task != task:
             raise ConfigError(f"metric {name} is for {metric.task}, and the run is a {task}")
@@ -130,22 +130,22 @@ def add_recorded(described: Mapping[str, Any]) -> None:
         >>> find_metric("distance").higher_is_better
         False
     """
-    for name, told in described.items():
-        if not isinstance(told, Mapping):
+    for name, entry in described.items():
+        if not isinstance(entry, Mapping):
             continue
-        recorded = number_or_none(told.get("largest")) or 0.0
+        recorded = number_or_none(entry.get("largest")) or 0.0
         largest = recorded if recorded > 0 else 1.0
-        has_unit = told.get("has_unit") is True
+        has_unit = entry.get("has_unit") is True
         add_metric(
             Metric(
                 str(name),
-                str(told.get("title", name)),
-                told.get("higher_is_better") is not False,
+                str(entry.get("title", name)),
+                entry.get("higher_is_better") is not False,
                 largest,
                 has_unit,
-                str(told.get("cases", "images")),
+                str(entry.get("cases", "images")),
                 leaves=leaves_by_default(largest, has_unit=has_unit),
-                meaning=str(told.get("meaning", "")),
+                meaning=str(entry.get("meaning", "")),
             )
         )
 

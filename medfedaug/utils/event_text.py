@@ -167,14 +167,14 @@ class Teller:
     def _round_finished(self, event: Mapping[str, Any]) -> list[str]:
         losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
         of_losses = f"loss {losses}" if losses else LOSSES_STAY
-        told = [f"{event['seconds']:.1f} s"]
+        parts = [f"{event['seconds']:.1f} s"]
         if "samples" in event:
-            told.append(f"{event['samples']} samples")
+            parts.append(f"{event['samples']} samples")
             sizes = {name: n for name, n in event["bytes"].items() if n["up"] or n["down"]}
-            told += [
+            parts += [
                 f"{name} {size_text(n['up'])} up, {size_text(n['down'])} down" for name, n in sizes.items()
             ]
-        return [f"{self._of(event)}  {of_losses}  ({'; '.join(told)})"]
+        return [f"{self._of(event)}  {of_losses}  ({'; '.join(parts)})"]
 
     def _validated(self, event: Mapping[str, Any]) -> list[str]:
         found = ((name, value) for name, value in event.items() if name.startswith("val_"))
@@ -208,11 +208,11 @@ class Teller:
         self.round, self.rounds = max(self.round, event["round"]), event["rounds"]
         task = event["task"]
         begin = f"round {event['round']}/{event['rounds']}" if event["round"] else "before training"
-        told = [f"{name} {value:.4f}" for name, value in event["scores"].items()]
-        told += [f"{event['samples']} samples"] if event["samples"] else []
-        told.append(f"{event['seconds']:.1f} s")
+        parts = [f"{name} {value:.4f}" for name, value in event["scores"].items()]
+        parts += [f"{event['samples']} samples"] if event["samples"] else []
+        parts.append(f"{event['seconds']:.1f} s")
         if event.get("continued"):
-            told.append(f"gone on after {event['continued']} steps of an earlier process")
+            parts.append(f"gone on after {event['continued']} steps of an earlier process")
         sent = [f"the model ({size_text(event['model'])})"] if event["model"] else []
         sent += [f"{name}'s statistics ({size_text(n)})" for name, n in event["statistics"].items()]
         of = f" of {event['cases']} cases" if event["statistics"] else ""
@@ -223,7 +223,7 @@ class Teller:
             if event["scores"]
             else "sent nothing"
         )
-        lines = [f"{begin}: {task}: {', '.join(told)}; {what}"]
+        lines = [f"{begin}: {task}: {', '.join(parts)}; {what}"]
         if (reason := event.get("unscored", "")) != self._unscored_for and reason:
             lines.append(f"no score leaves: {reason}")
         self._unscored_for = reason

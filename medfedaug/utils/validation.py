@@ -105,11 +105,11 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
     known = tuple(known)
     extra = sorted(map(str, set(keys) - set(known)))
     if extra:
-        told = [
+        hints = [
             f"{key} (did you mean {near[0]}?)" if (near := get_close_matches(key, known, 1)) else key
             for key in extra
         ]
-        raise ConfigError(f"{unknown} {', '.join(told)}; known: {', '.join(known)}")
+        raise ConfigError(f"{unknown} {', '.join(hints)}; known: {', '.join(known)}")
 
 
 def check_printable(name: str, value: Any) -> None:

@@ -145,8 +145,8 @@ class BundleDefinition:
         try:
             found: Any = component.instantiate(params=list(parameters), **more)
         except Exception as error:  # whatever a class does with its arguments
-            told = withheld(first_line(error))
-            raise self.configuration.problem(self._optimiser, f"cannot be made ({told})") from error
+            reason = withheld(first_line(error))
+            raise self.configuration.problem(self._optimiser, f"cannot be made ({reason})") from error
         if not isinstance(found, torch.optim.Optimizer):
             raise self.configuration.problem(
                 self._optimiser, f"gives {type(found).__name__}, and no optimiser"

@@ -59,8 +59,8 @@ class BundleMetrics:
                 self._paths.setdefault(str(name).removeprefix("val_"), f"{identifier}#{name}")
         self.names = tuple(self._paths)
         for name, identifier in self._paths.items():
-            told = configuration.raw(configuration.follow(identifier))
-            kind = str(told.get("_target_")).rpartition(".")[2] if isinstance(told, Mapping) else ""
+            content = configuration.raw(configuration.follow(identifier))
+            kind = str(content.get("_target_")).rpartition(".")[2] if isinstance(content, Mapping) else ""
             lower = kind in _LOWER_IS_BETTER or (name == self.names[0] and _smaller_wins(configuration))
             largest = 1.0 if kind in _SHARES else _LARGEST
             title = name.replace("_", " ").capitalize()

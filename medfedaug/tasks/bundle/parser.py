@@ -66,8 +66,8 @@ class BundleConfiguration:
 
     def problem(self, key: str, reason: str) -> ConfigError:
         """An error that names the Bundle, its file and a key in it."""
-        told = key.replace("::", "#")  # as Bundles write it, and their authors look for it
-        return ConfigError(f"Bundle {self.bundle.name}: {self.file.name}: {told}: {reason}")
+        place = key.replace("::", "#")  # as Bundles write it, and their authors look for it
+        return ConfigError(f"Bundle {self.bundle.name}: {self.file.name}: {place}: {reason}")
 
     def _engine(self, kind: str) -> str:
         """The identifier of the trainer, or of the evaluator."""
@@ -141,8 +141,8 @@ class BundleConfiguration:
             reason: BaseException = error
             while isinstance(reason, RuntimeError) and reason.__cause__ is not None:
                 reason = reason.__cause__
-            told = withheld(f"{type(reason).__name__}: {first_line(reason)}")
-            raise self.problem(identifier, f"cannot be made ({told})") from error
+            text = withheld(f"{type(reason).__name__}: {first_line(reason)}")
+            raise self.problem(identifier, f"cannot be made ({text})") from error
 
     def component(self, identifier: str, *without: str) -> ConfigComponent:
         """A class with its arguments, to be made with others in the place of some of them.

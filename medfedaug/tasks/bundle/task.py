@@ -138,9 +138,9 @@ class BundleTask(Task):
             reason: BaseException = error
             while isinstance(reason, RuntimeError) and reason.__cause__ is not None:
                 reason = reason.__cause__
-            told = withheld(f"{type(reason).__name__}: {first_line(reason)}")
+            text = withheld(f"{type(reason).__name__}: {first_line(reason)}")
             raise DataError(
-                f"the {what} transforms of the Bundle {self.configuration.bundle.name} fail ({told})",
+                f"the {what} transforms of the Bundle {self.configuration.bundle.name} fail ({text})",
                 site=site.name,
                 path=case.image,
             ) from error
@@ -252,8 +252,8 @@ class BundleTask(Task):
         try:
             return apply_transform(self.postprocessing, item)
         except RuntimeError as error:
-            told = withheld(first_line(error.__cause__ or error))
-            raise self.configuration.problem("postprocessing", f"fails ({told})") from error
+            reason = withheld(first_line(error.__cause__ or error))
+            raise self.configuration.problem("postprocessing", f"fails ({reason})") from error
 
     def predict_case(
         self,
