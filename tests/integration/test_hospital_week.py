@@ -181,7 +181,7 @@ def test_a_week(orthanc, run, tmp_path):
         code, out, err = run("import", "--withdraw", gone, "--out", ours.out)
         assert code == 0, err
         assert "1 case" in out
-        assert "1 patients withdrawn" in out
+        assert "1 patient withdrawn" in out
         said = ours.load(ours.patients, *CHOSEN, "--keep-versions", 0, code=1)
         assert f"failed: {case}: the patient was withdrawn" in said
         assert "16 of 18 studies in" in said
