@@ -18,12 +18,12 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from medfedaug.config.run import Execution
-from medfedaug.federation.messages import TRAIN, Reply, Request
+from medfedaug.federation.messages.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier
-from medfedaug.federation.server.history import Event
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.presence import Presence
+from medfedaug.utils.event_text import OnEvent
 
 __all__ = ["Aborted", "NVFlareCarrier"]
 
@@ -60,7 +60,7 @@ class NVFlareCarrier(Carrier):
         abort_signal: Signal,
         period: float,
         presence: Presence,
-        on_event: Event,
+        on_event: OnEvent,
     ) -> None:
         self.presence, self.on_event = presence, on_event
         self._away: set[str] = set()

@@ -23,11 +23,10 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.job_folder import JOB_FOLDER
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.protocol import run
-from medfedaug.federation.server.checkpoint import server_checkpoint
-from medfedaug.federation.server.history import Event
 from medfedaug.federation.server.output import write_models, write_run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.carrier import Aborted, NVFlareCarrier
@@ -37,6 +36,7 @@ from medfedaug.nvflare_jobs.prospect import write_fingerprints, write_pages
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import REPORT, locked
 from medfedaug.utils import plugins
+from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
 from medfedaug.utils.printable import log_printable
 
@@ -68,7 +68,7 @@ class ProtocolController(Controller):
         self,
         settings: SiteSettings,
         carrier: Callable[[Path | None], NVFlareCarrier],
-        record: Event,
+        record: OnEvent,
         folder: Path,
         fl_ctx: FLContext,
     ) -> None:
@@ -184,7 +184,7 @@ class FederationController(ProtocolController):
         self,
         settings: SiteSettings,
         carrier: Callable[[Path | None], NVFlareCarrier],
-        record: Event,
+        record: OnEvent,
         folder: Path,
         fl_ctx: FLContext,
     ) -> None:

@@ -31,7 +31,7 @@ from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
-from medfedaug.federation.run_definition import bundle_run_settings
+from medfedaug.federation.messages.run_definition import bundle_run_settings
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
 from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric

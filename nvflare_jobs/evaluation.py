@@ -13,10 +13,9 @@ from nvflare.recipe.spec import Recipe
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.job_folder import EVALUATION
-from medfedaug.federation.messages import SCORING_TASKS
+from medfedaug.federation.messages.messages import SCORING_TASKS
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
-from medfedaug.federation.server.history import Event
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import Door
 from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
@@ -25,6 +24,7 @@ from medfedaug.nvflare_jobs.events import EventLog
 from medfedaug.nvflare_jobs.executor import AnsweringExecutor, site_trainer
 from medfedaug.nvflare_jobs.recipe import name_classes_only, server_settings
 from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import write_json
 from medfedaug.utils.validation import check_printable
 
@@ -63,7 +63,7 @@ class EvaluationController(ProtocolController):
         self,
         settings: SiteSettings,
         carrier: Callable[[Path | None], NVFlareCarrier],
-        record: Event,
+        record: OnEvent,
         folder: Path,
         fl_ctx: FLContext,
     ) -> None:

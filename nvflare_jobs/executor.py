@@ -20,7 +20,7 @@ from nvflare.fuel.utils import fobs
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
 from medfedaug.federation.site.gate import Door, GuardedDoor
 from medfedaug.federation.site.job_text import without_job_text

@@ -21,7 +21,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from medfedaug.client import DESK, META
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import Desk, ForeignLoop
 

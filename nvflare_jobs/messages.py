@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 
 __all__ = ["reply_from_model", "reply_to_model", "request_from_model", "request_to_model"]
 

@@ -16,8 +16,8 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import INITIAL_FILE, InitialWeights
-from medfedaug.federation.messages import TASKS
+from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
+from medfedaug.federation.messages.messages import TASKS
 from medfedaug.nvflare_jobs.app_validator import keys_with_variables
 from medfedaug.nvflare_jobs.controller import FederationController
 from medfedaug.nvflare_jobs.executor import SiteExecutor

@@ -18,8 +18,8 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
-from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
+from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.nvflare_jobs.allowed import needed_classes
 from medfedaug.nvflare_jobs.events import WARNING
 from medfedaug.nvflare_jobs.provisioning.project import check_site_name

@@ -15,7 +15,7 @@ from nvflare.recipe.utils import add_experiment_tracking
 from nvflare.widgets.widget import Widget
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply
+from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.messages import reply_from_model
 from medfedaug.utils.validation import check_choice, is_number
 

@@ -234,7 +234,7 @@ def export(
     from medfedaug.config.training_scripts import loop_reference
     from medfedaug.experiments.simulate import usual_settings
     from medfedaug.federation.composition import Composition, with_step_limit
-    from medfedaug.federation.initial_weights import InitialWeights
+    from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
 
     if out.exists():

@@ -300,8 +300,8 @@ def jobs(
     from datetime import datetime
 
     from medfedaug.config import bundle_reference
-    from medfedaug.federation.site.job_summary import job_state, summary
-    from medfedaug.federation.site.job_summary import record as record_of
+    from medfedaug.federation.job_summary import job_state, summary
+    from medfedaug.federation.job_summary import record as record_of
     from medfedaug.nvflare_jobs.kit import open_kit
     from medfedaug.privacy.job_log import WAITING
     from medfedaug.privacy.site_settings import SiteSettings

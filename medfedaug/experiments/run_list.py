@@ -19,7 +19,7 @@ from medfedaug.experiments.axes import Axis, shown
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.methods.registry import canonical_name, parse_methods
 
 __all__ = ["check_axes", "parse_methods_list", "plan"]

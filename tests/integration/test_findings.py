@@ -19,7 +19,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.nvflare_jobs.simulator import run_in_simulator
 
 pytestmark = pytest.mark.slow

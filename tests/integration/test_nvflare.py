@@ -19,7 +19,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, simulator
 from medfedaug.nvflare_jobs.messages import (
     reply_from_model,

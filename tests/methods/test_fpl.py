@@ -14,7 +14,7 @@ from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.server.tensor_checks import check_tensors
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods import FPL, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.tasks import ClassificationTask

@@ -12,7 +12,7 @@ from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.messages import Request
+from medfedaug.federation.messages.messages import Request
 from medfedaug.nvflare_jobs.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
 from medfedaug.nvflare_jobs.provisioning.project import project_file

@@ -10,7 +10,7 @@ from tracked import from_mlflow, told
 
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import simulate
-from medfedaug.federation.messages import Reply
+from medfedaug.federation.messages.messages import Reply
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs import tracking as module
 from medfedaug.nvflare_jobs.tracking import tracked

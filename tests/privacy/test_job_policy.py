@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from medfedaug.errors import JobRefused, RunFailed
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import Request
+from medfedaug.federation.messages.messages import Request
 from medfedaug.federation.site import gate
 from medfedaug.nvflare_jobs import simulator
 from medfedaug.nvflare_jobs.doctor import examine

@@ -22,8 +22,8 @@ from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer
-from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor

@@ -13,7 +13,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
-from medfedaug.federation.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
+from medfedaug.federation.messages.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.methods.base import SiteExchange
 from medfedaug.methods.registry import built_in_methods

@@ -13,7 +13,7 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import PREPARE, Reply
+from medfedaug.federation.messages.messages import PREPARE, Reply
 from medfedaug.privacy import PrivacyLedger
 
 FREE = {"min_cases": 1, "allow_limit": True}

@@ -17,7 +17,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.photographs import load_label_photograph
 from medfedaug.data.io.readers import load_volume
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.state import RoundMemory
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyLedger

@@ -16,7 +16,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.protocol import Carrier
 from medfedaug.federation.protocol import run as run_protocol
 from medfedaug.nvflare_jobs.executor import SiteExecutor

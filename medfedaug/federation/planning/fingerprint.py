@@ -16,7 +16,7 @@ from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_b
 from medfedaug.data.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 
 __all__ = [

@@ -19,7 +19,7 @@ from secure_project import LAX, SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
-from medfedaug.federation.messages import (
+from medfedaug.federation.messages.messages import (
     CONFIRM,
     KEYS,
     OPEN,

@@ -13,7 +13,7 @@ from secure_project import LAX, SERVER, SITES, Project, write_kit
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.simulate import configure
-from medfedaug.federation.messages import MASKED, SHARES, TRAIN
+from medfedaug.federation.messages.messages import MASKED, SHARES, TRAIN
 from medfedaug.federation.secure.agreement import PublicKeys
 from medfedaug.federation.secure.identity import Certificates
 from medfedaug.federation.secure.keys import KeyPair

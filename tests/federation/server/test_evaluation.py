@@ -21,7 +21,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.messages import Reply
+from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation

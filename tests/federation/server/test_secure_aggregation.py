@@ -16,7 +16,7 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
+from medfedaug.federation.messages.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
 from medfedaug.federation.secure.agreement import threshold
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import join, split

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages import MASKED, Reply, namespaced
+from medfedaug.federation.messages.messages import MASKED, Reply, namespaced
+from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.aggregation import Aggregation
-from medfedaug.federation.server.tensor_checks import StateDictValidator
 from medfedaug.methods.base import Payload, RoundMean, ServerContext
 from medfedaug.models.substitution import shared_by_name
 

@@ -12,7 +12,7 @@ from running import TINY_NETWORK
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
-from medfedaug.federation.server.checkpoint import check_same_run
+from medfedaug.federation.messages.checkpoint import check_same_run
 from medfedaug.federation.server.initial_exchange import OnceShared
 from medfedaug.federation.server.model_selection import Selection
 

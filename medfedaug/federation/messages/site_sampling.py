@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from medfedaug.config.run import MAX_SHARE, Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.federation.server.outlier_checks import LEAST_SITES
 from medfedaug.functional.weighted_mean import capped_weights
 
-__all__ = ["Participation", "site_weight"]
+__all__ = ["LEAST_SITES", "Participation", "site_weight"]
+
+LEAST_SITES = 3
+"""With fewer sites no site's values or share can be compared with those of the others."""
 
 
 def site_weight(config: RunConfig, samples: int) -> float:

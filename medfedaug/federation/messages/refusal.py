@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from medfedaug.errors import MedFedAugError, first_line
-from medfedaug.federation.messages import Reply
+from medfedaug.federation.messages.messages import Reply
 
 __all__ = ["raise_error", "refusal"]
 

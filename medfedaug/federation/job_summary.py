@@ -76,7 +76,7 @@ def summary(entry: JobEntry) -> list[str]:
 
     What leaves is read off what the server's half of each method would accept, which is built for it.
     """
-    from medfedaug.federation.messages import (
+    from medfedaug.federation.messages.messages import (
         num_bytes,  # and with it PyTorch, which a list of jobs does without
     )
     from medfedaug.federation.server.server import FederationServer

@@ -16,7 +16,7 @@ from opacus.accountants import RDPAccountant
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.methods import FedFA, FedFAh, FedMix, FedRDN, Norm, method_names
 from medfedaug.methods.base import Contributions, ServerContext, SiteContext, SiteExchange
 from medfedaug.models import build_network, ffa_layers

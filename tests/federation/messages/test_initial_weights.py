@@ -15,7 +15,7 @@ from medfedaug.errors import ConfigError, MedFedAugWarning
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import run_in_process
-from medfedaug.federation.initial_weights import INITIAL_FILE, InitialWeights
+from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.models import build_network
 from medfedaug.models.weights import fit_weights, read_weights

@@ -1,0 +1,1 @@
+"""Whatever server, site, planning and secure aggregation share."""
