@@ -36,7 +36,7 @@ from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs import simulator
+from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
 

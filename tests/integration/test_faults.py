@@ -26,7 +26,7 @@ from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, i
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
 from medfedaug.federation.messages.messages import TEST
 from medfedaug.federation.site.local_training import LocalTraining
-from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
 
 FAULTS = Path(__file__).parents[1] / "support/faults"
 EVERYTHING = "fedrdn,fedfa+,fedbn"

@@ -20,7 +20,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods import parse_methods
-from medfedaug.nvflare_jobs.doctor import examine
-from medfedaug.nvflare_jobs.kit import open_kit
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.statistics import load_statistics
 
 

@@ -1,1 +1,1 @@
-"""Whatever server, site, planning and secure aggregation share."""
+"""Messages between server and site, and the checks and files that both sides share."""

@@ -21,7 +21,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.federation.job_summary import summary
 from medfedaug.federation.messages.messages import PREPARE, PROSPECT, TRAIN, Reply, Request
 from medfedaug.federation.planning.prospect import Prospecting
-from medfedaug.nvflare_jobs.doctor import examine
+from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.privacy.job_log import JobBook
 

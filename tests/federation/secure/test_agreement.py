@@ -33,7 +33,7 @@ from medfedaug.federation.secure import agreement, masks, unmasking
 from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.identity import kit_identity
+from medfedaug.nvflare_jobs.job.identity import kit_identity
 
 SITES = "ABCDEF"
 

@@ -29,7 +29,7 @@ from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedDoor
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.nvflare_jobs import simulator
+from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.score_release import step_of
 
