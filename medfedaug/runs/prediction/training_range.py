@@ -13,8 +13,8 @@ from torch import Tensor
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
 from medfedaug.federation.site.data_folder import open_own_data
-from medfedaug.runs.case_quality import count_components
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.prediction.case_quality import count_components
 
 __all__ = ["TrainingRange", "volumes_in_millilitres"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError
-from medfedaug.runs.case_quality import look_first
+from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
 from medfedaug.utils.structure import (
     Check,

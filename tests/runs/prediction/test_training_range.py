@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.runs.training_range import TrainingRange
+from medfedaug.runs.prediction.training_range import TrainingRange
 
 CLASSES = ("background", "core", "rim")
 

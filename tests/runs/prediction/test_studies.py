@@ -25,8 +25,8 @@ from medfedaug.cli.predict import key_folder
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.pacs.archive import Wanted, open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms
-from medfedaug.runs.archive_predictions import predict_studies
-from medfedaug.runs.ensemble import Ensemble
+from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.studies import predict_studies
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 

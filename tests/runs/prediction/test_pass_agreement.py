@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfedaug.runs.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.tasks import Prediction
 
 

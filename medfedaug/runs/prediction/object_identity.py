@@ -15,9 +15,9 @@ from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.segment_codes import SegmentCodes, read_segment_codes
 from medfedaug.errors import ConfigError
-from medfedaug.runs.ensemble import Ensemble
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction.ensemble import Ensemble
 
 __all__ = ["channel_keys", "further_series", "object_identity", "read_codes"]
 

@@ -25,18 +25,18 @@ from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.job_folder import STATISTICS
-from medfedaug.runs.case_quality import case_quality
-from medfedaug.runs.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
-from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.object_identity import further_series, object_identity, read_codes
-from medfedaug.runs.pass_agreement import PassAgreement
-from medfedaug.runs.prediction_image import draw_classified, draw_label_map, write_picture
-from medfedaug.runs.predictions_file import Predictions
-from medfedaug.runs.predictor import Predictor, predictions
-from medfedaug.runs.training_range import TrainingRange, volumes_in_millilitres
+from medfedaug.runs.prediction.case_quality import case_quality
+from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
+from medfedaug.runs.prediction.input_drift import Familiar
+from medfedaug.runs.prediction.object_identity import further_series, object_identity, read_codes
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
+from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.predictor import Predictor, predictions
+from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
 from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.utils.versions import software_versions
@@ -97,7 +97,8 @@ def predict_images(
         flips: whether each model also predicts the flipped images. The label map stays that of the image as
             it is; the agreement of all passes is a measure of its quality.
         uncertainty_map: whether the deviation of the passes' probabilities is written
-            (`medfedaug.runs.pass_agreement.PassAgreement.deviation`), as NIfTI below ``uncertainty``.
+            (`medfedaug.runs.prediction.pass_agreement.PassAgreement.deviation`), as NIfTI below
+            ``uncertainty``.
         data: the site's data, whose training label maps say which sizes and numbers of pieces are usual.
         again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
         further: SeriesInstanceUIDs of the series besides the first one of which the images are, by case and

@@ -14,7 +14,7 @@ from medfedaug.federation.job_folder import STATISTICS
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.tasks.flips import FlippedNetwork, flips_of

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
-from medfedaug.runs.case_quality import case_quality, look_first
+from medfedaug.runs.prediction.case_quality import case_quality, look_first
 
 
 def test_soft_dice_confidence_is_its_equation_in_2d_and_3d():

@@ -12,8 +12,8 @@ import pytest
 from finished_runs import balanced, simulated
 
 from medfedaug.errors import ConfigError
-from medfedaug.runs.ensemble import Ensemble
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.prediction.ensemble import Ensemble
 
 
 @pytest.fixture(scope="module")

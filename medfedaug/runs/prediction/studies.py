@@ -26,12 +26,12 @@ from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.privacy.pseudonyms import Pseudonyms
-from medfedaug.runs.ensemble import Ensemble
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.object_identity import channel_keys, object_identity, read_codes
-from medfedaug.runs.predict import Event, object_files, predict_images, uses_given_images
-from medfedaug.runs.predictions_file import Predictions
+from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.object_identity import channel_keys, object_identity, read_codes
+from medfedaug.runs.prediction.predict import Event, object_files, predict_images, uses_given_images
+from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
 
 __all__ = ["StudyPredictions", "predict_studies"]
@@ -94,12 +94,12 @@ def predict_studies(
         models: one run, or several.
         archive: the archive.
         wanted: the studies.
-        out: the folder of `medfedaug.runs.predict.predict_images`, whose cases have pseudonyms.
+        out: the folder of `medfedaug.runs.prediction.predict.predict_images`, whose cases have pseudonyms.
         objects: kinds of objects besides the DICOM SEG.
         store: whether objects are stored in the archive.
         again: whether other objects are stored where the archive has this model's objects already.
         site: the site whose images they are.
-        statistics: of `medfedaug.runs.predict.predict_images`, as ``codes``.
+        statistics: of `medfedaug.runs.prediction.predict.predict_images`, as ``codes``.
         codes: see there.
         flips: see there.
         series: UID of the image's series, or regular expression for number, description and modality.
@@ -110,7 +110,7 @@ def predict_studies(
         overwrite: delete what an earlier call wrote to ``out`` and start anew.
         parallel: studies that are fetched at a time.
         on_event: called with a small dictionary for everything that a user may want to see.
-        **options: others of `medfedaug.runs.predict.predict_images`.
+        **options: others of `medfedaug.runs.prediction.predict.predict_images`.
 
     Raises:
         ConfigError: where nothing can be predicted, before anything is fetched.

@@ -13,7 +13,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from medfedaug.data.quality.connected_pieces import connected_pieces
-from medfedaug.runs.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
 
 __all__ = ["case_quality", "count_components", "look_first"]
 

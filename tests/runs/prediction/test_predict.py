@@ -19,7 +19,7 @@ from written_volumes import AFFINE, turn, write
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.readers import load_volume
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.predictions_file import Predictions
+from medfedaug.runs.prediction.predictions_file import Predictions
 
 GEOMETRY = ("pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d")
 GEOMETRY += ("qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z")
