@@ -30,7 +30,7 @@ from running import TINY_NETWORK, command
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry

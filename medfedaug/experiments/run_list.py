@@ -12,7 +12,7 @@ from typing import Any
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.datasets.registry import check_options, find_benchmark, find_root, open_benchmark
+from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import Axis, shown

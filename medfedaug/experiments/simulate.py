@@ -18,7 +18,7 @@ from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, 
 from medfedaug.config.storage import Storage
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import is_own_data
-from medfedaug.data.datasets.registry import OWN_DATA, is_federation, read_federation
+from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.quality.file_hashes import (
     check_made_with,
     check_unchanged,

@@ -25,7 +25,7 @@ from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS
-from medfedaug.data.datasets.registry import BENCHMARKS
+from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import SiteFolder, open_site

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_by_patient
-from medfedaug.data.preparation import Preparation
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard

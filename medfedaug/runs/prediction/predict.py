@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.decoded_cache import keep_decoded
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
 from medfedaug.data.io.dicom_series import open_series
@@ -21,6 +20,7 @@ from medfedaug.data.io.formats import format_of, is_dicom
 from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
 from medfedaug.data.io.segment_codes import SegmentCodes
 from medfedaug.data.io.voxel_files import files_of
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line

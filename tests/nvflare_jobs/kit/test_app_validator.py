@@ -17,7 +17,7 @@ from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import VALIDATOR
 
 SIDES = {"client": "hospital-a", "server": "fl-server.example.org"}
-START = Path(__file__).parents[1] / "support/nvflare_start.py"
+START = Path(__file__).parents[2] / "support/nvflare_start.py"
 
 
 def job_of(folder: Path, config) -> Path:

@@ -27,7 +27,7 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
 )
 from medfedaug.nvflare_jobs.kit.kit_status import KitStatus
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy/prometheus"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy/prometheus"
 SITE = HOSPITALS[0]
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.normalisation import ModalityNormalisation
-from medfedaug.data.resizing import resize_in_plane
+from medfedaug.data.preparation.normalisation import ModalityNormalisation
+from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.functional import foreground_voxels, histogram_landmarks
 from medfedaug.statistics import image_moments
 

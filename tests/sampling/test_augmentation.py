@@ -10,11 +10,16 @@ from monai.transforms import Compose, Flip, Rotate
 from torch.utils.data import DataLoader
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.augmentation import ConcatenatedDataset, FlipRotate, MonaiAugmentation, TrainingDataset
-from medfedaug.data.datasets.registry import OWN_DATA, write_federation
+from medfedaug.data.benchmarks import OWN_DATA, write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods
+from medfedaug.sampling.augmentation import (
+    ConcatenatedDataset,
+    FlipRotate,
+    MonaiAugmentation,
+    TrainingDataset,
+)
 from medfedaug.tasks import make_task
 
 LABELLED = (("image", "bilinear"), ("label", "nearest"))

@@ -15,11 +15,11 @@ from benchmark_files import write_prostate
 from written_volumes import write_dicom
 
 from medfedaug.config.storage import Storage
-from medfedaug.data import cache
-from medfedaug.data.cache import CaseCache
-from medfedaug.data.datasets.registry import open_benchmark
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.images import ImageFolder
+from medfedaug.data.preparation import cache
+from medfedaug.data.preparation.cache import CaseCache
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 

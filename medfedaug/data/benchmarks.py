@@ -10,17 +10,19 @@ federation opens its own site from it by name.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SiteFolder, spread
-from medfedaug.data.datasets import domains, handwriting, label_skew, lgg, prostate, retina
 from medfedaug.data.folders import MARKER, own_data
+from medfedaug.data.published import Benchmark
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice
@@ -29,7 +31,6 @@ __all__ = [
     "BENCHMARKS",
     "MARKER",
     "OWN_DATA",
-    "Benchmark",
     "check_options",
     "find_benchmark",
     "find_root",
@@ -44,139 +45,8 @@ __all__ = [
 _KIND, _VERSION = "federation", 1
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A published data set.
-
-    Args:
-        open: from the folder and options to the sites; raises `FileNotFoundError` for what is not there.
-        description: in one line.
-        source: where its owners publish it.
-        layout: what the folder holds, in one line.
-    """
-
-    open: Callable[..., list[SiteFolder]]
-    description: str
-    source: str
-    layout: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `open_benchmark` for this benchmark, with their defaults."""
-        own = list(inspect.signature(self.open).parameters.values())[1:]
-        return {"fraction": 1.0, "unseen": "", **{option.name: option.default for option in own}}
-
-
-_PROSTATE_SOURCE = (
-    "https://liuquande.github.io/SAML and, for split=published, "
-    "https://github.com/med-air/HarmoFL/tree/main/data/prostate (the permutations)"
-)
-_PROSTATE_LAYOUT = (
-    "{BIDMC,HK,I2CVB,BMC,RUNMC,UCL}/Case<n>.nii.gz and Case<n>_segmentation.nii.gz "
-    "(ISBI_1.5 may stand for BMC, ISBI for RUNMC); for split=published also <site>-index.npy"
-)
-
-BENCHMARKS: dict[str, Benchmark] = {
-    "office_caltech_10": Benchmark(
-        domains.office_caltech_10,
-        "Office-Caltech 10: photographs of ten classes from four sources",
-        "https://github.com/med-air/FedBN (office_caltech_10_dataset.zip)",
-        "{amazon,caltech,dslr,webcam}/<class>/*.jpg and <site>_{train,test}.pkl "
-        "(or splits/<site>_{train,test}.json)",
-    ),
-    "domainnet_10": Benchmark(
-        domains.domainnet_10,
-        "DomainNet-10: ten classes of DomainNet in six styles",
-        "https://ai.bu.edu/M3SDA and https://github.com/med-air/FedBN (domainnet_dataset.zip: lists)",
-        "{clipart,infograph,painting,quickdraw,real,sketch}/<class>/* and <site>_{train,test}.pkl "
-        "(or splits/<site>_{train,test}.json)",
-    ),
-    "pacs": Benchmark(
-        domains.pacs,
-        "PACS: seven classes as art painting, cartoon, photo and sketch",
-        "https://domaingeneralization.github.io/#data",
-        "{art_painting,cartoon,photo,sketch}/<class>/*; for split=published also "
-        "<site>_{train,crossval}_kfold.txt",
-    ),
-    "vlcs": Benchmark(
-        domains.vlcs,
-        "VLCS: five classes from Caltech, LabelMe, Pascal and Sun",
-        "https://github.com/fmcarlucci/JigenDG#vlcs",
-        "{CALTECH,LABELME,PASCAL,SUN}/{train,crossval,test}/{0,1,2,3,4}/* or <site>/<class>/*",
-    ),
-    "officehome": Benchmark(
-        domains.officehome,
-        "OfficeHome: 65 classes as art, clipart, product and real world",
-        "https://www.hemanthdv.org/officeHomeDataset.html",
-        "{Art,Clipart,Product,Real World}/<class>/*.jpg",
-    ),
-    "digits": Benchmark(
-        handwriting.digits,
-        "Digits: MNIST, MNIST-M, SVHN, USPS and SynthDigits, those that are there",
-        "http://yann.lecun.com/exdb/mnist, http://yaroslav.ganin.net (MNIST-M, SynthDigits), "
-        "http://ufldl.stanford.edu/housenumbers, "
-        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps), "
-        "or https://github.com/med-air/FedBN (digit_dataset.zip)",
-        "MNIST/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz], "
-        "MNIST_M/mnist_m_{train,test}/*.png and mnist_m_{train,test}_labels.txt, "
-        "SVHN/{train,test}_32x32.mat, USPS/usps.bz2 and usps.t.bz2, "
-        "SynthDigits/synth_{train,test}_32x32.mat, "
-        "or <site>/partitions/train_part{0..9}.pkl and <site>/test.pkl",
-    ),
-    "femnist": Benchmark(
-        handwriting.femnist,
-        "FEMNIST: 62 handwritten characters, a site a writer",
-        "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist "
-        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)",
-        "data/{train,test}/*.json or data/all_data/*.json",
-    ),
-    "emnist": Benchmark(
-        handwriting.emnist,
-        "EMNIST ByClass: 62 handwritten characters, a site a writer",
-        "https://www.nist.gov/itl/products-and-services/emnist-dataset (MATLAB format)",
-        "emnist-byclass.mat",
-    ),
-    "cifar_10": Benchmark(
-        label_skew.cifar_10,
-        "CIFAR-10 dealt to sites with class proportions of their own",
-        "https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
-        "cifar-10-batches-py/{batches.meta,data_batch_1,...,data_batch_5,test_batch}, "
-        "or as image files: {train,test}/<class>/*",
-    ),
-    "tiny_imagenet": Benchmark(
-        label_skew.tiny_imagenet,
-        "Tiny-ImageNet, 200 classes, dealt to sites with class proportions of their own",
-        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}",
-    ),
-    "prostate_mri": Benchmark(
-        prostate.prostate_mri,
-        "ProstateMRI: prostate segmentation in T2-weighted MRI of six sites",
-        _PROSTATE_SOURCE,
-        _PROSTATE_LAYOUT,
-    ),
-    "mini_prostate_mri": Benchmark(
-        prostate.mini_prostate_mri,
-        "ProstateMRI with a sixth of the training cases",
-        _PROSTATE_SOURCE,
-        _PROSTATE_LAYOUT,
-    ),
-    "lgg_multisite": Benchmark(
-        lgg.lgg_multisite,
-        "LGG: FLAIR abnormality in brain MRI of five institutions",
-        "https://www.kaggle.com/datasets/mateuszbuda/lgg-mri-segmentation",
-        "kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif, or <site>/dataset.json with volumes",
-    ),
-    "retina_vessels": Benchmark(
-        retina.retina_vessels,
-        "Retinal vessels: photographs from five cameras with masks, one camera without blue",
-        "https://drive.grand-challenge.org (DRIVE), https://cecas.clemson.edu/~ahoover/stare (STARE), "
-        "https://blogs.kingston.ac.uk/retinal/chasedb1 (CHASEDB1), "
-        "https://people.duke.edu/~sf59/Estrada_TMI_2015_dataset.htm (AVWIDE, VEVIO)",
-        "{AVWIDE,CHASEDB1,DRIVE,STARE,VEVIO}/dataset.json with images and masks as PNG, "
-        'and "patient" in each row',
-    ),
-}
+BENCHMARKS: dict[str, Benchmark] = {}
+"""The published data sets, by name."""
 
 OWN_DATA = "own_data"
 """The name, in a marker and in results, of a folder of sites that is no published data set."""
@@ -362,3 +232,16 @@ def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
         raise ValueError("options cannot name the benchmark, its root or a limit")
     root = Path(os.path.normpath(path.parent / str(content.get("root", "."))))
     return str(content["benchmark"]), root, options
+
+
+def _registered() -> dict[str, Benchmark]:
+    """Every entry of an object `BENCHMARKS` of a module in the package of data sets, by name."""
+    package, folder = f"{__package__}.datasets", Path(__file__).parent / "datasets"
+    modules = [
+        importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules([str(folder)])
+    ]
+    return {name: one for module in modules for name, one in getattr(module, "BENCHMARKS", {}).items()}
+
+
+# Last, since the modules of data sets import what stands beside this one.
+BENCHMARKS.update(_registered())

@@ -13,7 +13,7 @@ from benchmark_files import (
 )
 from running import SHARED
 
-from medfedaug.data.datasets.registry import BENCHMARKS, MARKER, open_benchmark, write_federation
+from medfedaug.data.benchmarks import BENCHMARKS, MARKER, open_benchmark, write_federation
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import configure
@@ -71,7 +71,7 @@ def test_options_that_cannot_be(tmp_path, name, options, message):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_and_option_is_documented(name):
-    page = (Path(__file__).parents[3] / "docs/datasets.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/datasets.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
     for option in set(BENCHMARKS[name].options) - {"fraction", "unseen"}:
         assert f"`{option}`" in row or row.endswith("| the same |")
