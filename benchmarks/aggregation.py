@@ -20,7 +20,7 @@ from measure import hardware, parser
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply
-from medfedaug.federation.messages import PREPARE, TRAIN, namespaced
+from medfedaug.federation.messages.messages import PREPARE, TRAIN, namespaced
 from medfedaug.methods import parse_methods
 
 NETWORKS = {"default": (16, 32, 64, 128, 256, 16), "paper": (32, 64, 128, 256, 512, 32)}

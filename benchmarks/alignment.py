@@ -38,9 +38,9 @@ from measure import hardware
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
+from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.datasets.registry import find_root, open_benchmark, write_federation
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import federation_settings, find_sites
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.presets import PRESETS

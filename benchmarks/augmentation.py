@@ -11,7 +11,7 @@ import torch
 from measure import alternately, hardware, parser, report
 from monai.transforms import Compose, RandFlipd, RandRotated
 
-from medfedaug.data.augmentation import FlipRotate
+from medfedaug.sampling.augmentation import FlipRotate
 
 SHAPES = [(3, 64, 64), (3, 128, 128), (3, 256, 256), (1, 384, 384)]
 BATCH = 32

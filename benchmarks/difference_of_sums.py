@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import TRAIN, Request
+from medfedaug.federation.messages.messages import TRAIN, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods

@@ -23,7 +23,7 @@ from measure import hardware
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import Reply, Request, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.step_comparison import ComparedStep, StepComparison
 from medfedaug.methods import parse_methods

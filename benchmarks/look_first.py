@@ -35,13 +35,13 @@ from medfedaug.data.folders import own_data
 from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
-from medfedaug.runs.case_quality import count_components
 from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.input_drift import Familiar
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.pass_agreement import PassAgreement
-from medfedaug.runs.predictor import Predictor
-from medfedaug.runs.training_range import TrainingRange, volumes_in_millilitres
+from medfedaug.runs.prediction.case_quality import count_components
+from medfedaug.runs.prediction.input_drift import Familiar
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.predictor import Predictor
+from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
 from medfedaug.tasks import Prediction
 from medfedaug.tasks.flips import flips_of
 

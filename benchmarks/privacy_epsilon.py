@@ -32,8 +32,8 @@ from measure import hardware
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.server.output import write_json
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.methods import parse_methods
 from medfedaug.methods.base import Bounds, Contributions, Payload, SiteExchange
 from medfedaug.methods.fedfa import FedFAServer

@@ -29,8 +29,8 @@ from measure import hardware
 from torch.utils.flop_counter import FlopCounterMode
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.registry import find_root, open_benchmark, write_federation
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import federation_settings
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.presets import PRESETS

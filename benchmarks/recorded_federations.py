@@ -20,8 +20,8 @@ from shift_gain import moved
 
 from medfedaug.analysis.calibration_table import FEDAVG, PHANTOM, REAL
 from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.benchmarks import find_root, open_benchmark
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.datasets.registry import find_root, open_benchmark
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, described, sampled
 from medfedaug.data.sites import arrange_channels
 from medfedaug.errors import ConfigError, first_line

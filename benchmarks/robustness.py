@@ -49,7 +49,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import RunFailed
 from medfedaug.federation import Reply, Request, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages import PREPARE, TRAIN
+from medfedaug.federation.messages.messages import PREPARE, TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure

@@ -36,7 +36,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import open_site
 from medfedaug.federation import FederationServer, SiteTrainer
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedDoor

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from measure import hardware, parser
 
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.secure.masks import Member, SiteMasks
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.functional.weighted_mean import WeightedMean

@@ -39,7 +39,8 @@ from measure import hardware
 
 from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.analysis.shift import Shift
-from medfedaug.data.datasets.phantom import MANIFEST, Scanner, make_phantom
+from medfedaug.data.datasets.phantom import Scanner, make_phantom
+from medfedaug.data.folders import MANIFEST
 from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import find_sites
 from medfedaug.federation import run_in_process

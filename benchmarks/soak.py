@@ -42,9 +42,9 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import StorageError
 from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
-from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure

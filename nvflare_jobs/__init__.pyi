@@ -1,4 +1,4 @@
-from .controller import FederationController as FederationController
-from .executor import SiteExecutor as SiteExecutor
-from .recipe import MedFedAugRecipe as MedFedAugRecipe
-from .simulator import run_in_simulator as run_in_simulator
+from .job.controller import FederationController as FederationController
+from .job.executor import SiteExecutor as SiteExecutor
+from .job.recipe import MedFedAugRecipe as MedFedAugRecipe
+from .simulator.simulator import run_in_simulator as run_in_simulator

@@ -30,13 +30,13 @@ from running import TINY_NETWORK, command
 from medfedaug.config import bundle_reference as content
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs import simulator
+from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
 

@@ -27,7 +27,7 @@ from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
-from medfedaug.federation.messages import TRAIN, VALIDATE, Reply
+from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply
 from medfedaug.methods import parse_methods
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples/loops"

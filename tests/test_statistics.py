@@ -11,7 +11,7 @@ import torch
 from monai.data import MetaTensor
 
 from medfedaug import statistics
-from medfedaug.data.resizing import resize_in_plane
+from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.statistics import (
     ChannelStatistics,
     channel_statistics,

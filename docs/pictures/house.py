@@ -41,6 +41,7 @@ PURPOSE = {
     "nvflare_jobs": "NVFlare jobs, kits, doctor",
     "privacy": "site policy, ledger, job rules",
     "runs": "a finished run: predict, evaluate",
+    "sampling": "training samples, augmented",
     "simulate": "the name users import",
     "statistics": "channel statistics of a site",
     "tasks": "samples, loss, inference",

@@ -13,8 +13,8 @@ from PIL import Image
 
 from medfedaug._version import __version__
 from medfedaug.analysis import page
-from medfedaug.runs.case_quality import look_first
-from medfedaug.runs.predictions_file import Predictions
+from medfedaug.runs.prediction.case_quality import look_first
+from medfedaug.runs.prediction.predictions_file import Predictions
 
 __all__ = ["PAGE", "write_predictions_page"]
 

@@ -21,7 +21,7 @@ from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN
 from medfedaug.data.base import SiteFolder, spread
-from medfedaug.data.datasets.registry import (
+from medfedaug.data.benchmarks import (
     BENCHMARKS,
     OWN_DATA,
     find_root,
@@ -29,7 +29,7 @@ from medfedaug.data.datasets.registry import (
     write_federation,
 )
 from medfedaug.data.io.formats import is_photograph
-from medfedaug.data.preparation import Preparation
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS

@@ -255,7 +255,7 @@ def run_experiment(
 
 
 def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:
-    from medfedaug.data.datasets.registry import BENCHMARKS, is_there
+    from medfedaug.data.benchmarks import BENCHMARKS, is_there
 
     there: dict[str, str] = {}
     if data is not None:

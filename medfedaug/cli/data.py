@@ -154,7 +154,7 @@ def statistics(
     ] = None,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
-    from medfedaug.data.preparation import Preparation
+    from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.quality.intensity_scales import uneven_sites
     from medfedaug.data.sites import (
         arrange_channels,

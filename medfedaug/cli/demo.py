@@ -127,7 +127,7 @@ def demo(
 
 def _scanners(data: Path, patients: int, odd: str) -> list[list[str]]:
     """Print how the scanners differ, and return the same as lines of cells for the page."""
-    from medfedaug.data.datasets.phantom import MANIFEST
+    from medfedaug.data.folders import MANIFEST
 
     found = json.loads((data / MANIFEST).read_text())["sites"]
     header = ["site", *_SCANNER.values()]

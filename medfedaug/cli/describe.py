@@ -25,7 +25,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.config.validated import json_schema
-from medfedaug.data.datasets.registry import BENCHMARKS
+from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.experiment import Experiment
 from medfedaug.experiments.presets import PRESETS

@@ -57,7 +57,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     with importing():
         from medfedaug.runs.evaluate import evaluate_model

@@ -16,8 +16,8 @@ from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.runs.archive_predictions import StudyPredictions
-    from medfedaug.runs.ensemble import Ensemble
+    from medfedaug.runs.prediction.ensemble import Ensemble
+    from medfedaug.runs.prediction.studies import StudyPredictions
 
 __all__ = ["predict"]
 
@@ -190,8 +190,8 @@ def predict(
     from medfedaug.analysis.page import check_page
     from medfedaug.analysis.predictions_page import PAGE, write_predictions_page
     from medfedaug.data.io.dicom_identity import ObjectKind
-    from medfedaug.runs.ensemble import Ensemble
-    from medfedaug.runs.predict import predict_images
+    from medfedaug.runs.prediction.ensemble import Ensemble
+    from medfedaug.runs.prediction.predict import predict_images
 
     if (images is None) == (not archive.given):
         raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
@@ -261,7 +261,7 @@ def _predict_studies(
     from medfedaug.data.pacs.studies_file import read_studies
 
     require_pacs("shapely", "highdicom")
-    from medfedaug.runs.archive_predictions import predict_studies
+    from medfedaug.runs.prediction.studies import predict_studies
 
     wanted = read_studies(studies)
     with resumable(), archive.open() as source:
@@ -295,7 +295,7 @@ def _print_stored(found: StudyPredictions, out: Path) -> None:
 
 
 def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) -> None:
-    from medfedaug.runs.case_quality import look_first
+    from medfedaug.runs.prediction.case_quality import look_first
 
     dense = task == "segmentation"
     millimetres = all("volume_ml" in entry for entry in cases.values())

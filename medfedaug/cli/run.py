@@ -39,7 +39,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
-from medfedaug.nvflare_jobs.simulator_process import discard, prepare
+from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
 from medfedaug.utils.files import parse_json
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def export(
     from medfedaug.config.training_scripts import loop_reference
     from medfedaug.experiments.simulate import usual_settings
     from medfedaug.federation.composition import Composition, with_step_limit
-    from medfedaug.federation.initial_weights import InitialWeights
+    from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
 
     if out.exists():
@@ -297,7 +297,7 @@ def _export_evaluation(
     context: typer.Context, model: Path, local: list[str], cross_site: bool, execution: Execution, out: Path
 ) -> None:
     from medfedaug.experiments.cross_evaluation import evaluated_runs
-    from medfedaug.nvflare_jobs.evaluation import EvaluationRecipe
+    from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
 
     given = {name for name in context.params if _is_given(context, name)}
     if other := sorted(given - _OF_EVALUATIONS):

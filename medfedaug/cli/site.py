@@ -16,7 +16,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.privacy import JobRules
 
 if TYPE_CHECKING:
-    from medfedaug.nvflare_jobs.doctor import Check
+    from medfedaug.nvflare_jobs.kit.doctor import Check
 
 Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site's.")]
 SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
@@ -159,7 +159,7 @@ def site_config(
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.config.bundle_reference import AllowedBundle
     from medfedaug.config.site_description import SiteDescription
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
     files = opened.plan(
@@ -236,7 +236,7 @@ def doctor(
 
     Exit code 1 if it is not. Example: medfedaug doctor --kit hospital-a --json doctor.json
     """
-    from medfedaug.nvflare_jobs.doctor import examine
+    from medfedaug.nvflare_jobs.kit.doctor import examine
 
     with err_console.status("looking"):
         checks = examine(kit, data, connect=not offline)
@@ -268,8 +268,8 @@ def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, read
         ],
     }
     if kit is not None:
-        from medfedaug.nvflare_jobs.kit import open_kit
-        from medfedaug.nvflare_jobs.kit_metrics import kit_metrics
+        from medfedaug.nvflare_jobs.kit.kit import open_kit
+        from medfedaug.nvflare_jobs.kit.kit_metrics import kit_metrics
 
         content["metrics"] = [
             {"name": one.name, "labels": dict(one.labels), "value": float(one.value)}
@@ -300,9 +300,9 @@ def jobs(
     from datetime import datetime
 
     from medfedaug.config import bundle_reference
-    from medfedaug.federation.site.job_summary import job_state, summary
-    from medfedaug.federation.site.job_summary import record as record_of
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.federation.job_summary import job_state, summary
+    from medfedaug.federation.job_summary import record as record_of
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.privacy.job_log import WAITING
     from medfedaug.privacy.site_settings import SiteSettings
     from medfedaug.utils import plugins
@@ -346,7 +346,7 @@ def approve(
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.privacy.job_log import APPROVED, REFUSED
     from medfedaug.utils.validation import check_printable
 
@@ -373,7 +373,7 @@ def names(kit: SiteKit) -> None:
     """List the cases of a site with their pseudonyms, under which the server and the lead know them."""
     from medfedaug.data.sites import open_site
     from medfedaug.federation.site.data_folder import resolve_data_folder
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.privacy.site_settings import SiteSettings
 
     opened = open_kit(kit)
@@ -396,7 +396,7 @@ def ledger(
     """List all that has left a site: job, method, kind, size, number of cases, and how often."""
     from datetime import datetime
 
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.privacy.ledger import by_kind
 
     account = open_kit(kit).ledger()
@@ -443,8 +443,8 @@ def clean(
     """
     from datetime import datetime
 
-    from medfedaug.nvflare_jobs.cleaning import remove, survey
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.cleaning import remove, survey
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.utils.event_text import size_text
 
     with err_console.status("looking"):

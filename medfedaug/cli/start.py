@@ -21,7 +21,7 @@ def start(kit: Kit, timeout: Timeout = 60.0) -> None:
 
     Example: medfedaug start hospital-a
     """
-    from medfedaug.nvflare_jobs import kit_process
+    from medfedaug.nvflare_jobs.kit import kit_process
 
     _do(kit_process.start, kit, timeout)
 
@@ -31,7 +31,7 @@ def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
 
     Example: medfedaug stop hospital-a
     """
-    from medfedaug.nvflare_jobs import kit_process
+    from medfedaug.nvflare_jobs.kit import kit_process
 
     _do(kit_process.stop, kit, timeout)
 
@@ -43,7 +43,7 @@ def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
 
     Example: medfedaug restart hospital-a
     """
-    from medfedaug.nvflare_jobs import kit_process
+    from medfedaug.nvflare_jobs.kit import kit_process
 
     _do(kit_process.restart, kit, timeout)
 
@@ -56,8 +56,8 @@ def health(kit: Kit) -> None:
 
     Example: medfedaug health hospital-a
     """
-    from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.nvflare_jobs.kit_process import find_trouble
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit_process import find_trouble
 
     opened = open_kit(kit)
     trouble = find_trouble(opened.path, server=opened.server)
@@ -67,7 +67,7 @@ def health(kit: Kit) -> None:
 
 
 def _do(action: Callable[[Path, float], str], kit: Path, timeout: float) -> None:
-    from medfedaug.nvflare_jobs.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     path = open_kit(kit).path
     with err_console.status("waiting"):

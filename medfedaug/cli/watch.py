@@ -108,8 +108,8 @@ def watch(
 
 def _write_metrics(kit: Path, file: Path, page: Path | None, once: bool) -> None:
     from medfedaug.errors import ConfigError
-    from medfedaug.nvflare_jobs.kit import open_kit
-    from medfedaug.nvflare_jobs.kit_metrics import write_metrics
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+    from medfedaug.nvflare_jobs.kit.kit_metrics import write_metrics
 
     if page is not None:
         raise ConfigError("give one of --page and --prometheus")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 import torch
 
 from medfedaug.data.io.voxel_files import file_states
-from medfedaug.data.preparation import Preparation
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
 from medfedaug.utils.files import real_paths
 

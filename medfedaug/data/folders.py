@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.datasets.phantom import MANIFEST
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 
-__all__ = ["MARKER", "is_site", "open_folder", "own_data", "site_folders"]
+__all__ = ["MANIFEST", "MARKER", "is_site", "open_folder", "own_data", "site_folders"]
+
+MANIFEST = "phantom.json"
+"""Tells beside the sites of a phantom with which arguments it was made."""
 
 MARKER = "federation.json"
-"""Makes a folder the data of a federation whose files are elsewhere (`medfedaug.data.datasets.registry`)."""
+"""Makes a folder the data of a federation whose files are elsewhere (`medfedaug.data.benchmarks`)."""
 
 
 def is_site(path: Path) -> bool:

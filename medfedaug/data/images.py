@@ -19,9 +19,9 @@ from medfedaug.data.base import (
     patient_name,
     unreadable,
 )
-from medfedaug.data.decoded_cache import decoded
+from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.io.formats import format_of, is_photograph
-from medfedaug.data.quality.duplicates import check_copies
+from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.utils.files import parse_json

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.benchmarks import is_federation, open_federation
+from medfedaug.data.checks.duplicates import check_copies
+from medfedaug.data.checks.site_checks import check_classes, check_folders_of_classes, compare_axes
 from medfedaug.data.dataset_json import UNNAMED
-from medfedaug.data.datasets.registry import is_federation, open_federation
 from medfedaug.data.folders import MARKER, is_site, open_folder, site_folders
 from medfedaug.data.images import ImageFolder
-from medfedaug.data.preparation import Preparation
-from medfedaug.data.quality.duplicates import (
-    check_classes,
-    check_copies,
-    check_folders_of_classes,
-    compare_axes,
-)
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, average_moments
@@ -49,7 +45,7 @@ def open_site(
     """Open a site's folder, which holds volumes with label maps or images in one folder per class.
 
     Args:
-        path: the folder, or that of a benchmark (`medfedaug.data.datasets.registry`), from which ``name`` is
+        path: the folder, or that of a benchmark (`medfedaug.data.benchmarks`), from which ``name`` is
             opened.
         name: the site's name; by default the folder's.
         limit: at most so many cases of each split.
@@ -98,7 +94,8 @@ def site_statistics(
         intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.run.RunConfig.input_intensity`.
         preparation: that of the run. Resampling averages voxels, so that the deviation of a resampled image
             is smaller than that of its file.
-        over: ``"image"`` or ``"foreground"``, see `medfedaug.data.preparation.Preparation.moments`.
+        over: ``"image"`` or ``"foreground"``, see
+            `medfedaug.data.preparation.preparation.Preparation.moments`.
 
     Raises:
         DataError: when an image cannot be read, or a channel is constant in all of them.

@@ -11,14 +11,15 @@ import torch
 from monai.transforms import ScaleIntensity
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
+from medfedaug.data.checks.duplicates import check_copies
+from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
-from medfedaug.data.decoded_cache import decoded
 from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import is_lossy, is_photograph
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.io.readers import load_label, load_volume, read_header
-from medfedaug.data.preparation import Placement, Preparation
-from medfedaug.data.quality.duplicates import check_copies, check_label_maps, compare_axes
+from medfedaug.data.preparation.decoded_cache import decoded
+from medfedaug.data.preparation.preparation import Placement, Preparation
 from medfedaug.errors import DataError, own
 
 __all__ = ["VolumeFolder", "listed_sites"]

@@ -14,7 +14,7 @@ __all__ = ["engine_names", "find_engine", "register"]
 
 def _nvflare() -> Engine:
     # Imported here: the other engines work without NVFlare, and its import takes seconds.
-    from medfedaug.nvflare_jobs.simulator import NVFlareEngine
+    from medfedaug.nvflare_jobs.simulator.simulator import NVFlareEngine
 
     return NVFlareEngine()
 

@@ -30,7 +30,7 @@ from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_setting
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.data.base import is_own_data
-from medfedaug.data.datasets.registry import (
+from medfedaug.data.benchmarks import (
     OWN_DATA,
     find_benchmark,
     is_federation,

@@ -13,7 +13,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.job_folder import RESULTS
-from medfedaug.federation.run_definition import define
+from medfedaug.federation.messages.run_definition import define
 from medfedaug.metrics.registry import UNSEEN, over_sites
 from medfedaug.runs.folder import is_json_with
 from medfedaug.utils.files import write_json

@@ -14,7 +14,7 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.messages import TRAIN, Reply, Request
+from medfedaug.federation.messages.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site.local_training import LocalRound

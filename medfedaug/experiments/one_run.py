@@ -13,7 +13,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import simulate as engine
 from medfedaug.methods.registry import parse_methods
-from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.prediction.loaded_run import LoadedRun
 from medfedaug.utils.validation import not_known
 
 __all__ = ["simulate"]
@@ -35,7 +35,7 @@ def simulate(
     methods: str | Sequence[Mapping[str, Any]] = "fedavg",
     execution: Execution | None = None,
     **settings: Any,
-) -> FinishedRun:
+) -> LoadedRun:
     """Run a federation over the sites below a folder, on this machine.
 
     Task, channels and classes follow from the data, and with the task the network and the optimiser's
@@ -85,4 +85,4 @@ def simulate(
     engine.simulate(
         data, out, config, execution=execution or Execution(**of_execution), sites=sites, **options
     )
-    return FinishedRun.of(Path(out))
+    return LoadedRun.of(Path(out))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.registry import find_benchmark
+from medfedaug.data.benchmarks import find_benchmark
 from medfedaug.experiments.axes import shown
 
 __all__ = ["PlannedRun"]

@@ -19,7 +19,7 @@ class Preset:
 
     Args:
         name: the NAME of ``medfedaug benchmark NAME``.
-        benchmark: the data set (`medfedaug.data.datasets.registry.find_benchmark`).
+        benchmark: the data set (`medfedaug.data.benchmarks.find_benchmark`).
         source: where the paper describes it; empty for an experiment of one's own.
         config: the fields of `medfedaug.config.run.RunConfig` that it sets; the others keep their defaults,
             but ``intensity``, which is ``"by_method"``: the papers' methods that normalise do so with images

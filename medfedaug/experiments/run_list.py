@@ -12,14 +12,14 @@ from typing import Any
 from medfedaug.config.plan import PLAN_FIELDS, Plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.datasets.registry import check_options, find_benchmark, find_root, open_benchmark
+from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import Axis, shown
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.methods.registry import canonical_name, parse_methods
 
 __all__ = ["check_axes", "parse_methods_list", "plan"]

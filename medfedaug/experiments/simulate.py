@@ -18,7 +18,7 @@ from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, 
 from medfedaug.config.storage import Storage
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import is_own_data
-from medfedaug.data.datasets.registry import OWN_DATA, is_federation, read_federation
+from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.quality.file_hashes import (
     check_made_with,
     check_unchanged,
@@ -32,11 +32,11 @@ from medfedaug.experiments.engines import find_engine
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.initial_weights import InitialWeights
 from medfedaug.federation.job_folder import FINAL_MODEL, RESULTS, STATE, STATISTICS
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.federation.messages.run_definition import bundle_run_settings, define
 from medfedaug.federation.pooled import PooledEngine
-from medfedaug.federation.run_definition import bundle_run_settings, define
-from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.federation.server.output import HASHES, file_hashes
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (

@@ -22,7 +22,7 @@ from medfedaug.analysis import (
 from medfedaug.analysis.patient_table import PatientTable
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.registry import find_benchmark
+from medfedaug.data.benchmarks import find_benchmark
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.cross_site import cross_site
 from medfedaug.experiments.planned import PlannedRun

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 
 __all__ = ["outcome", "worker_pool"]
 

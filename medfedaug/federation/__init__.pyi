@@ -1,6 +1,6 @@
 from .in_process import run_in_process as run_in_process
-from .messages import Reply as Reply
-from .messages import Request as Request
+from .messages.messages import Reply as Reply
+from .messages.messages import Request as Request
 from .protocol import Carrier as Carrier
 from .protocol import run as run
 from .server.server import FederationServer as FederationServer

@@ -11,8 +11,8 @@ from torch import nn
 
 from medfedaug.config.run import BY_PLAN, MAX_SHARE, MAX_STEP, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, warn
-from medfedaug.federation.messages import shared_keys
-from medfedaug.federation.run_definition import define, scaling
+from medfedaug.federation.messages.messages import shared_keys
+from medfedaug.federation.messages.run_definition import define, scaling
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.methods import Method, build_methods
 from medfedaug.methods.base import ServerContext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +12,11 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError
-from medfedaug.federation.initial_weights import InitialWeights
+from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.server.evaluation import EvaluatedRun
+from medfedaug.utils.event_text import OnEvent
 
 __all__ = ["Engine", "FederationRun", "SiteEvaluation"]
-
-OnEvent = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)

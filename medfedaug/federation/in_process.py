@@ -6,7 +6,7 @@ NVFlare is the engine. This runner does the same computation without it, and has
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -14,10 +14,10 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
-from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier, evaluate, run
-from medfedaug.federation.server.checkpoint import server_checkpoint
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.output import write_files
 from medfedaug.federation.server.server import FederationServer
@@ -25,6 +25,7 @@ from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.utils.event_text import OnEvent
 
 __all__ = ["InProcessCarrier", "InProcessEngine", "SitesInProcess", "run_in_process"]
 
@@ -38,7 +39,7 @@ def run_in_process(
     data_dir: str | Path,
     sites: Sequence[str] | Sequence[SiteFolder],
     device: str = "auto",
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    on_event: OnEvent | None = None,
     state_dir: str | Path | None = None,
     resume: bool = False,
     policy: PrivacyPolicy | None = None,

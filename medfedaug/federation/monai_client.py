@@ -8,7 +8,7 @@ from monai.fl.client import ClientAlgo
 from monai.fl.utils.constants import ExtraItems, WeightType
 from monai.fl.utils.exchange_object import ExchangeObject
 
-from medfedaug.federation.messages import Reply
+from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.site.trainer import SiteTrainer
 
 __all__ = ["MonaiClient"]

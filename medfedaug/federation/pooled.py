@@ -9,12 +9,12 @@ from functools import partial
 from torch.utils.data import Dataset
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.augmentation import ConcatenatedDataset
 from medfedaug.federation.in_process import InProcessCarrier, InProcessEngine, Saving, run_in_process
-from medfedaug.federation.messages import TRAIN, VALIDATE, Reply, Request
+from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.sampling.augmentation import ConcatenatedDataset
 
 __all__ = ["PooledCarrier", "PooledEngine", "run_pooled"]
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from medfedaug.federation.messages import TEST, TRAIN, VALIDATE, Reply, Request
-from medfedaug.federation.refusal import refusal
+from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
+from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.server import FederationServer

@@ -56,7 +56,7 @@ class SiteContext(TakesOldNames):
         name: the site's name in the federation.
         network: the site's network, with every method's layers in it.
         statistics: the site's channel statistics, over ``"image"`` (the default) or ``"foreground"``
-            (`medfedaug.data.preparation.Preparation.moments`).
+            (`medfedaug.data.preparation.preparation.Preparation.moments`).
         num_samples: the number of training samples.
         samples_by_case: the number of training samples of each training case, in their order.
         training_images: batches of all training images, as the network sees them in evaluation: normalised,
@@ -67,7 +67,7 @@ class SiteContext(TakesOldNames):
         case_landmarks: `medfedaug.functional.histogram_landmarks` of every training image as a whole, as
             prepared for the network, (C, 11) each, for a method that requires ``landmarks``. The training
             samples, which may be slices or patches, then have them under the key
-            `medfedaug.data.preparation.LANDMARKS`.
+            `medfedaug.data.preparation.preparation.LANDMARKS`.
         case_batches: for each training case, the batches of `training_images` that are its own; a case
             without training samples has none.
         training_batches: the same with the targets.

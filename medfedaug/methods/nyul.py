@@ -11,7 +11,7 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug import functional as F
-from medfedaug.data.preparation import LANDMARKS
+from medfedaug.data.preparation.preparation import LANDMARKS
 from medfedaug.methods.average import FinalMeanServer
 from medfedaug.methods.base import (
     HISTOGRAM,

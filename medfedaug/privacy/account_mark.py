@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.datasets.registry import BENCHMARKS
+from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import ConfigError, StorageError, own
 from medfedaug.privacy.ledger import PrivacyLedger
 from medfedaug.utils.files import parse_versioned, version_mark, write_atomic

@@ -41,7 +41,7 @@ SENT: Mapping[str, tuple[str, ...]] = {
     "lend": _OF_NOISE,
     "score": (*_OF_SCORES, "against", "seconds"),
 }
-"""The entries of `medfedaug.federation.messages.Reply.metrics` by task.
+"""The entries of `medfedaug.federation.messages.messages.Reply.metrics` by task.
 
 What a method tells of its training is not among them: exact numbers about a site's images, of which a job may
 ask for as many as it has rounds."""

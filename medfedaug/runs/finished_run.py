@@ -34,32 +34,9 @@ from medfedaug.statistics import ChannelStatistics, load_statistics
 from medfedaug.utils.files import parse_json, sha256
 
 if TYPE_CHECKING:
-    from medfedaug.runs.predictions_file import Predictions
+    from typing_extensions import Self
 
-__all__ = ["FinishedRun", "load_run"]
-
-
-def load_run(folder: str | Path, *, state: str | Path | None = None) -> FinishedRun:
-    """Open a finished run, to look at its results and to use its model.
-
-    Args:
-        folder: the folder of a run, or a model in it (`FinishedRun.open`).
-        state: where the sites keep what is theirs; by default the folder ``state`` of the run.
-
-    Raises:
-        ConfigError: one line that says what is wrong and where.
-
-    Example:
-        In a notebook::
-
-            import medfedaug as mfa
-
-            run = mfa.load_run("runs/fedrdn")
-            pandas.DataFrame(run.test_table())
-            run.predict("new/patient.nii.gz", "predicted", site="site_A")
-            network = run.network()
-    """
-    return FinishedRun.open(folder, state=state)
+__all__ = ["FinishedRun"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +60,7 @@ class FinishedRun(Mapping[str, Any]):
     @classmethod
     def open(
         cls, model: str | Path, *, config: str | Path | None = None, state: str | Path | None = None
-    ) -> FinishedRun:
+    ) -> Self:
         """Read a run's files, and check that they belong together.
 
         Args:
@@ -127,7 +104,7 @@ class FinishedRun(Mapping[str, Any]):
         return run
 
     @classmethod
-    def of(cls, folder: Path) -> FinishedRun:
+    def of(cls, folder: Path) -> Self:
         """The run in a folder, with its last model where none was selected: sites trained by themselves.
 
         Raises:
@@ -253,7 +230,7 @@ class FinishedRun(Mapping[str, Any]):
         """Build the network with the model's weights, in evaluation mode on the CPU.
 
         Its input is an image as the run's data pipeline gives it: scaled, and normalised where a method of
-        the run normalises. `predict` does that, too.
+        the run normalises. `LoadedRun.predict` does that, too.
 
         Args:
             site: the site whose own layers or weights the network gets, where the run left some at the sites.
@@ -270,25 +247,6 @@ class FinishedRun(Mapping[str, Any]):
         model = self.at_site(site, kind(site, self.model.parent, self.config.classes, splits), "cpu")
         with self.scoring(model) as network:
             return copy.deepcopy(network)
-
-    def predict(self, images: str | Path, out: str | Path, **options: Any) -> Predictions:
-        """Predict images, and write label maps or classes.
-
-        Args:
-            images: a file or a folder.
-            out: the folder to write to.
-            **options: of `medfedaug.runs.predict.predict_images`, ``site`` among them.
-
-        Returns:
-            The content of ``predictions.json``.
-
-        Raises:
-            MedFedAugError: one line that says what is wrong and where.
-        """
-        from medfedaug.runs.ensemble import Ensemble  # which needs this module, as the next one
-        from medfedaug.runs.predict import predict_images
-
-        return predict_images(Ensemble((self,)), images, out, **options)
 
     @contextmanager
     def scoring(self, model: SiteModel) -> Iterator[nn.Module]:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from medfedaug.data.quality.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.federation.job_folder import EVENTS, FINAL_MODEL, GLOBAL_MODEL, RESULTS, STATE, STATISTICS
-from medfedaug.federation.server.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
+from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
 from medfedaug.federation.server.output import exchange_file
 from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 

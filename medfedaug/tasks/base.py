@@ -15,18 +15,18 @@ from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor, nn
 
-from medfedaug.data.augmentation import (
+from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.preparation.cache import StoredCase
+from medfedaug.data.preparation.preparation import Placement, Preparation
+from medfedaug.data.sites import checked_statistics
+from medfedaug.errors import DataError, warn
+from medfedaug.sampling.augmentation import (
     PAPERS_ANGLE,
     Augmentation,
     FlipRotate,
     MonaiAugmentation,
     Sample,
 )
-from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.cache import StoredCase
-from medfedaug.data.preparation import Placement, Preparation
-from medfedaug.data.sites import checked_statistics
-from medfedaug.errors import DataError, warn
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks.losses import Loss
 

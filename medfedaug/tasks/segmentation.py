@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.cache import StoredCase
-from medfedaug.data.patches import patch_centres, patch_window
-from medfedaug.data.preparation import Placement, Preparation
-from medfedaug.data.quality.duplicates import check_classes
-from medfedaug.data.resizing import resize_in_plane
+from medfedaug.data.checks.site_checks import check_classes
+from medfedaug.data.preparation.cache import StoredCase
+from medfedaug.data.preparation.preparation import Placement, Preparation
+from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.metrics.registry import metric_names
 from medfedaug.metrics.segmentation import LabelMapScores
+from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
 from medfedaug.tasks.losses import Loss, build_loss
 
@@ -163,7 +163,7 @@ class SegmentationTask(Task):
         return site.placement(case, image, self.preparation)
 
     def window(self, stored: StoredCase, item: int, random: np.random.RandomState) -> tuple[slice, ...]:
-        """A patch (`medfedaug.data.patches.patch_window`), where the plan has a size of it."""
+        """A patch (`medfedaug.sampling.patches.patch_window`), where the plan has a size of it."""
         if not self.cuts:
             return ()
         candidates = stored.read("centres")

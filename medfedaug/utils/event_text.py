@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ from medfedaug.utils.event_schema import EVENTS, check_event
 from medfedaug.utils.printable import printable
 from medfedaug.utils.validation import is_number
 
-__all__ = ["LOSSES_STAY", "Teller", "follow", "size_text"]
+__all__ = ["LOSSES_STAY", "OnEvent", "Teller", "follow", "size_text"]
+
+OnEvent = Callable[[dict[str, Any]], None]
+"""Takes a small dictionary for every event that a user may want to see."""
 
 LOSSES_STAY = "losses stay at the sites"
 """Said in place of training losses, which a site sends where its administrator lets them out."""

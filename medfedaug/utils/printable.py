@@ -3,7 +3,8 @@ r"""Make text from outside safe to show: characters that steer a terminal or can
 Names of sites, classes, files and cases, settings of jobs and texts of errors come from other people.
 Whatever prints them goes through `printable`: the console and its tables (`medfedaug.cli.console`), errors
 (`medfedaug.errors`), lines about events (`medfedaug.utils.event_text`), pages and tables in files
-(`medfedaug.analysis`), the event log (`medfedaug.nvflare_jobs.events`) and log records (`PrintableRecord`).
+(`medfedaug.analysis`), the event log (`medfedaug.nvflare_jobs.job.events`) and log records
+(`PrintableRecord`).
 """
 
 from __future__ import annotations

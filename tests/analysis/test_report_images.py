@@ -17,7 +17,7 @@ from running import TINY_NETWORK
 from medfedaug.analysis import load_run, write_report
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
-from medfedaug.data.datasets.registry import write_federation
+from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import DataError
 from medfedaug.experiments.simulate import configure, simulate

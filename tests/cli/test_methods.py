@@ -14,7 +14,7 @@ from installed_package import package as package
 from medfedaug.analysis.recorded_gains import gains_of
 from medfedaug.cli import catalogue, describe
 from medfedaug.cli.catalogue import describe_method, describe_network
-from medfedaug.data.datasets.registry import BENCHMARKS
+from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.methods import build_methods, method_names
 from medfedaug.methods.base import Method

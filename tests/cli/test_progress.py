@@ -16,7 +16,7 @@ from medfedaug.analysis.live_page import Watched, write_watch_page
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
 from medfedaug.cli.watch import _shown
-from medfedaug.nvflare_jobs.events import EventLog
+from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.utils.event_text import follow
 
 

@@ -15,16 +15,15 @@ from running import TINY_NETWORK, TINY_OPTIONS
 from medfedaug.config.plan import Plan, load_plan, save_plan
 from medfedaug.config.run import Execution
 from medfedaug.config.storage import Storage
-from medfedaug.data.cache import CaseCache
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.patches import patch_centres, patch_window
-from medfedaug.data.preparation import Preparation
+from medfedaug.data.preparation.cache import CaseCache
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages import FINGERPRINT, Reply, namespaced
+from medfedaug.federation.messages.messages import FINGERPRINT, Reply, namespaced
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
@@ -33,6 +32,7 @@ from medfedaug.federation.site.trainer import site_fingerprint
 from medfedaug.methods import registry
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks import SegmentationTask
 
 VOLUMES = Plan(spatial_dims=3, patch_size=(16, 16, 16), patches_per_volume=2)

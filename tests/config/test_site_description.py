@@ -15,9 +15,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError
+from medfedaug.federation.job_summary import summary
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.reply_checks import accepted_description
-from medfedaug.federation.site.job_summary import summary
 from medfedaug.privacy import PrivacyLedger
 
 FREE = {"min_cases": 1, "min_local_steps": 1}

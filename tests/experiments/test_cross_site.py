@@ -11,7 +11,7 @@ from benchmark_files import write_lgg
 from sweeps import OFFICE_PRESET, planned, snapshot
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.registry import open_benchmark
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.cross_site import cross_site

@@ -17,7 +17,7 @@ import yaml
 from benchmark_files import OFFICE, picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.datasets.registry import BENCHMARKS, open_benchmark
+from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis

@@ -13,7 +13,7 @@ import pytest
 from benchmark_files import OFFICE, write_fedbn
 from printed_tables import PAPERS, printed
 
-from medfedaug.data.datasets.registry import BENCHMARKS
+from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import DataError
 from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis, split_values

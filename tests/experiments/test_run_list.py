@@ -8,7 +8,7 @@ import pytest
 from benchmark_files import OFFICE
 from sweeps import OFFICE_PRESET, planned
 
-from medfedaug.data.datasets.registry import open_benchmark
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.axes import parse_axis, shown
 from medfedaug.experiments.presets import PRESETS

@@ -17,8 +17,8 @@ from benchmark_files import picture
 from PIL import Image
 from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 
-from medfedaug.data.datasets.registry import open_benchmark
-from medfedaug.data.decoded_cache import DecodedMemory, keep_decoded
+from medfedaug.data.benchmarks import open_benchmark
+from medfedaug.data.preparation.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import sweep
 from medfedaug.experiments.simulate import simulate

@@ -9,7 +9,7 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfedaug.federation import Carrier, FederationServer, Reply, SiteTrainer, run, run_in_process
-from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE
+from medfedaug.federation.messages.messages import PREPARE, TEST, TRAIN, VALIDATE
 from medfedaug.federation.monai_client import MonaiClient
 
 SITES = ["site_A", "site_B"]

@@ -6,8 +6,7 @@ import re
 
 import pytest
 from attacks import ATTACKS, REASON, spoil
-
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, LEAD, Rehearsal
+from rehearsed_hospitals import HOSPITALS, LEAD, Rehearsal
 
 SUBMITTED = [("client", "persistor"), ("client", "function"), ("server", "function"), ("server", "executor")]
 

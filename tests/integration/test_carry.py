@@ -23,8 +23,8 @@ from tried_versions import pins, tried
 from typer.main import get_command
 
 from medfedaug.cli import app
-from medfedaug.nvflare_jobs.kit import open_kit
-from medfedaug.nvflare_jobs.startup import check_startup
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.startup import check_startup
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -121,7 +121,7 @@ def test_the_image_builds_the_package_from_the_files_that_it_copies(tmp_path):
         "cli/app.py",
         "transforms/__init__.py",
         "models/__init__.py",
-        "nvflare_jobs/kit.py",
+        "nvflare_jobs/kit/kit.py",
         "cli/catalogue.json",
     )
     assert {f"medfedaug/{part}" for part in parts} <= set(names)

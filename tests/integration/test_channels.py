@@ -12,7 +12,7 @@ from PIL import Image
 from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import arrange_channels, check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError

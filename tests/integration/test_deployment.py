@@ -7,15 +7,15 @@ import subprocess
 import time
 
 import pytest
-from rehearsal_processes import left_running
-
-from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.nvflare_jobs.provisioning.rehearsal import (
+from rehearsal import (
     rehearse_own_keys,
     rehearse_poc,
     rehearse_provisioned,
 )
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, Rehearsal
+from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS, Rehearsal
+
+from medfedaug.errors import ConfigError, RunFailed
 
 
 def check_job(report) -> None:

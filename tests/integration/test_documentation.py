@@ -236,7 +236,7 @@ def test_names_of_tests_are_found_on_the_pages():
     reliability, threats = found["reliability.md"], found["threats.md"]
     assert ("tests/integration/test_reboot.py", "rebooted") in reliability
     assert ("tests/integration/test_faults.py", "sites_that_raise") in reliability
-    assert ("tests/federation/secure/test_aggregation.py", "vanish") in reliability
+    assert ("tests/federation/server/test_secure_aggregation.py", "vanish") in reliability
     assert ("tests/federation/site/test_release_log.py", "comes_later") in threats
     assert ("tests/privacy/test_score_release.py", "half_a_step") in threats
     assert sum(bool(name) for _, name in threats) > 60

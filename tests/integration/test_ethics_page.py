@@ -11,7 +11,7 @@ from hospitals import Deployment, Hospital
 from medfedaug.cli.console import out_console, print_scores
 from medfedaug.errors import RunFailed
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
-from medfedaug.federation.messages import PREPARE, TEST, TRAIN, VALIDATE
+from medfedaug.federation.messages.messages import PREPARE, TEST, TRAIN, VALIDATE
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy
 from medfedaug.privacy.policy import SUMMARY
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from rehearsed_hospitals import HOSPITALS, Rehearsal
 
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, Rehearsal
 from medfedaug.privacy.score_release import step_of
 
 

@@ -23,10 +23,10 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, RunFailed, StorageError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, in_process, run_in_process
-from medfedaug.federation.messages import TEST
-from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint, server_checkpoint
+from medfedaug.federation.messages.messages import TEST
 from medfedaug.federation.site.local_training import LocalTraining
-from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
 
 FAULTS = Path(__file__).parents[1] / "support/faults"
 EVERYTHING = "fedrdn,fedfa+,fedbn"

@@ -19,8 +19,8 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
 
 pytestmark = pytest.mark.slow
 

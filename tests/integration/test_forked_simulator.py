@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from medfedaug.config.run import Execution
-from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
-from medfedaug.nvflare_jobs.simulator_process import FAST_START_VARIABLE, no_fast_start
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
+from medfedaug.nvflare_jobs.simulator.simulator_process import FAST_START_VARIABLE, no_fast_start
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,10 +14,10 @@ from dicom_files import write_slices
 from imports import Site, write_outline
 from reboot_parts import Deployment
 from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS
 from running import TINY_OPTIONS
 
 from medfedaug.data.base import SPLITS
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS
 
 pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from reboot_parts import Deployment
 from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS, SERVER
 from running import command
 
-from medfedaug.nvflare_jobs.kit_process import ProcessRecord, find_process
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process
 
 FIRST, SECOND, LATE = HOSPITALS[:3]
 LIMITS = ("--rounds", "2", "--local-epochs", "1")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from hostile_files import SECRET, TOKEN, VARIABLE, Bait, bait, hocon, spoil_files
-
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, LEAD, SERVER, Rehearsal
+from rehearsed_hospitals import HOSPITALS, LEAD, SERVER, Rehearsal
 
 # `nvflare job submit` would read the files on the submitter's machine.
 SUBMIT = """

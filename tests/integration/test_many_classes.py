@@ -13,7 +13,7 @@ from PIL import Image
 from written_volumes import write
 
 from medfedaug.data.io.readers import load_label
-from medfedaug.data.resizing import resize_in_plane
+from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.data.sites import find_sites
 
 CLASSES = 300

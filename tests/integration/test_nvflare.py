@@ -19,15 +19,16 @@ from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
-from medfedaug.federation.messages import Reply, Request
-from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, simulator
-from medfedaug.nvflare_jobs.messages import (
+from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe
+from medfedaug.nvflare_jobs.job.messages import (
     reply_from_model,
     reply_to_model,
     request_from_model,
     request_to_model,
 )
-from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.nvflare_jobs.simulator import simulator
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy.site_settings import SiteSettings
 
 SITES = ["site_A", "site_B", "site_C"]
@@ -269,8 +270,8 @@ def test_a_reply_of_any_form_is_read_without_harm(meta):
 def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, monkeypatch, tmp_path):
     """The protocol on NVFlare's carrier, with clients that are not there."""
     from medfedaug.federation import FederationServer, protocol
-    from medfedaug.nvflare_jobs.carrier import NVFlareCarrier
-    from medfedaug.nvflare_jobs.presence import Presence
+    from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
+    from medfedaug.nvflare_jobs.job.presence import Presence
 
     pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
     server = FederationServer(tiny_config("fedrdn", rounds=4))
@@ -332,7 +333,7 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
 def test_whatever_nvflare_delivers_becomes_a_reply(fault):
     from nvflare.apis.shareable import Shareable, make_reply
 
-    from medfedaug.nvflare_jobs.carrier import _reply
+    from medfedaug.nvflare_jobs.job.carrier import _reply
 
     result = {"code": make_reply("TASK_ABORTED"), "nothing": None, "text": Shareable({"DXO": "text"})}[fault]
     reply = _reply("A", Request("train", 3), result)

@@ -15,10 +15,10 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused, PrivacyRefused
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import run_in_process
-from medfedaug.federation.messages import PREPARE, Reply, Request
+from medfedaug.federation.messages.messages import PREPARE, Reply, Request
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.server.evaluation import FEDERATION, _difference
 from medfedaug.federation.site.evaluation import EvaluationSite, _Scored
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.release_log import Account, ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer

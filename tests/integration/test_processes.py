@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from running import TINY_OPTIONS
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation.server.checkpoint import server_checkpoint
-from medfedaug.nvflare_jobs.simulator_process import no_fast_start
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.nvflare_jobs.simulator.simulator_process import no_fast_start
 from medfedaug.runs.folder import only_process, sites_lock
 
 MARK = "MEDFEDAUG_TEST_MARK"

@@ -7,7 +7,9 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+from rehearsal import SCANNER, rehearse_prospect
 from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS, PATIENT, SERVER
 
 from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
@@ -15,10 +17,8 @@ from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_o
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.experiments.simulate import configure
 from medfedaug.nvflare_jobs import MedFedAugRecipe
-from medfedaug.nvflare_jobs.prospect import FINGERPRINTS, PAGE, RECORD
-from medfedaug.nvflare_jobs.provisioning.rehearsal import SCANNER, rehearse_prospect
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, PATIENT, SERVER
-from medfedaug.nvflare_jobs.simulator import run_job
+from medfedaug.nvflare_jobs.job.prospect import FINGERPRINTS, PAGE, RECORD
+from medfedaug.nvflare_jobs.simulator.simulator import run_job
 
 SITES = ("site_A", "site_B")
 

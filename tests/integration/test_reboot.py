@@ -11,12 +11,12 @@ import pytest
 import torch
 from reboot_parts import Deployment
 from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 from running import command
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.federation import run_in_process
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
 
 FAULTS = Path(__file__).parents[1] / "support/faults"
 STAYS, AWAY = HOSPITALS[:2]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import bundles
 import pytest
+from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.nvflare_jobs.provisioning.system import HOSPITALS, SERVER, Rehearsal
 
 
 def patches_of_four_slices(config):

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug.errors import DataError, PrivacyRefused, RunFailed
 from medfedaug.federation import Site, SiteTrainer, run_in_process
-from medfedaug.federation.messages import PREPARE, TRAIN, Request
+from medfedaug.federation.messages.messages import PREPARE, TRAIN, Request
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.federation.server.output import write_run
-from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods import (
     FedHarmo,
 )

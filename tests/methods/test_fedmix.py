@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import run_in_process
-from medfedaug.federation.server.tensor_checks import check_tensors
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods import (
     FedMix,
     build_methods,

@@ -13,7 +13,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.server.tensor_checks import check_tensors
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods import (
     FedProto,
     build_methods,

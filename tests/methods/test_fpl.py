@@ -14,7 +14,7 @@ from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.server.tensor_checks import check_tensors
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods import FPL, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.tasks import ClassificationTask
@@ -267,7 +267,7 @@ def test_segmentation_and_bad_arguments_are_refused_with_the_reason(tiny_config)
 
 @pytest.mark.slow
 def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(photo_config, tmp_path):
-    from medfedaug.nvflare_jobs.simulator import run_in_simulator
+    from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
 
     config = photo_config("fpl,fedsr,fedrobust", rounds=3)
     output = run_in_simulator(config, tmp_path / "photos", list("ABC"), tmp_path / "run", "cpu")

@@ -16,11 +16,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from medfedaug.errors import JobRefused, RunFailed
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import Request
+from medfedaug.federation.messages.messages import Request
 from medfedaug.federation.site import gate
-from medfedaug.nvflare_jobs import simulator
-from medfedaug.nvflare_jobs.doctor import examine
-from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.simulator import simulator
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import JobBook, JobRules, PrivacyLedger, job_hash
 from medfedaug.privacy.site_settings import SiteSettings
 

@@ -15,8 +15,8 @@ from hospitals import Deployment, Hospital
 from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError, DataError, RunFailed, own, withheld
 from medfedaug.federation import run_in_process
-from medfedaug.nvflare_jobs.doctor import examine
-from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import Pseudonyms, public_text
 
 PATIENT = "Grotewohl_Alma"

@@ -22,11 +22,11 @@ from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer
-from medfedaug.federation.initial_weights import InitialWeights
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
+from medfedaug.nvflare_jobs.job.evaluation import EvaluationExecutor
 from medfedaug.privacy import LEDGER_FILE, PrivacyLedger, PrivacyPolicy, epsilon_spent, released_scores
 from medfedaug.privacy.score_release import dithered, largest_loss, released_loss, step_of
 

@@ -13,11 +13,11 @@ from hospitals import Deployment, Hospital
 
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
-from medfedaug.federation.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
+from medfedaug.federation.messages.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.methods.base import SiteExchange
 from medfedaug.methods.registry import built_in_methods
-from medfedaug.nvflare_jobs.evaluation import EvaluationExecutor
+from medfedaug.nvflare_jobs.job.evaluation import EvaluationExecutor
 from medfedaug.privacy.sent_numbers import SENT, listed_name, sent_numbers
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/threats.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import torch
 from running import SHARED, TINY_OPTIONS
 
 from medfedaug.experiments.simulate import simulate
-from medfedaug.federation.server.checkpoint import load_checkpoint, server_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint, server_checkpoint
 from medfedaug.runs.folder import make_workspace
 
 

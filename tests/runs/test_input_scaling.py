@@ -18,10 +18,10 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer
-from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods import parse_methods
-from medfedaug.nvflare_jobs.doctor import examine
-from medfedaug.nvflare_jobs.kit import open_kit
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.statistics import load_statistics
 
 

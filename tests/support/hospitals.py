@@ -16,11 +16,11 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import Reply, Request
+from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.protocol import Carrier
 from medfedaug.federation.protocol import run as run_protocol
-from medfedaug.nvflare_jobs.executor import SiteExecutor
-from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
+from medfedaug.nvflare_jobs.job.executor import SiteExecutor
+from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
 from medfedaug.privacy.account_mark import ACCOUNT_MARK
 from medfedaug.utils import plugins
 

@@ -16,7 +16,17 @@ from hospitals import Hospital
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import CONFIRM, KEYS, MASKED, OPEN, PREPARE, SHARES, TRAIN, Reply, Request
+from medfedaug.federation.messages.messages import (
+    CONFIRM,
+    KEYS,
+    MASKED,
+    OPEN,
+    PREPARE,
+    SHARES,
+    TRAIN,
+    Reply,
+    Request,
+)
 from medfedaug.federation.secure import masks as masks_module
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.masks import Sealing

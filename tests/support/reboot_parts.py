@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rehearsed_hospitals import Rehearsal
 from running import command
-
-from medfedaug.nvflare_jobs.provisioning.system import Rehearsal
 
 
 class Deployment(Rehearsal):

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import open_site
 from medfedaug.federation import Carrier, FederationServer, Reply, Request, Site, SiteTrainer, run
-from medfedaug.federation.messages import TEST, TRAIN
+from medfedaug.federation.messages.messages import TEST, TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.models import build_network

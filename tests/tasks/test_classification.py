@@ -16,7 +16,7 @@ from medfedaug.data.sites import ImageFolder, check_federation, find_sites, open
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer, run_in_process
-from medfedaug.federation.messages import PREPARE, Request
+from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.methods import parse_methods
 from medfedaug.privacy import PrivacyPolicy

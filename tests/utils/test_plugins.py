@@ -24,10 +24,10 @@ from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.models import build_network, network_names
 from medfedaug.nvflare_jobs import FederationController, SiteExecutor
-from medfedaug.nvflare_jobs.doctor import examine
-from medfedaug.nvflare_jobs.kit import open_kit
-from medfedaug.nvflare_jobs.messages import reply_from_model, request_to_model
-from medfedaug.nvflare_jobs.simulator import run_in_simulator
+from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
 

@@ -26,10 +26,10 @@ from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, own, replace_own
-from medfedaug.nvflare_jobs.controller import FederationController
-from medfedaug.nvflare_jobs.events import EventLog
-from medfedaug.nvflare_jobs.executor import SiteExecutor
-from medfedaug.nvflare_jobs.simulator import LOG_FILE, run_in_simulator
+from medfedaug.nvflare_jobs.job.controller import FederationController
+from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.job.executor import SiteExecutor
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import JobBook
 from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.utils.event_text import Teller, follow

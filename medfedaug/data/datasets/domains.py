@@ -1,7 +1,7 @@
 """Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
 
 Every function takes the folder with the published files and returns its sites;
-`medfedaug.data.datasets.registry` lists them, says where the files come from, and checks what is returned.
+`medfedaug.data.benchmarks` lists them, says where the files come from, and checks what is returned.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.datasets.archives import load_arrays
 from medfedaug.data.images import ImageFolder, class_cases, published_split
+from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["domainnet_10", "office_caltech_10", "officehome", "pacs", "vlcs"]
+__all__ = ["BENCHMARKS", "domainnet_10", "office_caltech_10", "officehome", "pacs", "vlcs"]
 
 _OFFICE = ("amazon", "caltech", "dslr", "webcam")
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -190,3 +191,40 @@ def _kfold(folder: Path, path: Path) -> list[Case]:
         if image not in _PACS_ERRATA:
             cases.append(Case("/".join(parts[1:]), folder.joinpath(*parts), parts[1]))
     return cases
+
+
+BENCHMARKS = {
+    "office_caltech_10": Benchmark(
+        office_caltech_10,
+        "Office-Caltech 10: photographs of ten classes from four sources",
+        "https://github.com/med-air/FedBN (office_caltech_10_dataset.zip)",
+        "{amazon,caltech,dslr,webcam}/<class>/*.jpg and <site>_{train,test}.pkl "
+        "(or splits/<site>_{train,test}.json)",
+    ),
+    "domainnet_10": Benchmark(
+        domainnet_10,
+        "DomainNet-10: ten classes of DomainNet in six styles",
+        "https://ai.bu.edu/M3SDA and https://github.com/med-air/FedBN (domainnet_dataset.zip: lists)",
+        "{clipart,infograph,painting,quickdraw,real,sketch}/<class>/* and <site>_{train,test}.pkl "
+        "(or splits/<site>_{train,test}.json)",
+    ),
+    "pacs": Benchmark(
+        pacs,
+        "PACS: seven classes as art painting, cartoon, photo and sketch",
+        "https://domaingeneralization.github.io/#data",
+        "{art_painting,cartoon,photo,sketch}/<class>/*; for split=published also "
+        "<site>_{train,crossval}_kfold.txt",
+    ),
+    "vlcs": Benchmark(
+        vlcs,
+        "VLCS: five classes from Caltech, LabelMe, Pascal and Sun",
+        "https://github.com/fmcarlucci/JigenDG#vlcs",
+        "{CALTECH,LABELME,PASCAL,SUN}/{train,crossval,test}/{0,1,2,3,4}/* or <site>/<class>/*",
+    ),
+    "officehome": Benchmark(
+        officehome,
+        "OfficeHome: 65 classes as art, clipart, product and real world",
+        "https://www.hemanthdv.org/officeHomeDataset.html",
+        "{Art,Clipart,Product,Real World}/<class>/*.jpg",
+    ),
+}

@@ -23,10 +23,11 @@ from medfedaug.data.datasets.archives import (
     read_pickled_pair,
 )
 from medfedaug.data.images import ImageFolder
+from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_by_class, split_in_order
 from medfedaug.errors import ConfigError
 
-__all__ = ["digits", "emnist", "femnist"]
+__all__ = ["BENCHMARKS", "digits", "emnist", "femnist"]
 
 # Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -201,4 +202,34 @@ _COLLECTIONS = {
     "SVHN": _mat("train_32x32.mat", "test_32x32.mat"),
     "USPS": _usps,
     "SynthDigits": _mat("synth_train_32x32.mat", "synth_test_32x32.mat"),
+}
+
+
+BENCHMARKS = {
+    "digits": Benchmark(
+        digits,
+        "Digits: MNIST, MNIST-M, SVHN, USPS and SynthDigits, those that are there",
+        "http://yann.lecun.com/exdb/mnist, http://yaroslav.ganin.net (MNIST-M, SynthDigits), "
+        "http://ufldl.stanford.edu/housenumbers, "
+        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps), "
+        "or https://github.com/med-air/FedBN (digit_dataset.zip)",
+        "MNIST/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz], "
+        "MNIST_M/mnist_m_{train,test}/*.png and mnist_m_{train,test}_labels.txt, "
+        "SVHN/{train,test}_32x32.mat, USPS/usps.bz2 and usps.t.bz2, "
+        "SynthDigits/synth_{train,test}_32x32.mat, "
+        "or <site>/partitions/train_part{0..9}.pkl and <site>/test.pkl",
+    ),
+    "femnist": Benchmark(
+        femnist,
+        "FEMNIST: 62 handwritten characters, a site a writer",
+        "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist "
+        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)",
+        "data/{train,test}/*.json or data/all_data/*.json",
+    ),
+    "emnist": Benchmark(
+        emnist,
+        "EMNIST ByClass: 62 handwritten characters, a site a writer",
+        "https://www.nist.gov/itl/products-and-services/emnist-dataset (MATLAB format)",
+        "emnist-byclass.mat",
+    ),
 }

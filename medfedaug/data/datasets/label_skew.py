@@ -12,10 +12,11 @@ from medfedaug.config.run import derive_seed
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.datasets.archives import ArchiveSite, load_arrays, read_archive, read_cifar
 from medfedaug.data.images import ImageFolder, class_cases
+from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError
 
-__all__ = ["cifar_10", "tiny_imagenet"]
+__all__ = ["BENCHMARKS", "cifar_10", "tiny_imagenet"]
 
 
 def cifar_10(
@@ -110,3 +111,20 @@ def _deal(
         }
         sites.append((f"client_{number:0{width}d}", split))
     return sites
+
+
+BENCHMARKS = {
+    "cifar_10": Benchmark(
+        cifar_10,
+        "CIFAR-10 dealt to sites with class proportions of their own",
+        "https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
+        "cifar-10-batches-py/{batches.meta,data_batch_1,...,data_batch_5,test_batch}, "
+        "or as image files: {train,test}/<class>/*",
+    ),
+    "tiny_imagenet": Benchmark(
+        tiny_imagenet,
+        "Tiny-ImageNet, 200 classes, dealt to sites with class proportions of their own",
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}",
+    ),
+}

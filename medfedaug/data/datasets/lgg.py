@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import in_fold, split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
 from medfedaug.errors import DataError
 
-__all__ = ["LGGSite", "lgg_multisite"]
+__all__ = ["BENCHMARKS", "LGGSite", "lgg_multisite"]
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
@@ -128,3 +129,13 @@ def _slices(folder: Path) -> list[Path]:
 
 def _mask(path: Path) -> Path:
     return path.with_name(f"{path.stem}_mask.tif")
+
+
+BENCHMARKS = {
+    "lgg_multisite": Benchmark(
+        lgg_multisite,
+        "LGG: FLAIR abnormality in brain MRI of five institutions",
+        "https://www.kaggle.com/datasets/mateuszbuda/lgg-mri-segmentation",
+        "kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif, or <site>/dataset.json with volumes",
+    ),
+}

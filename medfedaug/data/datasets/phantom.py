@@ -30,9 +30,9 @@ from monai.transforms import (
 )
 from numpy.typing import ArrayLike
 
-__all__ = ["CLASSES", "MANIFEST", "SPACINGS", "Scanner", "Structure", "make_phantom"]
+from medfedaug.data.folders import MANIFEST
 
-MANIFEST = "phantom.json"
+__all__ = ["CLASSES", "SPACINGS", "Scanner", "Structure", "make_phantom"]
 
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
 """Classes of the label maps, in the order of the labels."""

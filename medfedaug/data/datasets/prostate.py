@@ -13,14 +13,15 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
-from medfedaug.data.decoded_cache import decoded
+from medfedaug.data.preparation.decoded_cache import decoded
+from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import fold_patients, split_patients
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["ProstateSite", "mini_prostate_mri", "prostate_mri", "slice_splits"]
+__all__ = ["BENCHMARKS", "ProstateSite", "mini_prostate_mri", "prostate_mri", "slice_splits"]
 
 # The names of the papers' tables, and those of the folders and lists in HarmoFL's code.
 _SITES = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "BMC": "ISBI_1.5", "RUNMC": "ISBI", "UCL": "UCL"}
@@ -230,3 +231,27 @@ def _permutation(root: Path, site: str) -> tuple[Path, list[int]]:
         return path, [int(i) for i in order]
     except (OSError, ValueError, TypeError) as error:
         raise unreadable(site, path, error) from error
+
+
+_SOURCE = (
+    "https://liuquande.github.io/SAML and, for split=published, "
+    "https://github.com/med-air/HarmoFL/tree/main/data/prostate (the permutations)"
+)
+_LAYOUT = (
+    "{BIDMC,HK,I2CVB,BMC,RUNMC,UCL}/Case<n>.nii.gz and Case<n>_segmentation.nii.gz "
+    "(ISBI_1.5 may stand for BMC, ISBI for RUNMC); for split=published also <site>-index.npy"
+)
+BENCHMARKS = {
+    "prostate_mri": Benchmark(
+        prostate_mri,
+        "ProstateMRI: prostate segmentation in T2-weighted MRI of six sites",
+        _SOURCE,
+        _LAYOUT,
+    ),
+    "mini_prostate_mri": Benchmark(
+        mini_prostate_mri,
+        "ProstateMRI with a sixth of the training cases",
+        _SOURCE,
+        _LAYOUT,
+    ),
+}

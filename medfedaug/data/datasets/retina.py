@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import listed_sites
 
-__all__ = ["retina_vessels"]
+__all__ = ["BENCHMARKS", "retina_vessels"]
 
 _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 
@@ -36,3 +37,16 @@ def retina_vessels(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0
     if not sites:
         raise FileNotFoundError(2, "no site", str(root / _CAMERAS[0] / "dataset.json"))
     return [in_fold(site, folds, fold, fold_seed) for site in sites]
+
+
+BENCHMARKS = {
+    "retina_vessels": Benchmark(
+        retina_vessels,
+        "Retinal vessels: photographs from five cameras with masks, one camera without blue",
+        "https://drive.grand-challenge.org (DRIVE), https://cecas.clemson.edu/~ahoover/stare (STARE), "
+        "https://blogs.kingston.ac.uk/retinal/chasedb1 (CHASEDB1), "
+        "https://people.duke.edu/~sf59/Estrada_TMI_2015_dataset.htm (AVWIDE, VEVIO)",
+        "{AVWIDE,CHASEDB1,DRIVE,STARE,VEVIO}/dataset.json with images and masks as PNG, "
+        'and "patient" in each row',
+    ),
+}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfedaug.data.cache import remove_prepared
 from medfedaug.data.pacs.archive import FoundStudy, Wanted
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.folder import FolderArchive
 from medfedaug.data.pacs.study_list import StudyList
+from medfedaug.data.preparation.cache import remove_prepared
 from medfedaug.errors import ConfigError
 
 __all__ = ["Withdrawal", "finish_withdrawals", "withdraw"]

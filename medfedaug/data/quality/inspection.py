@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.datasets.registry import open_federation
-from medfedaug.data.decoded_cache import keep_decoded
+from medfedaug.data.benchmarks import open_federation
+from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.quality.case_comparison import (
     CaseMeasures,
     measure_case,
@@ -20,7 +21,6 @@ from medfedaug.data.quality.case_comparison import (
     odd_cases,
     odd_site,
 )
-from medfedaug.data.quality.duplicates import find_copies
 from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
 from medfedaug.data.volumes import VolumeFolder

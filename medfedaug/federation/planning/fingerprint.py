@@ -13,10 +13,10 @@ from torch import Tensor
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_by_patient
-from medfedaug.data.preparation import Preparation
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 
 __all__ = [

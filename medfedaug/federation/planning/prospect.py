@@ -23,10 +23,10 @@ from medfedaug.data.quality.image_fingerprint import (
     sampled,
 )
 from medfedaug.errors import RunFailed, UpdateRefused
-from medfedaug.federation.messages import PROSPECT, Reply, Request, namespaced, own_entries
-from medfedaug.federation.refusal import raise_error, refusal
-from medfedaug.federation.server.tensor_checks import check_tensors
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
+from medfedaug.federation.messages.messages import PROSPECT, Reply, Request, namespaced, own_entries
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
+from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods.base import HISTOGRAM, Bounds, Contributions, Payload, Shapes, SiteExchange
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.federation.messages import Request
+from medfedaug.federation.messages.messages import Request
 from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import KEY_BYTES
 

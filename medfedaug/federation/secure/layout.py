@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medfedaug.config.run import MAX_SHARE
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.federation.messages import own_entries
+from medfedaug.federation.messages.messages import own_entries
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
 from medfedaug.utils.secure_random import Words
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import CONFIRM, KEYS, OPEN, SHARES, Request
+from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Request
 from medfedaug.federation.secure.agreement import (
     LEAST_SITES,
     Agreement,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from medfedaug.errors import RunFailed, UpdateRefused
-from medfedaug.federation.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request
-from medfedaug.federation.refusal import raise_error
+from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request
+from medfedaug.federation.messages.refusal import raise_error
 from medfedaug.federation.secure.agreement import (
     LEAST_SITES,
     Agreement,

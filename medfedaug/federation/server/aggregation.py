@@ -12,13 +12,13 @@ from torch import Tensor
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages import Reply, namespaced, own_entries
-from medfedaug.federation.refusal import refusal
+from medfedaug.federation.messages.messages import Reply, namespaced, own_entries
+from medfedaug.federation.messages.refusal import refusal
+from medfedaug.federation.messages.site_sampling import LEAST_SITES
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.held_updates import HeldUpdates
 from medfedaug.federation.server.outlier_checks import (
-    LEAST_SITES,
     Plausibility,
     Sizes,
     check_payload,
@@ -50,7 +50,7 @@ class Aggregation:
         context: what the methods are given about the federation.
         max_share: called for the largest share of a site in the mean; ``None`` for no limit.
         norm: that of the parameters as the run began
-            (`medfedaug.federation.server.tensor_checks.StateDictValidator`).
+            (`medfedaug.federation.messages.tensor_checks.StateDictValidator`).
         hold_models: whether whole updates are held until the end of the round
             (`medfedaug.federation.server.held_updates`). Only then it is known what a share is, how far the
             sites go, and what they exchange (`medfedaug.federation.server.outlier_checks`). Otherwise models
@@ -187,7 +187,7 @@ class Aggregation:
             reply: the update.
             weight: the site's weight; the method that computes the global model may change it.
             steps: how far the site went
-                (`medfedaug.federation.server.tensor_checks.StateDictValidator.steps`).
+                (`medfedaug.federation.messages.tensor_checks.StateDictValidator.steps`).
             doubt: why it is refused where too few updates come to compare it with.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,17 @@ from torch import Tensor
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages import LEND, SCORE, Reply, Request, num_bytes
-from medfedaug.federation.refusal import raise_error, refusal
-from medfedaug.federation.server.history import Event
+from medfedaug.federation.messages.messages import LEND, SCORE, Reply, Request, num_bytes
+from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.scoring import Asked
+from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics, is_count
-from medfedaug.federation.server.tensor_checks import check_tensors
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import GLOBAL, LOCAL, METRICS, PERSONAL, described, over_sites
-from medfedaug.utils.validation import check_keys, is_number
+from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.validation import is_number
 
-__all__ = ["FEDERATION", "Asked", "EvaluatedRun", "Evaluation"]
+__all__ = ["FEDERATION", "EvaluatedRun", "Evaluation"]
 
 FEDERATION = "federation"
 """The name, in an evaluation, of the run that is evaluated; the others are of local models."""
@@ -33,38 +34,6 @@ FEDERATION = "federation"
 _HEADER = 4 * 2**20  # bytes of names and shapes in a file, at most
 _MOST_LENT = 4  # times the bytes of the network: what methods may keep for a model beside its weights
 _MOST_READ = 16  # times the bytes of the network: weights and exchange of a run
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Models that a site is asked to score.
-
-    Args:
-        run: the name of the run in the evaluation.
-        model: the name of the model: ``global``, ``personal``, ``local``, or ``local of A`` for the model of
-            the site A at another one.
-        own: whether the site scores with what it keeps of the run, as in the test after training; otherwise
-            with the model as it is sent.
-        against: the names of models that were scored before, with which it is compared case by case.
-    """
-
-    run: str
-    model: str = ""
-    own: bool = True
-    against: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Asked:
-        """Read a request.
-
-        Raises:
-            ConfigError: for anything else.
-        """
-        check_keys("scoring: unknown keys", values, [entry.name for entry in fields(cls)])
-        try:
-            return cls(**{**values, "against": tuple(values.get("against", ()))})
-        except TypeError as error:
-            raise ConfigError(f"scoring: {first_line(error)}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +124,7 @@ class Evaluation:
         runs: Mapping[str, EvaluatedRun],
         *,
         cross_site: bool = False,
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         self.runs, self.cross_site, self.silent = dict(runs), cross_site, set[str]()
         self._tell = on_event or (lambda event: None)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import torch
 
-from medfedaug.federation.messages import Reply, num_bytes
+from medfedaug.federation.messages.messages import Reply, num_bytes
 
 __all__ = ["HeldUpdates"]
 

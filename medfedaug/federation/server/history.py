@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from medfedaug.config.run import SCALING
 from medfedaug.config.site_description import DESCRIPTION
-from medfedaug.federation.messages import UNSCORED, Reply, Request, num_bytes
+from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.federation.planning.fingerprint import SPACING, accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
 from medfedaug.federation.server.step_comparison import ComparedStep, suspicion
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS, described, mean_score, over_sites, score_of
+from medfedaug.utils.event_text import OnEvent
 
-__all__ = ["Event", "RunHistory"]
-
-Event = Callable[[dict[str, Any]], None]
+__all__ = ["RunHistory"]
 
 _SETTLED = ("none", "bundle")
 """Scalings that are the run's, whatever the images of a site are."""
@@ -54,7 +53,7 @@ class RunHistory:
         metrics: Sequence[str],
         seen: Mapping[str, Any],
         classes: Sequence[str] = (),
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
         *,
         travels: bool = True,
     ) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import UpdateRefused
+from medfedaug.federation.messages.site_sampling import LEAST_SITES
 from medfedaug.methods.base import (
     FEATURE_MEAN,
     FEATURE_STD,
@@ -33,10 +34,7 @@ from medfedaug.methods.base import (
     ServerExchange,
 )
 
-__all__ = ["LEAST_SITES", "Plausibility", "Sizes", "check_payload", "judge_steps"]
-
-LEAST_SITES = 3
-"""With fewer sites nothing is refused."""
+__all__ = ["Plausibility", "Sizes", "check_payload", "judge_steps"]
 
 # Far from what sites differ by: intensities as stored have other units at every scanner, the numbers of steps
 # follow the sites' sizes, and a running average of few batches is still near its start.
@@ -139,7 +137,7 @@ def judge_steps(steps: Mapping[str, Mapping[str, float]], norm: float) -> dict[s
 
     Args:
         steps: by site, the length of its step by what moved
-            (`medfedaug.federation.server.tensor_checks.StateDictValidator.steps`).
+            (`medfedaug.federation.messages.tensor_checks.StateDictValidator.steps`).
         norm: that of the parameters as the run began, which no site has moved.
     """
     if len(steps) < LEAST_SITES:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from medfedaug.config.site_description import DESCRIPTION, SiteDescription
 from medfedaug.errors import ConfigError, UpdateRefused
-from medfedaug.federation.messages import MASKED, Reply, own_entries
-from medfedaug.federation.refusal import raise_error, refusal
+from medfedaug.federation.messages.messages import MASKED, Reply, own_entries
+from medfedaug.federation.messages.refusal import raise_error, refusal
+from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.outlier_checks import check_payload
-from medfedaug.federation.server.tensor_checks import StateDictValidator, check_tensors
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.metrics.registry import UNITS, score_of
 

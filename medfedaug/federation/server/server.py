@@ -15,8 +15,9 @@ from torch import Tensor
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, RunFailed, UpdateRefused
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.initial_weights import INITIAL, InitialWeights
-from medfedaug.federation.messages import (
+from medfedaug.federation.messages.checkpoint import check_same_run, load_checkpoint, save_checkpoint
+from medfedaug.federation.messages.initial_weights import INITIAL, InitialWeights
+from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     PREPARE,
     PROSPECT,
@@ -26,25 +27,24 @@ from medfedaug.federation.messages import (
     Reply,
     Request,
 )
+from medfedaug.federation.messages.refusal import refusal
+from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
+from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.prospect import Prospecting
-from medfedaug.federation.refusal import refusal
-from medfedaug.federation.secure.aggregation import SecureAggregation
 from medfedaug.federation.server.aggregation import Aggregation
-from medfedaug.federation.server.checkpoint import check_same_run, load_checkpoint, save_checkpoint
-from medfedaug.federation.server.history import Event, RunHistory
+from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.initial_exchange import OnceShared
 from medfedaug.federation.server.model_selection import Selection
-from medfedaug.federation.server.outlier_checks import LEAST_SITES
 from medfedaug.federation.server.reply_checks import Acceptance
-from medfedaug.federation.server.site_sampling import Participation
+from medfedaug.federation.server.secure_aggregation import SecureAggregation
 from medfedaug.federation.server.step_comparison import StepComparison
-from medfedaug.federation.server.tensor_checks import StateDictValidator
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.privacy import job_hash
 from medfedaug.statistics import ChannelStatistics
+from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.versions import software_versions
 
 __all__ = ["FederationServer"]
@@ -87,7 +87,7 @@ class FederationServer:
     def __init__(
         self,
         config: RunConfig,
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
         execution: Execution | None = None,
         *,
         travels: bool = True,

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfedaug.federation.server.outlier_checks import LEAST_SITES
-from medfedaug.federation.server.tensor_checks import StateDictValidator
+from medfedaug.federation.messages.site_sampling import LEAST_SITES
+from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.functional.robust import clip_factor
 
 __all__ = ["ComparedStep", "StepComparison", "others_median", "suspicion"]

@@ -20,7 +20,7 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
     Args:
         site: the site's name.
         data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
-            (`medfedaug.data.datasets.registry`); by default the environment variable ``MEDFEDAUG_DATA``.
+            (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
         DataError: when neither is there.

@@ -17,13 +17,13 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from medfedaug.data.augmentation import TrainingDataset
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
 from medfedaug.federation.site.interrupted_round import HalfRound
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Method, SitePart
 from medfedaug.models.memory_format import channels_last
+from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.tasks import Sample
 from medfedaug.utils.secure_random import secret_normal
 

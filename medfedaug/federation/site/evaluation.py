@@ -10,9 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, DataError, PrivacyRefused
-from medfedaug.federation.messages import LEND, SCORING_TASKS, Reply, Request, namespaced, own_entries
-from medfedaug.federation.server.evaluation import Asked
-from medfedaug.federation.server.history import Event
+from medfedaug.federation.messages.messages import (
+    LEND,
+    SCORING_TASKS,
+    Reply,
+    Request,
+    namespaced,
+    own_entries,
+)
+from medfedaug.federation.messages.scoring import Asked
 from medfedaug.federation.site.gate import Door
 from medfedaug.federation.site.release_log import ScoreRequest
 from medfedaug.federation.site.site import Site
@@ -20,6 +26,7 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import compare_patients, patient_means
+from medfedaug.utils.event_text import OnEvent
 
 __all__ = ["EvaluationSite"]
 
@@ -43,7 +50,7 @@ class EvaluationSite:
         name: str,
         trainers: Mapping[str, SiteTrainer],
         door: Door | None = None,
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         self.name = name
         scored: dict[str, _Scored] = {}
@@ -92,7 +99,7 @@ class _EvaluatedSite(Site):
         trainer: SiteTrainer,
         scored: dict[str, _Scored],
         door: Door | None = None,
-        on_event: Event | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         super().__init__(name, trainer, door, on_event)
         self.scored = scored

@@ -16,8 +16,8 @@ from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
-from medfedaug.federation.initial_weights import INITIAL
-from medfedaug.federation.messages import (
+from medfedaug.federation.messages.initial_weights import INITIAL
+from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     PREPARE,
     PROSPECT,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from medfedaug._version import __version__
 from medfedaug.errors import ConfigError, StorageError, warn
-from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.site.training_state import (
     StateMismatch,
     capture,

@@ -15,7 +15,6 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.prefetch import ahead
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples
@@ -23,6 +22,7 @@ from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.supervision import DeepSupervision
+from medfedaug.sampling.prefetch import ahead
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel

@@ -16,7 +16,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages import own_entries
+from medfedaug.federation.messages.messages import own_entries
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.local_training import learning_rate
 from medfedaug.federation.site.request_checks import check_received

@@ -17,7 +17,7 @@ from torch import Tensor
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import ConfigError, PrivacyRefused
-from medfedaug.federation.messages import (
+from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     LEND,
     MASK_TASKS,

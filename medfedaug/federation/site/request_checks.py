@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError, UpdateRefused
-from medfedaug.federation.messages import own_entries
-from medfedaug.federation.server.tensor_checks import StateDictValidator, check_values
+from medfedaug.federation.messages.messages import own_entries
+from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
 from medfedaug.methods.base import Payload, SitePart
 
 __all__ = ["check_received"]

@@ -16,14 +16,14 @@ from torch.utils.data import Dataset as TorchDataset
 
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.storage import Storage
-from medfedaug.data.augmentation import TrainingDataset
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.cache import CaseCache, StoredCase
-from medfedaug.data.prefetch import ahead
-from medfedaug.data.preparation import LANDMARKS, Placement
+from medfedaug.data.preparation.cache import CaseCache, StoredCase
+from medfedaug.data.preparation.preparation import LANDMARKS, Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
 from medfedaug.models.memory_format import channels_last
+from medfedaug.sampling.augmentation import TrainingDataset
+from medfedaug.sampling.prefetch import ahead
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks import EvaluationCase, Sample, Task
 

@@ -14,12 +14,12 @@ from monai.transforms import Compose
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
-from medfedaug.data.augmentation import TrainingDataset
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.functional import histogram_landmarks
 from medfedaug.metrics.registry import METRICS, score_of
+from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.statistics import ChannelStatistics, average_moments, image_moments
 from medfedaug.tasks import Sample
 from medfedaug.tasks.base import plain_tensor

@@ -18,7 +18,7 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.quality.duplicates import check_files_alone, check_known_classes
+from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import HalfRound
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining

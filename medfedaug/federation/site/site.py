@@ -12,7 +12,7 @@ import torch
 
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
-from medfedaug.federation.messages import (
+from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     MASK_TASKS,
     MASKED,
@@ -28,14 +28,15 @@ from medfedaug.federation.messages import (
     num_bytes,
     own_entries,
 )
+from medfedaug.federation.messages.site_sampling import site_weight
 from medfedaug.federation.planning.prospect import received, site_prospect
 from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
-from medfedaug.federation.server.site_sampling import site_weight
 from medfedaug.federation.site.gate import ROUND, Door
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
 from medfedaug.federation.site.training_state import StateMismatch
 from medfedaug.privacy import job_hash
 from medfedaug.privacy.policy import SUMMARY
+from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
 __all__ = ["Site"]
@@ -67,7 +68,7 @@ class Site:
         name: str,
         trainer: SiteTrainer,
         door: Door | None = None,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         self.name, self.trainer, self.on_event = name, trainer, on_event
         self.door = door or Door()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.utils.files import remove_unfinished
 

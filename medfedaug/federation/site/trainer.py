@@ -18,13 +18,13 @@ from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import MedFedAugError, PrivacyRefused
-from medfedaug.federation.initial_weights import INITIAL
-from medfedaug.federation.messages import PREPARE, TRAIN, Reply, namespaced, own_entries, portable
+from medfedaug.federation.messages.initial_weights import INITIAL
+from medfedaug.federation.messages.messages import PREPARE, TRAIN, Reply, namespaced, own_entries, portable
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, SPACING, FingerprintExchange, site_spacing
 from medfedaug.federation.site.interrupted_round import HalfRound, digest
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.script_components import Brought
 from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
 from medfedaug.federation.site.state import LocalState, RoundMemory

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
+from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.local_training import LocalTraining
-from medfedaug.federation.site.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.script_training import ForeignLoop, LoopTraining
 
 if TYPE_CHECKING:

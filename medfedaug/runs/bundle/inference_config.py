@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medfedaug.data.io.label_maps import label_bits
-from medfedaug.data.normalisation import ModalityNormalisation
+from medfedaug.data.preparation.normalisation import ModalityNormalisation
 from medfedaug.tasks.segmentation import SegmentationTask
 
 __all__ = ["Pair", "inference_config"]
@@ -164,7 +164,7 @@ def _loaded(task: SegmentationTask, channels: int, photographs: bool) -> list[di
 
 
 def _placed(task: SegmentationTask, channels: int) -> list[dict[str, Any]]:
-    """Place the image as `medfedaug.data.preparation.Preparation.on_grid` does."""
+    """Place the image as `medfedaug.data.preparation.preparation.Preparation.on_grid` does."""
     plan, found = task.plan, []
     if plan.orientation is not None:
         found.append(_transform("Orientationd", axcodes=plan.orientation))
@@ -205,7 +205,7 @@ def _normalised(pair: Pair | None) -> list[dict[str, Any]]:
 
 
 def _resized(task: SegmentationTask) -> list[dict[str, Any]]:
-    """Resize as `medfedaug.data.resizing.resize_in_plane` does."""
+    """Resize as `medfedaug.data.preparation.resizing.resize_in_plane` does."""
     if task.image_size is None:
         return []
     size = [task.image_size] * 2

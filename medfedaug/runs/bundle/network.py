@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medfedaug.data.base import SPLITS
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
-from medfedaug.federation.run_definition import network_arguments
+from medfedaug.federation.messages.run_definition import network_arguments
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.networks import network_definition
 from medfedaug.runs.bundle.inference_config import Pair, inference_config

@@ -27,7 +27,7 @@ _STEPS = {"repeats": 1, "sampler": None, "batch_sampler": None}
 
 
 class BundleDefinition:
-    """The parts of a Bundle that a run uses; see `medfedaug.federation.run_definition.Definition`.
+    """The parts of a Bundle that a run uses; see `medfedaug.federation.messages.run_definition.Definition`.
 
     Args:
         bundle: the Bundle, as `medfedaug.config.bundle_reference.find` gave it.

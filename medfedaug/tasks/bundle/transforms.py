@@ -21,7 +21,7 @@ from monai.transforms import (
 from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor, ensure_tuple
 
-from medfedaug.data.preparation import LANDMARKS
+from medfedaug.data.preparation.preparation import LANDMARKS
 
 __all__ = ["BundleAugmentation", "Parts", "plain_sample"]
 

@@ -19,8 +19,8 @@ from benchmark_files import (
 from PIL import Image
 from scipy.io import savemat
 
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.datasets import archives
-from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.sites import check_federation
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ from benchmark_files import (
 )
 from running import SHARED
 
-from medfedaug.data.datasets.registry import open_benchmark
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.sites import check_federation, open_site
 
 

@@ -10,7 +10,8 @@ from monai.data import load_decathlon_datalist
 
 from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.data.datasets import phantom
-from medfedaug.data.datasets.phantom import MANIFEST, Structure, make_phantom
+from medfedaug.data.datasets.phantom import Structure, make_phantom
+from medfedaug.data.folders import MANIFEST
 from medfedaug.data.quality.inspection import inspect_sites
 
 SHAPE = (40, 40, 6)

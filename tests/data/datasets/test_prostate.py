@@ -16,8 +16,8 @@ from benchmark_files import (
 )
 from running import SHARED
 
+from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.datasets.prostate import slice_splits
-from medfedaug.data.datasets.registry import open_benchmark
 from medfedaug.data.sites import check_federation, find_sites
 from medfedaug.errors import DataError
 from medfedaug.experiments.presets import PRESETS

@@ -33,7 +33,7 @@ from written_volumes import turn, write
 from medfedaug.data.io.readers import load_volume, read_header
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
-from medfedaug.federation.messages import PREPARE, Request
+from medfedaug.federation.messages.messages import PREPARE, Request
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
 

@@ -14,7 +14,7 @@ from label_objects import write_rtstruct, write_segmentation
 from planted import plant, values
 from pydicom.uid import DigitalXRayImageStorageForPresentation, JPEG2000Lossless, generate_uid
 
-from medfedaug.data.cache import CaseCache
+from medfedaug.data.preparation.cache import CaseCache
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (40, 36, 4)).astype(np.int16)
 MASK = np.zeros(VOXELS.shape, np.uint8)

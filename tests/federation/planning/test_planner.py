@@ -8,7 +8,7 @@ import torch
 from asked_plans import asked, prints_of, write_volumes
 
 from medfedaug.config.plan import Plan
-from medfedaug.data.preparation import Preparation
+from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.planner import make_plan

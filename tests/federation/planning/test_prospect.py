@@ -18,10 +18,10 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_of
 from medfedaug.data.sites import open_site
 from medfedaug.errors import RunFailed
-from medfedaug.federation.messages import PREPARE, PROSPECT, TRAIN, Reply, Request
+from medfedaug.federation.job_summary import summary
+from medfedaug.federation.messages.messages import PREPARE, PROSPECT, TRAIN, Reply, Request
 from medfedaug.federation.planning.prospect import Prospecting
-from medfedaug.federation.site.job_summary import summary
-from medfedaug.nvflare_jobs.doctor import examine
+from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.privacy.job_log import JobBook
 
@@ -184,8 +184,8 @@ def test_the_deviation_of_the_noise_is_as_stated(data):
     pytest.importorskip("opacus")
     import random
 
+    from medfedaug.federation.messages.privacy_guard import PrivacyGuard
     from medfedaug.federation.planning.prospect import ProspectExchange, noise_of
-    from medfedaug.federation.site.privacy_guard import PrivacyGuard
     from medfedaug.privacy import PrivacyPolicy
 
     site = open_site(data / "site_A")

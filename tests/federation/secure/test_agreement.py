@@ -19,7 +19,7 @@ from secure_project import LAX, SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
-from medfedaug.federation.messages import (
+from medfedaug.federation.messages.messages import (
     CONFIRM,
     KEYS,
     OPEN,
@@ -33,7 +33,7 @@ from medfedaug.federation.secure import agreement, masks, unmasking
 from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.identity import kit_identity
+from medfedaug.nvflare_jobs.job.identity import kit_identity
 
 SITES = "ABCDEF"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import TRAIN, Request
+from medfedaug.federation.messages.messages import TRAIN, Request
 from medfedaug.federation.secure.agreement import Training, colluders, request_digest, threshold
 from medfedaug.federation.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
 from medfedaug.federation.secure.layout import FRACTION_BITS, LARGEST_TERM, SumLayout

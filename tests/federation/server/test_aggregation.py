@@ -11,7 +11,7 @@ from robustness_script import script as script
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.functional.weighted_mean import capped_weights
 
 SITES = [f"site_{letter}" for letter in "ABCDE"]

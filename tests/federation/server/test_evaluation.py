@@ -21,7 +21,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.in_process import SitesInProcess
-from medfedaug.federation.messages import Reply
+from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
@@ -29,7 +29,7 @@ from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedDoor
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.nvflare_jobs import simulator
+from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.score_release import step_of
 

@@ -16,7 +16,7 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages import PREPARE, TRAIN
+from medfedaug.federation.messages.messages import PREPARE, TRAIN
 from medfedaug.federation.server import held_updates
 
 SITES = list("ABCDE")

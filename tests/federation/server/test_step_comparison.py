@@ -15,8 +15,8 @@ from medfedaug.config.run import MAX_STEP, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import FederationServer, Reply
 from medfedaug.federation.composition import Composition, with_step_limit
+from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.server.step_comparison import StepComparison, others_median, suspicion
-from medfedaug.federation.server.tensor_checks import StateDictValidator
 from medfedaug.methods import parse_methods
 from medfedaug.utils.event_schema import check_event
 from medfedaug.utils.event_text import Teller

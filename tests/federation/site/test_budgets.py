@@ -16,7 +16,7 @@ from hospitals import Hospital
 from medfedaug.config.plan import Plan
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
-from medfedaug.federation.messages import FINGERPRINT, PREPARE, PROSPECT, Request
+from medfedaug.federation.messages.messages import FINGERPRINT, PREPARE, PROSPECT, Request
 from medfedaug.privacy import PrivacyLedger, Release, account_mark, ledger
 from medfedaug.privacy.account_mark import ACCOUNT_MARK
 

@@ -15,9 +15,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.config.storage import Storage
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation import FederationServer, Site, SiteTrainer
-from medfedaug.federation.messages import TRAIN
+from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Carrier, run
-from medfedaug.federation.server.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.privacy import PrivacyPolicy
 
 

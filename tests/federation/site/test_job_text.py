@@ -7,7 +7,7 @@ from hospitals import Hospital
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.messages import Request
+from medfedaug.federation.messages.messages import Request
 from medfedaug.nvflare_jobs import SiteExecutor
 
 SECRET = "TOPSECRET-4711"

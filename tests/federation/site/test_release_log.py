@@ -22,7 +22,7 @@ from medfedaug.data.quality.file_hashes import fingerprint_files
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed, StorageError
 from medfedaug.federation import FederationServer, SiteTrainer
-from medfedaug.federation.messages import PREPARE, Reply, Request
+from medfedaug.federation.messages.messages import PREPARE, Reply, Request
 from medfedaug.federation.site.release_log import Account
 from medfedaug.federation.site.site import Site
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release, ledger

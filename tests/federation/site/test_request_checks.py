@@ -9,7 +9,7 @@ import torch
 
 from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer
-from medfedaug.federation.messages import TEST, VALIDATE
+from medfedaug.federation.messages.messages import TEST, VALIDATE
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 

@@ -1,0 +1,247 @@
+"""The papers' data sets by name, read in the form in which their owners publish them.
+
+>>> sorted(BENCHMARKS)[:3]
+['cifar_10', 'digits', 'domainnet_10']
+
+A benchmark is opened with the folder that holds its files, or through a folder with a `MARKER` file that
+names benchmark, folder and options: every command takes such a folder as ``--data``, and every process of a
+federation opens its own site from it by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from medfedaug.data.base import SiteFolder, spread
+from medfedaug.data.folders import MARKER, own_data
+from medfedaug.data.published import Benchmark
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.utils.files import parse_versioned, write_versioned
+from medfedaug.utils.validation import check_choice
+
+__all__ = [
+    "BENCHMARKS",
+    "MARKER",
+    "OWN_DATA",
+    "check_options",
+    "find_benchmark",
+    "find_root",
+    "is_federation",
+    "is_there",
+    "open_benchmark",
+    "open_federation",
+    "read_federation",
+    "write_federation",
+]
+
+_KIND, _VERSION = "federation", 1
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+"""The published data sets, by name."""
+
+OWN_DATA = "own_data"
+"""The name, in a marker and in results, of a folder of sites that is no published data set."""
+
+_OWN = Benchmark(
+    own_data, "Sites' folders of one's own", "nobody", "<site>/dataset.json, or <site>/<class>/*"
+)
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """The published data set of a name, or what stands for data of one's own (`OWN_DATA`).
+
+    Raises:
+        ConfigError: for another name.
+    """
+    if name == OWN_DATA:
+        return _OWN
+    check_choice("benchmark", name, BENCHMARKS)
+    return BENCHMARKS[name]
+
+
+def find_root(root: str | Path, benchmark: str) -> Path:
+    """The folder of a data set's files: ``root``, or the folder in it that has the data set's name."""
+    root = Path(root)
+    return root / benchmark if (root / benchmark).is_dir() else root
+
+
+def is_there(name: str, root: str | Path) -> bool:
+    """Return whether a benchmark's files are there and can be used."""
+    try:
+        return bool(open_benchmark(name, find_root(root, name)))
+    except DataError:
+        return False
+
+
+def open_benchmark(
+    name: str, root: str | Path, *, limit: int | None = None, **options: Any
+) -> list[SiteFolder]:
+    """The sites of a benchmark.
+
+    Args:
+        name: a key of `BENCHMARKS`, or `OWN_DATA`.
+        root: the folder that holds the published files.
+        limit: at most this many cases per split and site.
+        **options: those of the benchmark's function, and for every benchmark ``fraction``, the share of
+            each site's training cases to use (evenly from the list), and ``unseen``, a site that does not
+            train and is tested with all its cases, as in domain generalisation.
+
+    Raises:
+        ConfigError: for a name, option or value that is not known.
+        DataError: for missing files, with the address to get them from and the layout that is expected, and
+            for files that cannot be used.
+    """
+    benchmark, root = check_options(name, options), Path(root)
+    own = [option for option in options if option in inspect.signature(benchmark.open).parameters]
+    try:
+        sites = benchmark.open(root, **{option: options.pop(option) for option in own})
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(
+            f"not there, and {name} needs it",
+            path=error.filename,
+            hint=f"Get the files from {benchmark.source} and put them below {root}. "
+            f"Expected there: {benchmark.layout}.",
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
+    for site in sites:
+        site.check_splits()
+    if name != OWN_DATA:
+        sites = [replace(site, benchmark=name) for site in sites]
+    return [site.limited(limit) for site in _arranged(sites, **options)]
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
+    """The benchmark of a name, after checking that it has these options.
+
+    Raises:
+        ConfigError: for a name, option or value that is not known.
+    """
+    benchmark = find_benchmark(name)
+    defaults = benchmark.options
+    for option, value in options.items():
+        if option not in defaults:
+            raise ConfigError(f"{name} has no option {option!r}; it has {', '.join(defaults)}")
+        kind = type(defaults[option])
+        # `true` is a number to Python.
+        fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+        if not fits or isinstance(value, bool) != (kind is bool):
+            raise ConfigError(f"{name}: {option} is {value!r}, a {kind.__name__} is needed")
+    if not 0 < options.get("fraction", 1.0) <= 1:
+        raise ConfigError(f"fraction must be above 0 and at most 1, got {options['fraction']}")
+    return benchmark
+
+
+def _arranged(sites: list[SiteFolder], fraction: float = 1.0, unseen: str = "") -> list[SiteFolder]:
+    names = [site.name for site in sites]
+    if unseen and unseen not in names:
+        raise ConfigError(f"no site {unseen!r}; the sites are {', '.join(names)}")
+    arranged = []
+    for site in sites:
+        cases = dict(site.cases)
+        if site.name == unseen:
+            everything = tuple(case for split in cases.values() for case in split)
+            cases = {"training": (), "validation": (), "test": everything}
+        training = cases["training"]
+        if training:
+            cases["training"] = spread(training, max(1, round(fraction * len(training))))
+        arranged.append(replace(site, cases=cases))
+    return arranged
+
+
+def write_federation(folder: str | Path, name: str, root: str | Path, **options: Any) -> Path:
+    """Write a marker that makes ``folder`` the data folder of a benchmark.
+
+    Args:
+        folder: receives the marker; it may be ``root`` itself.
+        name: a key of `BENCHMARKS`, or `OWN_DATA`.
+        root: the folder that holds the published files; kept relative to ``folder``.
+        **options: as for `open_benchmark`.
+
+    Returns:
+        The marker's path.
+
+    Raises:
+        ConfigError: for a name or option that is not known.
+    """
+    check_options(name, options)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    root = os.path.relpath(Path(root).resolve(), folder.resolve())
+    write_versioned(folder / MARKER, _KIND, _VERSION, {"benchmark": name, "root": root, "options": options})
+    return folder / MARKER
+
+
+def is_federation(folder: Path) -> bool:
+    """Return whether a folder's marker makes it the data folder of a benchmark."""
+    return (folder / MARKER).is_file()
+
+
+def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:
+    """Read a folder's marker: the benchmark, the folder of its files, and all its options.
+
+    Raises:
+        DataError: for a marker that cannot be used, naming it.
+        ConfigError: for a benchmark or option that is not known.
+    """
+    path = Path(folder).resolve() / MARKER
+    try:
+        name, root, options = _parse_marker(path, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"names no benchmark ({error})", path=path) from error
+    return name, root, {**check_options(name, options).options, **options}
+
+
+def open_federation(folder: str | Path, limit: int | None = None) -> dict[str, SiteFolder]:
+    """The sites, by name, of the benchmark that a folder's marker names.
+
+    A process that opens all of thousands of sites, one after the other, lists the files once.
+
+    Raises:
+        DataError: for a marker that cannot be used, naming it; and as `open_benchmark`.
+        ConfigError: as `open_benchmark`.
+    """
+    path = Path(folder).resolve() / MARKER
+    try:
+        return _open_marker(path, path.read_text(encoding="utf-8"), limit)
+    except (OSError, ValueError) as error:
+        raise DataError(f"names no benchmark ({error})", path=path) from error
+
+
+@lru_cache(maxsize=4)
+def _open_marker(path: Path, text: str, limit: int | None) -> dict[str, SiteFolder]:
+    name, root, options = _parse_marker(path, text)
+    return {site.name: site for site in open_benchmark(name, root, limit=limit, **options)}
+
+
+def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
+    content = parse_versioned(text, _KIND, _VERSION)
+    options = content.get("options", {})
+    if "benchmark" not in content or not isinstance(options, dict):
+        raise ValueError('expected "benchmark" and a mapping "options"')
+    if {"name", "root", "limit"} & set(options):
+        raise ValueError("options cannot name the benchmark, its root or a limit")
+    root = Path(os.path.normpath(path.parent / str(content.get("root", "."))))
+    return str(content["benchmark"]), root, options
+
+
+def _registered() -> dict[str, Benchmark]:
+    """Every entry of an object `BENCHMARKS` of a module in the package of data sets, by name."""
+    package, folder = f"{__package__}.datasets", Path(__file__).parent / "datasets"
+    modules = [
+        importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules([str(folder)])
+    ]
+    return {name: one for module in modules for name, one in getattr(module, "BENCHMARKS", {}).items()}
+
+
+# Last, since the modules of data sets import what stands beside this one.
+BENCHMARKS.update(_registered())

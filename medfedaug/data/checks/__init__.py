@@ -1,0 +1,1 @@
+"""Checks of a site's list of cases, and across sites."""

@@ -1,0 +1,255 @@
+"""Turn, cut and resample a volume as the plan says, and return results to the grid of its file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import nibabel
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfedaug.config.plan import Plan
+from medfedaug.data.preparation.normalisation import ModalityNormalisation
+from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.functional import foreground_voxels, histogram_landmarks
+from medfedaug.statistics import image_moments
+
+__all__ = ["LANDMARKS", "MOST_NUMBERS", "Placement", "Preparation"]
+
+LANDMARKS = "landmarks"
+"""The key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
+
+MOST_NUMBERS = 2**29
+"""Largest resampled image, 2 GiB: 512 x 512 x 2,000 voxels of a computed tomogram are fewer."""
+
+_NEAREST = "nearest-exact"
+_PREFIXES = {"image": "", "foreground": "foreground_"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Place of a prepared volume in the grid of its file.
+
+    Args:
+        axes: the stored axis that each prepared axis comes from.
+        flips: whether each prepared axis runs against the stored one.
+        stored: voxels along the stored axes.
+        low: where the box that is kept begins along each prepared axis, before resampling.
+        high: where it ends.
+        size: voxels along each prepared axis.
+
+    Example:
+        >>> place = Placement((1, 0, 2), (True, False, False), (2, 3, 1), (0, 0, 0), (3, 2, 1), (3, 2, 1))
+        >>> stored = torch.arange(6.0).reshape(1, 2, 3, 1)
+        >>> bool((place.back(place.forward(stored)) == stored).all())
+        True
+    """
+
+    axes: tuple[int, ...]
+    flips: tuple[bool, ...]
+    stored: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def cut(self, volume: Tensor) -> Tensor:
+        """The stored volume, (C, X, Y, Z), with its axes turned, in the box that is kept."""
+        return self.turned(volume)[self._box]
+
+    def turned(self, volume: Tensor) -> Tensor:
+        """The stored volume, (C, X, Y, Z), with its axes turned."""
+        turned = volume.permute(0, *(axis + 1 for axis in self.axes))
+        return turned.flip([axis + 1 for axis, flip in enumerate(self.flips) if flip])
+
+    def forward(self, volume: Tensor, *, label: bool = False) -> Tensor:
+        """A volume from the file's grid, (C, X, Y, Z), on the plan's; a label map keeps its dtype."""
+        return self.resampled(self.cut(volume), label=label)
+
+    def resampled(self, cut: Tensor, *, label: bool = False) -> Tensor:
+        """The volume that `cut` gives, with the voxels of the plan's grid."""
+        return _resampled(cut, self.size, label)
+
+    def resized_back(self, volume: Tensor) -> Tensor:
+        """A volume from the plan's grid with the voxels of the file's, in the box that is kept."""
+        return _resampled(volume, tuple(b - a for a, b in zip(self.low, self.high, strict=True)))
+
+    def put_back(self, box: Tensor) -> Tensor:
+        """The box as `resized_back` gives it, in the grid of the file; 0 where the plan has cut away."""
+        whole = box.new_zeros(len(box), *(self.stored[axis] for axis in self.axes))
+        whole[self._box] = box
+        whole = whole.flip([axis + 1 for axis, flip in enumerate(self.flips) if flip])
+        return whole.permute(0, *(1 + self.axes.index(axis) for axis in range(3)))
+
+    def back(self, volume: Tensor) -> Tensor:
+        """A volume from the plan's grid on the file's."""
+        return self.put_back(self.resized_back(volume))
+
+    def to_tensor(self) -> Tensor:
+        """Return the placement as integers, (6, 3)."""
+        return torch.tensor([self.axes, self.flips, self.stored, self.low, self.high, self.size])
+
+    @classmethod
+    def from_tensor(cls, values: Tensor) -> Placement:
+        """The inverse of `to_tensor`."""
+        axes, flips, *rest = (tuple(row) for row in values.tolist())
+        return cls(axes, tuple(map(bool, flips)), *rest)
+
+    @property
+    def _box(self) -> tuple[slice, ...]:
+        return (slice(None), *(slice(low, high) for low, high in zip(self.low, self.high, strict=True)))
+
+
+class Preparation:
+    """Preparation of images after the scaling of their intensities: plan and image size.
+
+    Turned to the plan's orientation, cut to the foreground, normalised by modality, resampled to the plan's
+    spacing, resized in plane to ``image_size``. Resampling keeps the edges of the volume where they are: n
+    voxels of e mm become round(n·e/s), at least one, of about s mm.
+
+    Args:
+        plan: the run's.
+        image_size: see `medfedaug.config.run.RunConfig`.
+
+    Attributes:
+        landmarks: whether the landmarks of every training image are kept beside it.
+    """
+
+    def __init__(self, plan: Plan | None = None, image_size: int | None = None) -> None:
+        self.plan, self.image_size, self.landmarks = plan or Plan(), image_size, False
+
+    def placement(self, image: Tensor, affine: Tensor | None) -> Placement | None:
+        """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel.
+
+        Raises:
+            ValueError: when the plan needs to know where the voxels lie and the file does not say, or
+                resampling would make more than `MOST_NUMBERS` of the image.
+        """
+        plan = self.plan
+        if not plan.moves_voxels:
+            return None
+        if affine is None and (plan.orientation is not None or plan.spacing is not None):
+            raise ValueError("its file does not say how large its voxels are and where they lie")
+        axes: tuple[int, ...] = (0, 1, 2)
+        flips: tuple[bool, ...] = (False, False, False)
+        edges = (1.0, 1.0, 1.0)
+        if affine is not None:
+            matrix = np.asarray(affine, dtype=float)
+            edges = tuple(np.linalg.norm(matrix[:3, :3], axis=0).tolist())
+            if plan.orientation is not None:
+                axes, flips = _turn(matrix, plan.orientation)
+        stored = tuple(image.shape[1:])
+        place = Placement(axes, flips, stored, (0, 0, 0), tuple(stored[a] for a in axes), (0, 0, 0))
+        low, high = place.low, place.high
+        if plan.crop == "foreground":
+            low, high = _foreground_box(place.turned(image))
+        lengths = tuple(b - a for a, b in zip(low, high, strict=True))
+        size = lengths
+        if plan.spacing is not None:
+            size = tuple(
+                max(1, round(n * edges[axis] / goal))
+                for n, axis, goal in zip(lengths, axes, plan.spacing, strict=True)
+            )
+            # The plan may be the server's, and a site's process is to survive it.
+            if size != lengths and image.shape[0] * math.prod(size) > MOST_NUMBERS:
+                told, spacing = " x ".join(map(str, size)), " x ".join(f"{goal:g}" for goal in plan.spacing)
+                raise ValueError(
+                    f"resampled to {spacing} mm it would have {told} voxels, and at most {MOST_NUMBERS:,} "
+                    "numbers are prepared of one case"
+                )
+        return Placement(axes, flips, stored, low, high, size)
+
+    def on_grid(self, image: Tensor, placement: Placement | None) -> Tensor:
+        """The image on the plan's grid, normalised where the plan says so, before it is resized in plane."""
+        if self.plan.normalises:
+            normalise = ModalityNormalisation(self.plan, len(image))
+            image = normalise(placement.cut(image) if placement else image)
+            return placement.resampled(image) if placement else image
+        return placement.forward(image) if placement else image
+
+    def image(self, image: Tensor, placement: Placement | None) -> Tensor:
+        """The image as the network's task sees it, (C, *spatial)."""
+        return resize_in_plane(self.on_grid(image, placement), self.image_size)
+
+    def label(self, label: Tensor, placement: Placement | None) -> Tensor:
+        """The label map on the same grid, (1, *spatial)."""
+        moved = placement.forward(label, label=True) if placement else label
+        return resize_in_plane(moved, self.image_size, _NEAREST)
+
+    def moments(self, image: Tensor, over: str = "image") -> dict[str, Tensor]:
+        """Mean and deviation of a prepared image (`medfedaug.statistics.image_moments`).
+
+        Args:
+            image: (C, *spatial).
+            over: ``"image"``, or ``"foreground"``: `medfedaug.functional.foreground_voxels`, or all where
+                there are none.
+        """
+        inside = image[:, foreground_voxels(image)] if over == "foreground" else image
+        return image_moments(inside if inside.numel() else image)
+
+    def of_whole(self, image: Tensor) -> dict[str, Tensor]:
+        """Compute moments and landmarks of a whole prepared image, (C, *spatial), whose samples may be parts.
+
+        Returns:
+            The `moments` over either, which `kept_moments` finds again, and landmarks where they are needed.
+        """
+        found = {
+            prefix + key: value
+            for over, prefix in _PREFIXES.items()
+            for key, value in self.moments(image, over).items()
+        }
+        return {**found, LANDMARKS: histogram_landmarks(image)} if self.landmarks else found
+
+    @staticmethod
+    def kept_moments(read: Callable[[str], Tensor], over: str = "image") -> dict[str, Tensor]:
+        """The `moments` of an image, of what was kept of it (`of_whole`).
+
+        Args:
+            read: gives a tensor by its name.
+            over: see `moments`.
+        """
+        return {key: read(_PREFIXES[over] + key) for key in ("mean", "std")}
+
+    def __repr__(self) -> str:
+        """Settings that change the result, for the names of cached files."""
+        plan, more = self.plan, f", {LANDMARKS}" if self.landmarks else ""
+        if plan.normalises:
+            more = f", {plan.normalisation}, {plan.ct_intensities}{more}"
+        return f"({plan.orientation}, {plan.spacing}, {plan.crop}, {self.image_size}{more})"
+
+
+def _turn(affine: np.ndarray, orientation: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    now = nibabel.io_orientation(affine)
+    goal = nibabel.orientations.axcodes2ornt(tuple(orientation))
+    turn = nibabel.orientations.ornt_transform(now, goal)  # stored axis -> (prepared axis, direction)
+    axes = [int(np.flatnonzero(turn[:, 0] == axis)[0]) for axis in range(3)]
+    return tuple(axes), tuple(bool(turn[axis, 1] < 0) for axis in axes)
+
+
+def _foreground_box(image: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The box of the voxels that are brighter in any channel than the darkest, as half-open ranges."""
+    seen = foreground_voxels(image)
+    found: list[Tensor] = []
+    for axis in range(3):
+        others = [other for other in range(3) if other != axis]
+        found.append(seen.amax(dim=others).nonzero().flatten())
+    if not all(len(indices) for indices in found):
+        return (0, 0, 0), tuple(seen.shape)
+    return tuple(int(i[0]) for i in found), tuple(int(i[-1]) + 1 for i in found)
+
+
+def _resampled(volume: Tensor, size: tuple[int, ...], label: bool = False) -> Tensor:
+    if tuple(volume.shape[1:]) == size:
+        return volume
+    if not label:
+        return torch.nn.functional.interpolate(volume[None], size, mode="trilinear", align_corners=False)[0]
+    # The class with the largest share of a voxel: the nearest one would move edges by half a voxel.
+    best = torch.zeros(1, *size)
+    found = torch.zeros(1, *size, dtype=volume.dtype)
+    for value in torch.unique(volume).tolist():
+        share = _resampled((volume == value).float(), size)
+        found = torch.where(share > best, torch.tensor(value, dtype=volume.dtype), found)
+        best = torch.maximum(best, share)
+    return found

@@ -1,0 +1,187 @@
+"""Pages about a job for a site's administrator and board: who asks and decides, what runs, what leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import MedFedAugError
+from medfedaug.privacy.job_log import JobBook, JobEntry
+
+if TYPE_CHECKING:
+    from medfedaug.methods.base import ServerExchange
+
+__all__ = ["job_state", "record", "summary"]
+
+
+def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
+    """The record of a configuration for the site's files: who asked, who decided and when, and its page."""
+    lines = [
+        f"Record of a job at {site}",
+        "",
+        f"configuration: {entry.hash}",
+        f"first seen: {_when(entry.seen)}",
+    ]
+    lines += [f"purpose: {_purpose(entry.config)}", "", "Decisions"]
+    lines += [
+        f"  {_when(decision.when)}: {decision.verdict} by {decision.by or 'somebody who was not recorded'}"
+        for decision in entry.decisions
+    ]
+    if not entry.decisions:
+        waits = "none: it waits for one" if entry.verdict == "waiting" else entry.verdict
+        lines += [f"  {waits}"]
+    lines += ["", *_jobs(entry, book), "", "The page of this configuration", ""]
+    return [*lines, *summary(entry)]
+
+
+def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
+    """The state of a job at this site: waiting, running, ended, or gone without a word."""
+    if job not in entry.runs:
+        return "has not begun"
+    if job in entry.ends:
+        return "ended"
+    return "running" if book.is_running(job) else "no process: it was killed, or its machine was"
+
+
+def _jobs(entry: JobEntry, book: JobBook) -> Iterator[str]:
+    yield "Jobs with it (identifier and name as the server says)"
+    for job in dict.fromkeys([*entry.origins, *entry.runs]):
+        origin = entry.origins.get(job)
+        told = [f"  {job}"]
+        if origin is not None:
+            who = ", ".join(part for part in (origin.submitter, origin.organisation, origin.role) if part)
+            proof = "by the certificate that signed it" if origin.signed else "as the server says; not signed"
+            told += [f"name {json.dumps(origin.name, ensure_ascii=False)}"]
+            told += [f"submitted by {who or 'nobody who is named'} ({proof})", f"asked {_when(origin.asked)}"]
+        told += [f"began {_when(entry.runs[job])}"] if job in entry.runs else []
+        told += [f"ended {_when(entry.ends[job])}"] if job in entry.ends else [job_state(entry, job, book)]
+        yield "; ".join(told)
+    if not entry.origins and not entry.runs:
+        yield "  none"
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _purpose(config: Mapping[str, object]) -> str:
+    return str(config.get("purpose") or "") or "none given"
+
+
+def summary(entry: JobEntry) -> list[str]:
+    """The page of a job, in lines of text.
+
+    What leaves is read off what the server's half of each method would accept, which is built for it.
+    """
+    from medfedaug.federation.messages.messages import (
+        num_bytes,  # and with it PyTorch, which a list of jobs does without
+    )
+    from medfedaug.federation.server.server import FederationServer
+
+    lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
+    try:
+        config = RunConfig.from_dict(entry.config)
+        server = FederationServer(config)
+    except MedFedAugError as error:
+        return [*lines, f"  nothing: it cannot run here ({error})"]
+    lines += [f"  {line}" for line in _runs(config)]
+    sent = num_bytes({key: server.state[key] for key in server.acceptance.model.shapes}) / 1e6
+    lines += ["", "What leaves this site"]
+    if config.planning:
+        lines += [
+            "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
+        ]
+    if config.prospect:
+        return [*lines, *_prospect(config), *_changed(config)]
+    lines += ["  once: the numbers of cases, and how images are scaled"]
+    lines += [
+        "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
+        "where this kit's privacy policy allows a summary of them (min_images, no noise)"
+    ]
+    lines += [
+        "  once: the numbers of patients and studies, where this kit's privacy policy lets them out, and the "
+        "site's description of itself for the model card (site-config --describe); by default none"
+    ]
+    lines += [f"  once: {line}" for line in _exchanged(server.aggregation.once)]
+    if config.secure_aggregation:
+        lines += ["  under secure aggregation: of weights and statistics the server learns sums alone"]
+    lines += [
+        f"  {config.rounds} times: the weights that training changes, {sent:.4g} MB, of "
+        f"{len(server.acceptance.model.shapes)} entries",
+        f"  {config.rounds} times: number of samples, validation score, whole seconds; a training loss where "
+        "this kit's settings let it out (--losses)",
+    ]
+    lines += [f"  {config.rounds} times: {line}" for line in _exchanged(server.aggregation.every_round)]
+    lines += ["  once, at the end: the scores of the test cases"]
+    lines += ["", "What leaves it in a job of these settings that scores finished models and trains none"]
+    lines += [
+        "  the scores of each model, and their differences, as far as this kit's settings allow (--scores)",
+        "  models that this site trained for itself, if this kit's settings allow it (--lend-models)",
+        "  An approval is for both kinds of job.",
+    ]
+    return [*lines, *_changed(config)]
+
+
+def _changed(config: RunConfig) -> list[str]:
+    defaults = RunConfig().to_dict()
+    changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
+    lines = ["", "Settings that are not the default"]
+    return [*lines, *(f"  {name}: {json.dumps(value)}" for name, value in changed.items())]
+
+
+def _prospect(config: RunConfig) -> list[str]:
+    """List the numbers that leave in a job that exchanges fingerprints."""
+    from medfedaug.data.quality.image_fingerprint import QUANTITIES, entry_shapes
+
+    shapes = entry_shapes(config.task, len(config.classes), config.in_channels)
+    texts = {name: quantity.text for name, quantity in QUANTITIES.items()}
+    return [
+        "  once: the fingerprint, a mean over patients of each of these numbers, with noise where this "
+        "kit's privacy policy adds it",
+        *(
+            f"    {name} ({shape[0]}): {texts.get(name.removesuffix('_square'), 'share of each class')}"
+            for name, shape in shapes.items()
+        ),
+        "  once: the numbers of training cases, of those that were looked at, and of patients who train and "
+        "are tested; 0 where this kit's privacy policy keeps them back",
+        "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
+        "(site-config --name-scanner); by default none",
+        "  All sites of the job are told the fingerprints, and the scanners, of all.",
+    ]
+
+
+def _runs(config: RunConfig) -> list[str]:
+    steps = f"{config.local_steps} steps" if config.local_steps else f"{config.local_epochs} epochs"
+    methods = [
+        method["name"] + (f" {json.dumps(method['args'])}" if method.get("args") else "")
+        for method in config.methods
+    ]
+    return [
+        f"{config.task} of {_quoted(config.classes)}, with {config.in_channels} channels",
+        f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
+        *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
+        f"methods: {', '.join(methods)}",
+        *(["NOTHING IS TRAINED: sites exchange fingerprints of their images"] if config.prospect else []),
+        f"training: {config.rounds} rounds of {steps}, {config.batch_size} samples a step",
+        f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
+    ]
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Names of others, in quotes: none of them can pass for words of this page."""
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
+
+
+def _exchanged(exchanges: Mapping[str, ServerExchange]) -> list[str]:
+    lines = []
+    for name, exchange in exchanges.items():
+        shapes = [
+            f"{key} ({' x '.join('any' if n is None else str(n) for n in shape) or '1'})"
+            for key, shape in exchange.shapes.items()
+        ]
+        more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+        lines.append(f"{name}: {', '.join(shapes[:6])}{more}")
+    return lines

@@ -1,0 +1,1 @@
+"""Messages between server and site, and the checks and files that both sides share."""

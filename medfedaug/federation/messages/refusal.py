@@ -1,0 +1,40 @@
+"""Errors while a site's reply is used: whatever they are, they concern that site alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from medfedaug.errors import MedFedAugError, first_line
+from medfedaug.federation.messages.messages import Reply
+
+__all__ = ["raise_error", "refusal"]
+
+_LONGEST_REASON = 1_000
+
+
+def raise_error(reply: Reply) -> None:
+    """Raise what a site said in place of an answer.
+
+    Raises:
+        MedFedAugError: with the site's own text, in one line and no longer than a line may be: it goes into
+            log, record and checkpoint, whatever a site sends.
+    """
+    if reply.error:
+        raise MedFedAugError(" ".join(str(reply.error)[:_LONGEST_REASON].split()))
+
+
+def refusal(site: str, use: Callable[[], None]) -> str | None:
+    """The reason why a reply could not be used, or ``None`` if it was used.
+
+    Args:
+        site: who sent it.
+        use: checks the reply and uses it. Any exception that it raises counts as an error of this site;
+            otherwise it would end the run for all sites.
+    """
+    try:
+        use()
+    except MedFedAugError as error:
+        return str(error)
+    except Exception as error:
+        return f"site {site}: its answer cannot be used ({type(error).__name__}: {first_line(error)})"
+    return None

@@ -1,0 +1,81 @@
+"""Quality of a predicted case without a reference, and the order in which to look at cases.
+
+`benchmarks/look_first.py` measures how many of the worst predictions the order finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy import ndimage
+from torch import Tensor
+
+from medfedaug.data.quality.connected_pieces import connected_pieces
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
+
+__all__ = ["case_quality", "count_components", "look_first"]
+
+
+def case_quality(
+    label: Tensor, confidence: Tensor, classes: Sequence[str], passes: PassAgreement | None = None
+) -> dict[str, dict[str, Any]]:
+    """Describe a label map by class: number of its pieces, confidence, agreement of several passes.
+
+    Args:
+        label: (1, X, Y, Z); its pieces are those of
+            `medfedaug.data.quality.connected_pieces.connected_pieces`.
+        confidence: (K - 1,), of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`.
+        classes: names of the classes, background first.
+        passes: all passes of the case, where there are several.
+
+    Returns:
+        ``components``; ``confidence`` of the classes that are found; with several passes ``agreement`` of the
+        classes that any pass finds.
+    """
+    found: dict[str, dict[str, Any]] = {
+        "components": count_components(label, classes),
+        "confidence": _known(classes, confidence),
+    }
+    return found if passes is None else {**found, "agreement": _known(classes, passes.agreement())}
+
+
+def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """Count the pieces of each class but the background, which touch by a face, an edge or a corner.
+
+    Args:
+        label: (1, X, Y, Z).
+        classes: their names, background first.
+    """
+    voxels = label[0].numpy()
+    boxes = ndimage.find_objects(voxels, max_label=len(classes) - 1)
+    return {
+        name: 0 if box is None else connected_pieces(voxels[box] == number)
+        for number, (name, box) in enumerate(zip(classes[1:], boxes, strict=True), start=1)
+    }
+
+
+def _known(classes: Sequence[str], values: Tensor) -> dict[str, float]:
+    named = zip(classes[1:], values.tolist(), strict=True)
+    return {name: value for name, value in named if not math.isnan(value)}
+
+
+def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sort cases by their least sure class; one in which nothing is found comes first.
+
+    A class is judged by the agreement of all passes where there were several, else by its confidence.
+
+    Args:
+        cases: of ``predictions.json``: label maps with ``confidence`` and perhaps ``agreement`` by class, or
+            classes with ``probabilities``. Those of earlier releases, without a confidence, are left out.
+    """
+    lowest: dict[str, float] = {}
+    for name, entry in cases.items():
+        if "probabilities" in entry:
+            lowest[name] = entry["probabilities"][entry["class"]]
+        elif "confidence" in entry:
+            # Of the classes that are found: of another one a pass may have a voxel, without agreement.
+            found, agreement = entry["confidence"], entry.get("agreement", {})
+            lowest[name] = min((agreement.get(one, value) for one, value in found.items()), default=0.0)
+    return sorted(lowest, key=lambda name: (lowest[name], name))

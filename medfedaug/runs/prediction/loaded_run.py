@@ -1,0 +1,56 @@
+"""A finished run in a notebook or a script: its results, its model, and predictions of new images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.predict import predict_images
+from medfedaug.runs.prediction.predictions_file import Predictions
+
+__all__ = ["LoadedRun", "load_run"]
+
+
+def load_run(folder: str | Path, *, state: str | Path | None = None) -> LoadedRun:
+    """Open a finished run, to look at its results and to use its model.
+
+    Args:
+        folder: the folder of a run, or a model in it (`FinishedRun.open`).
+        state: where the sites keep what is theirs; by default the folder ``state`` of the run.
+
+    Raises:
+        ConfigError: one line that says what is wrong and where.
+
+    Example:
+        In a notebook::
+
+            import medfedaug as mfa
+
+            run = mfa.load_run("runs/fedrdn")
+            pandas.DataFrame(run.test_table())
+            run.predict("new/patient.nii.gz", "predicted", site="site_A")
+            network = run.network()
+    """
+    return LoadedRun.open(folder, state=state)
+
+
+class LoadedRun(FinishedRun):
+    """A `FinishedRun` that predicts."""
+
+    def predict(self, images: str | Path, out: str | Path, **options: Any) -> Predictions:
+        """Predict images, and write label maps or classes.
+
+        Args:
+            images: a file or a folder.
+            out: the folder to write to.
+            **options: of `medfedaug.runs.prediction.predict.predict_images`, ``site`` among them.
+
+        Returns:
+            The content of ``predictions.json``.
+
+        Raises:
+            MedFedAugError: one line that says what is wrong and where.
+        """
+        return predict_images(Ensemble((self,)), images, out, **options)

@@ -1,0 +1,606 @@
+"""A finished model on new images: label maps on the images' own grids, or classes, without any label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
+from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
+from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.formats import format_of, is_dicom
+from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
+from medfedaug.data.io.segment_codes import SegmentCodes
+from medfedaug.data.io.voxel_files import files_of
+from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.unlabelled import Given, check_given, open_given
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
+from medfedaug.federation.job_folder import STATISTICS
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.folder import only_process
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction.case_quality import case_quality
+from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
+from medfedaug.runs.prediction.input_drift import Familiar
+from medfedaug.runs.prediction.object_identity import further_series, object_identity, read_codes
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
+from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.runs.prediction.predictor import Predictor, predictions
+from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
+from medfedaug.statistics import save_statistics
+from medfedaug.tasks import Prediction
+from medfedaug.utils.versions import software_versions
+
+__all__ = ["Event", "object_files", "predict_images", "uses_given_images"]
+
+Event = Callable[[dict[str, Any]], None]
+"""Receives events, case by case."""
+
+_PROBABILITIES, _PREVIEWS, _UNCERTAINTY = "probabilities", "previews", "uncertainty"
+_ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them
+
+
+def predict_images(
+    models: Ensemble,
+    images: str | Path,
+    out: str | Path,
+    *,
+    site: str | None = None,
+    statistics: str | Path | None = None,
+    series: str | None = None,
+    device: str = "auto",
+    probabilities: bool = False,
+    previews: bool = True,
+    codes: str | Path | None = None,
+    objects: Sequence[ObjectKind] = (),
+    flips: bool = False,
+    uncertainty_map: bool = False,
+    data: str | Path | None = None,
+    again: str = "",
+    further: Mapping[str, Mapping[str, str]] | None = None,
+    among: Collection[str] = (),
+    overwrite: bool = False,
+    on_event: Event | None = None,
+    on_case: Callable[[str], object] | None = None,
+) -> Predictions:
+    """Predict images, case by case, and write down what became of each.
+
+    A folder that holds finished cases is continued, if model and options are the same.
+
+    Args:
+        models: the run whose model predicts, or several, whose probabilities are averaged.
+        images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
+        out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
+            ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
+        site: the site whose images they are. Its own pair of statistics and its own layers are used, where
+            the methods have any. By default nobody knows the images, and where a method normalises with the
+            statistics of a site, they are those of the images given.
+        statistics: a file of `medfedaug.statistics.save_statistics` with one pair, in place of both.
+        series: which DICOM series of a study are meant, where a folder holds several: an identity, or a
+            regular expression (`medfedaug.data.io.dicom_series.select`).
+        device: where to compute.
+        probabilities: whether those of the classes are written besides.
+        previews: whether a picture of each case is written.
+        codes: a file with the codes of the classes for DICOM SEG
+            (`medfedaug.data.io.segment_codes.read_segment_codes`).
+        objects: kinds of DICOM objects besides the SEG of a DICOM series: ``RTSTRUCT``, ``REPORT``.
+        flips: whether each model also predicts the flipped images. The label map stays that of the image as
+            it is; the agreement of all passes is a measure of its quality.
+        uncertainty_map: whether the deviation of the passes' probabilities is written
+            (`medfedaug.runs.prediction.pass_agreement.PassAgreement.deviation`), as NIfTI below
+            ``uncertainty``.
+        data: the site's data, whose training label maps say which sizes and numbers of pieces are usual.
+        again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
+        further: SeriesInstanceUIDs of the series besides the first one of which the images are, by case and
+            channel; by default those of the DICOM series that are given.
+        among: names of all cases of a task that is predicted in parts; those of other parts that could not be
+            predicted stay in the record.
+        overwrite: delete what an earlier call wrote to ``out`` and start anew.
+        on_event: called with a small dictionary for everything that a user may want to see.
+        on_case: called with the name of each case whose files are written.
+
+    Returns:
+        What is in ``predictions.json``; cases that could not be predicted are under ``failed``.
+
+    Raises:
+        MedFedAugError: one line that says what is wrong and where, before anything is predicted;
+            `StorageError` also later.
+    """
+    images, out = Path(images), Path(out)
+    origins = tuple(Origin.of(run, site, statistics) for run in models.runs)
+    given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=series)
+    if images.is_dir() and out.exists() and out.resolve() == images.resolve():
+        raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
+    _check_device(device)
+    coded = read_codes(models.first, codes)
+    _check_passes(models, flips=flips, uncertainty_map=uncertainty_map, data=data)
+    job = _Job(
+        models=models,
+        given=given,
+        out=out,
+        origins=origins,
+        device=device,
+        probabilities=probabilities,
+        previews=previews,
+        series=series,
+        tell=on_event or (lambda event: None),
+        codes=coded,
+        objects=tuple(objects),
+        flips=flips,
+        uncertainty_map=uncertainty_map,
+        data=data,
+        again=again,
+        further=further or {},
+        on_case=on_case or (lambda case: None),
+    )
+    job.check_apart()
+    with only_process(out):
+        return job.carry_out(overwrite, among)
+
+
+def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
+    """Return whether statistics of the images given decide over the result: none of them may be damaged."""
+    composition = run.composition
+    return bool((composition.needs_statistics and origin.pair is None) or composition.kept_keys)
+
+
+def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
+    """Return the files of the DICOM objects of a case, by kind, whether or not they are there."""
+    objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
+    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
+
+
+def _object_file(name: str, kind: ObjectKind) -> str:
+    return f"{name}.{kind.word}.dcm"
+
+
+def _below(case: Case) -> str:
+    """The name of a case as a path below the folder."""
+    return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
+
+
+def _map_file(name: str) -> str:
+    return f"{_UNCERTAINTY}/{name.removesuffix('.nii.gz')}.nii.gz"
+
+
+def _check_passes(models: Ensemble, *, flips: bool, uncertainty_map: bool, data: str | Path | None) -> None:
+    dense = models.first.config.task == "segmentation"
+    for option, given in (
+        ("--flips", flips),
+        ("--uncertainty-map", uncertainty_map),
+        ("--data", data is not None),
+    ):
+        if given and not dense:
+            raise ConfigError(f"{option}: the run classifies, and this is for label maps; leave it out")
+    if flips and not models.first.composition.task().mirrored:
+        raise ConfigError(
+            "--flips: classes of the run name a side, left or right, and its plan has no orientation that "
+            "says which axis must not be flipped; leave it out"
+        )
+    if uncertainty_map and not flips and len(models.runs) == 1:
+        raise ConfigError("--uncertainty-map needs several passes: give --flips, or several runs to --model")
+
+
+def _check_device(device: str) -> None:
+    try:
+        if torch.empty(0, device="cpu" if device == "auto" else device).is_meta:
+            raise RuntimeError("it computes nothing")
+    except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch has no CUDA at all
+        raise ConfigError(f"--device {device}: {first_line(error)}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One call: cases, where they go, and what is done with them."""
+
+    models: Ensemble
+    given: Given
+    out: Path
+    origins: tuple[Origin, ...]
+    device: str
+    probabilities: bool
+    previews: bool
+    series: str | None
+    tell: Event
+    codes: Mapping[str, SegmentCodes]
+    objects: tuple[ObjectKind, ...]
+    flips: bool
+    uncertainty_map: bool
+    data: str | Path | None
+    again: str
+    further: Mapping[str, Mapping[str, str]]
+    on_case: Callable[[str], object]
+
+    @property
+    def run(self) -> FinishedRun:
+        """A run, for what is the same in all of an ensemble."""
+        return self.models.first
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of the images; the pair of a site may be another one in each run."""
+        return self.origins[0]
+
+    @property
+    def folder(self) -> SiteFolder:
+        return self.given.folder
+
+    @property
+    def dense(self) -> bool:
+        return self.run.config.task == "segmentation"
+
+    def carry_out(self, overwrite: bool, among: Collection[str]) -> Predictions:
+        run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
+        earlier = Predictions.read(self.out)
+        known, planned = Predictions.files(earlier), {name: self.files(case) for name, case in cases.items()}
+        own = [STATISTICS] if run.composition.needs_statistics and self.origin.pair is None else []
+        for file in (*own, *(file for files in planned.values() for file in files)):
+            if os.path.lexists(self.out / file) and file not in known:
+                raise ConfigError(
+                    f"{self.out / file} is not of an earlier prediction (predictions.json does not name it); "
+                    "choose another folder, or move it away"
+                )
+        found = Predictions(self.out, self.made(), self.told())
+        if self.given.left_out:
+            self.tell({"event": "left_out", "left_out": found.told["left_out"]})
+        states = {name: _state(case) for name, case in cases.items()}
+        if overwrite:
+            found.remove(known)
+        else:
+            found.resume(earlier, states, among)
+        good = self.readable(found, cases)
+        todo = [name for name in good if name not in found.cases]
+        if todo and uses_given_images(run, self.origin):
+            self.drop_damaged(found, good)
+            todo = [name for name in todo if name in good]
+        found.pending = {name: planned[name] for name in todo}
+        self.tell({"event": "start", "cases": len(cases), "there": len(good) - len(todo), "todo": len(todo)})
+        if todo:
+            predictors = self.prepare(good)
+            familiar = Familiar.of(self.models.runs)
+            usual = self.training_range(found)
+            used = _together([predictor.statistics(len(good)) for predictor in predictors])
+            found.agree("statistics", used)
+            if used and "file" in used:
+                pair = {"images": predictors[0].model.statistics(familiar.over)}
+                save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
+            found.told["notes"] = self.notes(familiar, used)
+            found.told["compared_with_the_sites"] = familiar.sources
+            found.told |= {} if usual is None else {"training_range": usual.record()}
+            try:
+                found.write()
+                with ExitStack() as contexts:
+                    for predictor in predictors:
+                        contexts.enter_context(predictor.model.scoring())
+                        predictor.model.network.eval()
+                    for name in todo:
+                        self.predict(found, good[name], states[name], predictors, familiar, usual)
+            finally:
+                found.write()  # also when somebody stops it
+        else:
+            found.write()
+        return found
+
+    def check_apart(self) -> None:
+        """Check that no two cases have one name, or would be written to one file.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        whose: dict[str, Case] = {}
+        for case in self.folder.cases["test"]:
+            for place in (case.name, *self.files(case)):
+                other = whose.setdefault(place, case)
+                if other is not case:
+                    raise ConfigError(
+                        f"{case.image} and {other.image} would both be predicted as {place}: rename one of "
+                        "them, or predict it apart"
+                    )
+
+    def made(self) -> dict[str, Any]:
+        """Settings that change the result, except for the statistics, which are not known yet."""
+        options = {
+            "site": self.origin.site or None,
+            "probabilities": self.probabilities,
+            "previews": self.previews,
+            **({"series": self.series} if self.series is not None else {}),
+            **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
+            **({"objects": [kind.word for kind in self.objects]} if self.objects else {}),
+            **({"flips": True} if self.flips else {}),
+            **({"uncertainty_map": True} if self.uncertainty_map else {}),
+            **({"data": os.path.abspath(self.data)} if self.data is not None else {}),
+        }
+        return {"model": self.models.identity(), "options": options}
+
+    def told(self) -> dict[str, Any]:
+        config = self.run.config
+        return {
+            "task": config.task,
+            "classes": list(config.classes),
+            "network": config.network,
+            "methods": [method["name"] for method in config.methods],
+            "models": [os.path.abspath(run.model.parent) for run in self.models.runs],
+            "versions": software_versions(),
+            "images": os.path.abspath(self.folder.path),
+            "left_out": [
+                {"path": os.path.relpath(path, self.root), "reason": reason}
+                for path, reason in self.given.left_out
+            ],
+        }
+
+    @property
+    def root(self) -> Path:
+        """The folder that paths are given in."""
+        return self.folder.path if self.folder.path.is_dir() else self.folder.path.parent
+
+    def files(self, case: Case) -> list[str]:
+        """Return the files of a case, relative to the folder; the label map first, where there is one."""
+        name, form = _below(case), format_of(case.image)
+        suffix = form.label_suffix(case.image)
+        pictures = [f"{_PREVIEWS}/{name}.png"] if self.previews else []
+        if not self.dense:
+            return pictures
+        label = name if name.endswith(suffix) else name + suffix
+        classes = self.run.config.num_classes
+        shares = form.probability_files(label, classes) if self.probabilities else []
+        beside = self.object_files(case, label).values()
+        maps = [_map_file(name)] if self.uncertainty_map else []
+        return [
+            *form.parts(label),
+            *beside,
+            *(f"{_PROBABILITIES}/{part}" for part in shares),
+            *maps,
+            *pictures,
+        ]
+
+    def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
+        """The DICOM objects that are written besides the label map of a DICOM series."""
+        kinds = self.objects if is_dicom(case.image) else ()
+        return {kind: _object_file(label.removesuffix(".dcm"), kind) for kind in kinds}
+
+    def readable(self, found: Predictions, cases: dict[str, Case]) -> dict[str, Case]:
+        """The cases that can be read and are such as the model takes; the others have failed."""
+        scaling = str(self.run.record.get("input", {}).get("scaling", ""))
+        photographs = {"fixed": True, "each volume": False}.get(scaling) if self.dense else True
+        good: dict[str, Case] = {}
+        for name, case in cases.items():
+            try:
+                if name in self.given.unclear:
+                    raise DataError(self.given.unclear[name], path=case.image)
+                check_given(self.folder, case, self.run.config, photographs)
+            except DataError as error:
+                self.failed(found, case, error)
+            else:
+                good[name] = case
+        if self.dense and any(is_dicom(case.image) for case in good.values()):
+            check_highdicom()
+        return good
+
+    def drop_damaged(self, found: Predictions, good: dict[str, Case]) -> None:
+        """Decode all cases; those that cannot be have failed and leave ``good``."""
+        task = self.run.composition.task()
+        for number, (name, case) in enumerate(list(good.items())):
+            self.tell({"event": "reading", "case": name, "number": number, "of": len(good)})
+            try:
+                task.evaluation_case(self.folder, case, labelled=False)
+            except DataError as error:
+                self.failed(found, case, error)
+                del good[name]
+
+    def training_range(self, found: Predictions) -> TrainingRange | None:
+        """Sizes and numbers of pieces in the site's training cases, where it gave them.
+
+        All cases of a folder are compared with the same ones.
+        """
+        if self.data is None:
+            return None
+        if "training_range" in found.told:
+            return TrainingRange.of_record(found.told["training_range"])
+        return TrainingRange.of_site(self.data, self.origin.site, self.run, self.tell)
+
+    def passes(self) -> PassAgreement | None:
+        """A collector of the passes of a case; ``None`` where there is one alone."""
+        if not self.dense or not (self.flips or len(self.models.runs) > 1):
+            return None
+        return PassAgreement(self.run.config.num_classes, mapped=self.uncertainty_map)
+
+    def prepare(self, good: dict[str, Case]) -> list[Predictor]:
+        """The models at the place of the images; all normalise with one pair, where it is of the images.
+
+        Raises:
+            ConfigError: where something is not there, with what to give.
+        """
+        folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
+        found: list[Predictor] = []
+        for run, origin in zip(self.models.runs, self.origins, strict=True):
+            composition = run.composition
+            shared = composition.needs_statistics and origin.pair is None and found
+            pair = found[0].model.statistics(composition.statistics_over) if shared else None
+            found.append(Predictor.prepare(run, origin, folder, self.device, pair))
+            if len(self.models.runs) > 1:
+                found[-1].rest()
+        return found
+
+    def notes(self, familiar: Familiar, used: dict[str, Any] | None) -> list[str]:
+        """Return the notes that hold for all cases."""
+        composition, told = self.run.composition, []
+        if (count := len(self.models.runs)) > 1:
+            told.append(f"the probabilities of {count} models are averaged")
+        if composition.epochs_before_test:
+            told.append(
+                "each site trained the model further by itself before it was tested; this is the model "
+                "before that"
+            )
+        if composition.personal and self.origin.site:
+            told.append(f"the layers or weights are those that site {self.origin.site} keeps")
+        elif composition.kept_keys:
+            told.append("the layers that each site keeps are replaced by what the run offers to unseen sites")
+        elif composition.personal:
+            told.append("this is the global model; each site has one of its own, which --site NAME uses")
+        elif self.origin.site and not composition.needs_statistics:
+            told.append("the model is the same for every site: --site changes nothing")
+        if used and "file" in used:
+            told.append(
+                f"images are normalised with the statistics of {used['of']}, which are in {STATISTICS}: "
+                f"with --statistics {self.out / STATISTICS} later images are normalised alike"
+            )
+        missing = [what for what in ("intensity", "spacing") if what not in familiar.sources]
+        if missing:
+            told.append(
+                f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
+                "that an image is unlike theirs is not noticed"
+            )
+        for text in told:
+            self.tell({"event": "note", "text": text})
+        return told
+
+    def predict(
+        self,
+        found: Predictions,
+        case: Case,
+        state: Sequence[Any],
+        predictors: Sequence[Predictor],
+        familiar: Familiar,
+        usual: TrainingRange | None,
+    ) -> None:
+        """Predict a case and write all of it, or say why it could not be done."""
+        self.tell({"event": "case", "case": case.name})
+        try:
+            with keep_decoded(_ONE_CASE):
+                told = self.unlike(case, predictors[0], familiar)
+                wanted = self.probabilities or self.uncertainty_map or not self.dense or len(predictors) > 1
+                passes = self.passes()
+                alone = predictions(
+                    predictors, self.folder, case, probabilities=wanted, flips=self.flips, passes=passes
+                )
+                entry = self.write(case, mean_prediction(alone), passes)
+                unusual = [] if usual is None else usual.warnings(entry)
+                entry["warnings"] = [*told, *unusual]
+        except StorageError:  # it would be the same for the next one
+            raise
+        except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
+            self.failed(found, case, error)
+            return
+        files = [os.path.relpath(file, self.root) for file in case.files]
+        remarks = [text for file in case.files if is_dicom(file) for text in open_series(file).remarks]
+        entry |= {"remarks": remarks} if remarks else {}
+        found.finished(case.name, {"files": files, **entry, "written": self.files(case), "state": state})
+        for text in remarks:
+            self.tell({"event": "remark", "case": case.name, "text": text})
+        for text in told:
+            self.tell({"event": "unlike", "case": case.name, "text": text})
+        for text in unusual:
+            self.tell({"event": "unusual", "case": case.name, "text": text})
+        self.on_case(case.name)
+        self.tell({"event": "predicted", "case": case.name})
+
+    def unlike(self, case: Case, predictor: Predictor, familiar: Familiar) -> list[str]:
+        told = []
+        if "intensity" in familiar.sources:
+            preparation = predictor.model.task.preparation
+            image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
+            moments = preparation.moments(image, familiar.over)
+            told += familiar.intensity_warnings(moments, self.run.config.channel_names)
+        if isinstance(self.folder, VolumeFolder):
+            told += familiar.spacing_warnings(self.folder.affine(case))
+        return told
+
+    def write(self, case: Case, prediction: Prediction, passes: PassAgreement | None) -> dict[str, Any]:
+        """Write the files of a case, and say what they show."""
+        classes, files = self.run.config.classes, self.files(case)
+        if not self.dense:
+            assert prediction.probabilities is not None
+            shares = dict(zip(classes, prediction.probabilities.tolist(), strict=True))
+            if self.previews:
+                _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
+            return {"class": classes[int(prediction.label)], "probabilities": shares}
+        assert isinstance(self.folder, VolumeFolder)
+        affine = self.folder.affine(case)
+        assert prediction.confidence is not None
+        quality = case_quality(prediction.label, prediction.confidence, classes, passes)
+        segments = Segments(classes, self.identity(case), self.codes)
+        write_label_map(self.out / files[0], case.image, prediction.label, segments)
+        for kind, file in self.object_files(case, files[0]).items():
+            write_object(
+                kind,
+                self.out / file,
+                case.image,
+                prediction.label,
+                self.out / files[0],
+                segments,
+                quality,
+            )
+        if self.probabilities:
+            assert prediction.probabilities is not None
+            target = self.out / _PROBABILITIES / files[0]
+            write_probabilities(target, case.image, prediction.probabilities, segments)
+        if self.previews:
+            image = self.folder.load_image(case, "scale")
+            _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
+        counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
+        voxels = dict(zip(classes, counts, strict=True))
+        entry: dict[str, Any] = {"label_map": files[0], "voxels": voxels, **quality}
+        found = {name: voxels[name] for name in classes[1:]}
+        if (volumes := volumes_in_millilitres(found, affine)) is not None:
+            entry["volume_ml"] = volumes
+        if passes is not None:
+            entry |= self.write_passes(case, passes, affine)
+        return entry
+
+    def identity(self, case: Case) -> ModelIdentity:
+        """The maker of the DICOM objects of a case."""
+        further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
+        return object_identity(
+            self.models, self.origin, self.codes, self.again, flips=self.flips, further=further
+        )
+
+    def write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
+        """Write the uncertainty map, and say how far the passes differ."""
+        classes = self.run.config.classes[1:]
+        ends = [dict(zip(classes, counts, strict=True)) for counts in passes.voxels().tolist()]
+        lowest, highest = [volumes_in_millilitres(one, affine) or one for one in ends]
+        kind = "voxels_of_passes" if affine is None else "volume_ml_of_passes"
+        sizes = {name: [lowest[name], highest[name]] for name in classes}
+        entry: dict[str, Any] = {"passes": passes.count, kind: sizes}
+        if self.uncertainty_map:
+            entry["uncertainty_map"] = _map_file(_below(case))
+            write_map(self.out / entry["uncertainty_map"], case.image, passes.deviation())
+        return entry
+
+    def failed(self, found: Predictions, case: Case, error: Exception) -> None:
+        text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
+        found.failure(case, text, self.files(case))
+        self.tell({"event": "failed", "case": case.name, "reason": text})
+
+
+def _together(used: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The statistics of all models; where a site's pair is another one in each run, that of each."""
+    first = used[0]
+    if first is None or all(one == first for one in used):
+        return first
+    members = [{"mean": one["mean"], "std": one["std"]} for one in used if one is not None]
+    return {"of": first["of"], "intensity": first["intensity"], "members": members}
+
+
+def _picture(path: Path, figure: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_picture(path, figure)
+
+
+def _state(case: Case) -> list[list[int]]:
+    """Sizes and times of a case's files, by which another version of them is known."""
+    found = []
+    for path in case.files:
+        states = [file.stat() for file in files_of(path) if file.is_file()]
+        found.append([sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)])
+    return found

@@ -1,0 +1,264 @@
+"""``predictions.json``: what was predicted, with which model, and what became of each case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from medfedaug.data.base import Case
+from medfedaug.errors import ConfigError
+from medfedaug.runs.prediction.case_quality import look_first
+from medfedaug.utils.files import check_version, parse_json, version_mark, write_json
+from medfedaug.utils.structure import (
+    Check,
+    both,
+    count,
+    entries,
+    fail,
+    finite,
+    list_of,
+    map_of,
+    number,
+    one_of,
+    optional,
+    text,
+)
+
+__all__ = ["PREDICTIONS", "Predictions"]
+
+PREDICTIONS = "predictions.json"
+_KIND, _VERSION = "predictions", 1
+_OF_ALL_CASES = (
+    "notes",
+    "compared_with_the_sites",
+    "training_range",
+)  # said by a call that predicts, and true until the next
+_SECONDS = 5.0  # between two writings: a file of thousands of cases takes as long as a case
+
+
+class Predictions:
+    """The record of a folder of predictions, which is written as it grows.
+
+    Args:
+        out: the folder.
+        made: what decides over the result: model, statistics, options. A finished case of an earlier call is
+            left as it is if all of it is the same.
+        told: what else belongs in the file, which may change.
+
+    Attributes:
+        cases: the finished cases, by name.
+        failed: those that could not be predicted, with ``error``.
+        pending: the names and files of those that are still to come.
+    """
+
+    def __init__(self, out: Path, made: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> None:
+        self.out, self.made, self.told = out, dict(made), dict(told or {})
+        self.cases: dict[str, dict[str, Any]] = {}
+        self.failed: dict[str, dict[str, Any]] = {}
+        self.pending: dict[str, list[str]] = {}
+        self._written = 0.0
+        self._earlier: Mapping[str, Any] = {}
+
+    @staticmethod
+    def read(out: Path) -> dict[str, Any]:
+        """Read the record of an earlier call from a folder; empty where there is none.
+
+        Raises:
+            ConfigError: for a file that is something else.
+        """
+        path = out / PREDICTIONS
+        if not path.exists():
+            return {}
+        try:
+            content = check_version(parse_json(path.read_text(encoding="utf-8")), _KIND, _VERSION)
+            _CONTENT(content, "")
+            return content
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}; choose another folder, or move the file away") from error
+
+    def resume(
+        self, earlier: Mapping[str, Any], states: Mapping[str, Any], among: Collection[str] = ()
+    ) -> None:
+        """Take in the finished cases of an earlier call.
+
+        Args:
+            earlier: of `read`.
+            states: the sizes and times of the files of each case that is given now; one whose files are
+                others is predicted again, and what is not given any more stays as it is.
+            among: names of cases whose failures stay, too, where they are not given now.
+
+        Raises:
+            ConfigError: naming what was different, or damaged.
+        """
+        self._earlier = earlier
+        self.told = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.told}
+        for key, value in self.made.items():
+            self.agree(key, value)
+        if "statistics" in earlier:
+            self.made["statistics"] = earlier["statistics"]
+        for name, entry in earlier.get("cases", {}).items():
+            try:
+                _shown(self.told)(entry, f"cases.{name}")
+            except ValueError as error:
+                path = self.out / PREDICTIONS
+                raise ConfigError(f"{path}: {error}; choose another folder, or --overwrite") from error
+            written = [self.out / file for file in entry["written"]]
+            if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
+                self.cases[name] = entry
+
+        kept = [name for name in among if name not in states]
+        self.failed = {name: entry for name, entry in earlier.get("failed", {}).items() if name in kept}
+
+    def agree(self, key: str, value: Any) -> None:
+        """Settle what decides over the result; finished cases of an earlier call were made with the same.
+
+        Raises:
+            ConfigError: where it was something else.
+        """
+        self.made[key] = value
+        before = self._earlier.get(key)
+        if self._earlier.get("cases") and before != value:
+            raise ConfigError(
+                f"{self.out} holds predictions with {_different(key, before, value)}; choose another folder, "
+                "or --overwrite"
+            )
+
+    def remove(self, files: Iterable[str]) -> None:
+        """Delete files of an earlier call, and its record."""
+        self._delete((*files, PREDICTIONS))
+
+    def _delete(self, files: Iterable[str]) -> None:
+        for file in files:
+            (self.out / file).unlink(missing_ok=True)
+
+    @staticmethod
+    def files(earlier: Mapping[str, Any]) -> set[str]:
+        """List the files that an earlier call wrote or was going to write, relative to its folder."""
+        listed = [entry["written"] for entry in earlier.get("cases", {}).values()]
+        statistics = (earlier.get("statistics") or {}).get("file")
+        listed += [[statistics]] if statistics else []
+        return {file for files in (*listed, *earlier.get("pending", {}).values()) for file in files}
+
+    def finished(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Add a predicted case."""
+        self.cases[name] = dict(entry)
+        self.pending.pop(name, None)
+        self.failed.pop(name, None)
+        self._write_soon()
+
+    def failure(self, case: Case, error: str, files: Iterable[str]) -> None:
+        """Add a case that could not be predicted, and delete its files.
+
+        Those of an earlier call are of another image by now, and no later call would know them for its own.
+        """
+        self._delete(files)
+        self.failed[case.name] = {"error": error}
+        self.cases.pop(case.name, None)
+        self.pending.pop(case.name, None)
+        self._write_soon()
+
+    def write(self) -> None:
+        """Write the file.
+
+        Raises:
+            StorageError: when it cannot be written.
+        """
+        content = {
+            **version_mark(_KIND, _VERSION),
+            **self.made,
+            **self.told,
+            "look_first": look_first(self.cases),
+            "cases": dict(sorted(self.cases.items())),
+            "failed": dict(sorted(self.failed.items())),
+            **({"pending": self.pending} if self.pending else {}),
+        }
+        write_json(self.out / PREDICTIONS, content)
+        self._written = time.monotonic()
+
+    def _write_soon(self) -> None:
+        if time.monotonic() - self._written > _SECONDS:
+            self.write()
+
+
+def _different(key: str, before: Any, now: Any) -> str:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        part = next(k for k in {**before, **now} if before.get(k) != now.get(k))
+        key, before, now = f"{key}: {part}", before.get(part), now.get(part)
+    return f"other {key} ({_short(before)}, and now {_short(now)})"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _place(value: Any, where: str) -> None:
+    """Accept the place of a file below the folder: what is written there may be deleted, and nothing else."""
+    text(value, where)
+    parts = PurePath(value).parts
+    if not parts or PurePath(value).is_absolute() or ".." in parts or "\0" in value:
+        fail(value, where, "a file below the folder")
+
+
+def _shown(told: Mapping[str, Any]) -> Check:
+    """The check of what is shown of a finished case."""
+    classes = told["classes"]
+    if told["task"] != "segmentation":
+        shares = both(map_of(number), entries({}, needed=classes))
+        return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
+    voxels, volumes = (
+        both(map_of(check), entries({}, needed=names))
+        for check, names in ((count, classes), (number, classes[1:]))
+    )
+    quality = {"components": map_of(count), "confidence": map_of(number), "agreement": map_of(number)}
+    ranges = dict.fromkeys(("voxels_of_passes", "volume_ml_of_passes"), map_of(_ends))
+    shown = {"voxels": voxels, "volume_ml": volumes, **quality, **ranges, "passes": count}
+    return entries(shown, needed=("voxels",))
+
+
+_CASE = entries(
+    {
+        "files": list_of(text),
+        "written": list_of(_place),
+        "state": list_of(list_of(count)),
+        "warnings": list_of(text),
+        "remarks": list_of(text),
+    },
+    finite,
+    needed=("written", "state", "warnings"),
+)
+_PAIR = {"mean": list_of(number), "std": list_of(number)}
+_STATISTICS = entries(
+    {"of": text, **_PAIR, "intensity": text, "file": _place, "members": list_of(entries(_PAIR))}
+)
+
+
+def _ends(value: Any, where: str) -> None:
+    """Accept a lowest and a highest value."""
+    list_of(number)(value, where)
+    if len(value) != 2:
+        fail(value, where, "two numbers")
+
+
+_RANGE = entries(
+    {
+        "cases": count,
+        "classes": map_of(
+            entries({"volume_ml": _ends, "share": _ends, "components": _ends}, needed=("share", "components"))
+        ),
+    },
+    needed=("cases", "classes"),
+)
+_CONTENT = entries(
+    {
+        "cases": map_of(_CASE),
+        "statistics": optional(_STATISTICS),
+        "pending": map_of(list_of(_place)),
+        "notes": list_of(text),
+        "compared_with_the_sites": list_of(text),
+        "failed": map_of(entries({"error": text}, needed=("error",))),
+        "training_range": _RANGE,
+    }
+)

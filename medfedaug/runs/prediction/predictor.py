@@ -1,0 +1,158 @@
+"""`Predictor`: a finished model, ready to predict the images of a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monai.transforms import Compose
+
+from medfedaug.data.base import Case, SiteFolder
+from medfedaug.errors import ConfigError
+from medfedaug.federation.job_folder import STATISTICS
+from medfedaug.federation.site.model import SiteModel
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
+from medfedaug.statistics import ChannelStatistics
+from medfedaug.tasks import EvaluationCase, Prediction
+from medfedaug.tasks.flips import FlippedNetwork, flips_of
+from medfedaug.transforms import FedRDNd
+
+__all__ = ["Predictor", "predictions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """The model of a run with all that it needs at the place of the images.
+
+    Args:
+        run: the run.
+        origin: of the images.
+        model: the model at their place.
+        transform: what an image passes before the network.
+    """
+
+    run: FinishedRun
+    origin: Origin
+    model: SiteModel
+    transform: Compose
+
+    @classmethod
+    def prepare(
+        cls,
+        run: FinishedRun,
+        origin: Origin,
+        folder: SiteFolder,
+        device: str,
+        statistics: ChannelStatistics | None = None,
+    ) -> Predictor:
+        """Build the network, and give it the statistics and layers of the images' place.
+
+        Args:
+            run: the run.
+            origin: of the images.
+            folder: the images, as test cases.
+            device: where to compute.
+            statistics: of the images, where they are known already.
+
+        Raises:
+            ConfigError: where something is not there, with what to give.
+        """
+        model = run.at_site(origin.site, folder, device, statistics=origin.pair or statistics)
+        if not model.recall(run.local_state(origin.site)):
+            layers = run.sites_with_layers
+            if origin.site:
+                raise ConfigError(
+                    f"site {origin.site} did not train in the run, and has no layers of its own: leave out "
+                    "--site, and train with the method's argument unseen"
+                )
+            have = f"has those of {', '.join(layers)}" if layers else "has none"
+            raise ConfigError(
+                "the model needs layers that each site keeps, and a place that did not train has none: give "
+                f"--site NAME, whose layers are in {run.state} (it {have}; --state names another folder), "
+                "or train with the method's argument unseen"
+            )
+        return cls(run, origin, model, model.evaluation_transform())
+
+    def statistics(self, count: int) -> dict[str, Any] | None:
+        """The pair that images are normalised with, and its source; ``None`` where no method normalises.
+
+        Args:
+            count: number of the images given.
+        """
+        used = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
+        if used is None or used.pair is None:
+            return None
+        mean, std = (values.tolist() for values in used.pair)
+        told = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if used.average:
+            return {"of": "the average of the federation's sites", **told}
+        if self.origin.pair is not None:
+            return {"of": self.origin.source, **told}
+        return {"of": f"the {count} image{'s' * (count > 1)} given", **told, "file": STATISTICS}
+
+    def predict(
+        self, case: EvaluationCase, *, probabilities: bool, flipped: Sequence[int] = ()
+    ) -> Prediction:
+        """Predict a prepared case.
+
+        Args:
+            case: as the model's task prepares it.
+            probabilities: whether these are wanted besides the label.
+            flipped: spatial axes along which the network sees the image flipped.
+        """
+        model = self.model
+        network = FlippedNetwork(model.network, flipped) if flipped else model.network
+        return model.task.predict_case(
+            network, case, self.transform, model.device, model.config.batch_size, probabilities
+        )
+
+    def rest(self) -> None:
+        """Move the network off its device, which another model of an ensemble needs."""
+        self.model.network.to("cpu")
+
+
+def predictions(
+    predictors: Sequence[Predictor],
+    folder: SiteFolder,
+    case: Case,
+    *,
+    probabilities: bool,
+    flips: bool = False,
+    passes: PassAgreement | None = None,
+) -> Iterator[Prediction]:
+    """Predict a case with one model after the other.
+
+    Args:
+        predictors: the models, within `SiteModel.scoring` and in evaluation mode.
+        folder: the images.
+        case: one of them.
+        probabilities: whether these are wanted besides the label.
+        flips: whether each model also sees the image flipped, along all axes that may be mirrored
+            (`medfedaug.tasks.Task.mirrored`).
+        passes: takes in all predictions, those of flipped images among them.
+
+    Yields:
+        The prediction of each model for the image as it is, in their order.
+
+    Raises:
+        DataError: naming site and file.
+    """
+    prepared: dict[str, EvaluationCase] = {}
+    for predictor in predictors:
+        model = predictor.model
+        if model.task.key not in prepared:  # members with one plan see the same image
+            prepared = {model.task.key: model.task.evaluation_case(folder, case, labelled=False)}
+        model.network.to(model.device)
+        found = predictor.predict(prepared[model.task.key], probabilities=probabilities)
+        if passes is not None:
+            passes.add(found)
+            for axes in flips_of(model.task.mirrored) if flips else ():
+                passes.add(
+                    predictor.predict(prepared[model.task.key], probabilities=passes.mapped, flipped=axes)
+                )
+        if len(predictors) > 1:
+            predictor.rest()
+        yield found

@@ -1,0 +1,519 @@
+"""`predict_studies`: studies of an archive predicted, and the objects stored beside their images."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pydicom
+
+from medfedaug.config.run import RunConfig
+from medfedaug.data.base import plain_name
+from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
+from medfedaug.data.io.dicom_series import scan
+from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, Wanted
+from medfedaug.data.pacs.choice import ImportSettings, Planned, plan_import
+from medfedaug.data.pacs.object_check import reading_objects
+from medfedaug.data.pacs.patience import Patience
+from medfedaug.data.pacs.study_list import StudyList
+from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
+from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.privacy.pseudonyms import Pseudonyms
+from medfedaug.runs.folder import only_process
+from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.object_identity import channel_keys, object_identity, read_codes
+from medfedaug.runs.prediction.predict import Event, object_files, predict_images, uses_given_images
+from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
+
+__all__ = ["StudyPredictions", "predict_studies"]
+
+_LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
+_IMAGES, _FETCHED, _FETCHING = "images", "fetched", "fetching"
+_COLOURS = 3
+_MOST_FAILURES = 3
+"""Objects that an archive refuses one after another before nothing more is sent."""
+
+
+@dataclass
+class StudyPredictions:
+    """Outcome of `predict_studies`, by the pseudonym of each study.
+
+    Args:
+        cases: of ``predictions.json``, of the studies that were asked for.
+        stored: kinds of the objects that this call stored.
+        there: kinds of the objects that the archive had already.
+        problems: reasons why a study has no prediction, or an object was not stored.
+    """
+
+    cases: dict[str, Any] = field(default_factory=dict)
+    stored: dict[str, list[str]] = field(default_factory=dict)
+    there: dict[str, list[str]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def predict_studies(
+    models: Ensemble,
+    archive: Archive,
+    wanted: Sequence[Wanted],
+    out: Path,
+    *,
+    objects: Sequence[ObjectKind] = (),
+    store: bool = False,
+    again: bool = False,
+    site: str | None = None,
+    statistics: str | Path | None = None,
+    codes: str | Path | None = None,
+    flips: bool = False,
+    series: str | None = None,
+    channels: Mapping[str, str] | None = None,
+    pseudonyms: Path | None = None,
+    overwrite: bool = False,
+    parallel: int = 2,
+    on_event: Event | None = None,
+    **options: Any,
+) -> StudyPredictions:
+    """Fetch studies, predict them, and store the predictions beside their images.
+
+    A study of which the archive has all objects of this model already is not fetched. A study that cannot be
+    fetched, predicted or stored does not stop the others. Called again, it goes on where it stopped.
+
+    Studies are fetched while others are predicted, a few at a time, and their images are removed when they
+    are predicted. Where images are normalised with the statistics of all images given, all are fetched first,
+    and kept in ``OUT.state`` until all studies are done.
+
+    Args:
+        models: one run, or several.
+        archive: the archive.
+        wanted: the studies.
+        out: the folder of `medfedaug.runs.prediction.predict.predict_images`, whose cases have pseudonyms.
+        objects: kinds of objects besides the DICOM SEG.
+        store: whether objects are stored in the archive.
+        again: whether other objects are stored where the archive has this model's objects already.
+        site: the site whose images they are.
+        statistics: of `medfedaug.runs.prediction.predict.predict_images`, as ``codes``.
+        codes: see there.
+        flips: see there.
+        series: UID of the image's series, or regular expression for number, description and modality.
+        channels: by name, the series that is a channel of the image. The objects refer to the first one, to
+            whose grid the others are brought.
+        pseudonyms: folder with the site's key; by default ``OUT.state``. A patient who is withdrawn by the
+            list of an import in it is left out.
+        overwrite: delete what an earlier call wrote to ``out`` and start anew.
+        parallel: studies that are fetched at a time.
+        on_event: called with a small dictionary for everything that a user may want to see.
+        **options: others of `medfedaug.runs.prediction.predict.predict_images`.
+
+    Raises:
+        ConfigError: where nothing can be predicted, before anything is fetched.
+        ArchiveError: where the archive does not answer, or refuses several objects one after another; what
+            is stored stays.
+    """
+    config = models.first.config
+    if config.task != "segmentation":
+        raise ConfigError(
+            "the run classifies photographs, which no archive of DICOM studies has; give --images"
+        )
+    if again and not store:
+        raise ConfigError("--again goes with --store")
+    channels = channels or {}
+    _check_channels(config, channels)
+    tell = on_event or (lambda event: None)
+    origin, coded = Origin.of(models.first, site, statistics), read_codes(models.first, codes)
+    state = out.with_name(f"{out.name}.state")
+    private_folder(state)
+    with only_process(state):
+        book = _Book(state / _LIST, again=again, overwrite=overwrite)
+        settings = ImportSettings(series=series, channels=channels, allow_burned_in=True, parallel=parallel)
+        own = pseudonyms or state
+        plans = plan_import(archive, wanted, Pseudonyms.of_site(own).of, settings, tell)
+        _leave_out_withdrawn(plans, own)
+        job = _Job(
+            archive=archive,
+            out=out,
+            state=state,
+            identity=partial(object_identity, models, origin, coded, book.again, flips=flips),
+            kinds=(ObjectKind.SEGMENTATION, *objects),
+            channels=channels,
+            named=bool(config.channel_names),
+            book=book,
+            tell=tell,
+            store=store,
+            patience=Patience(archive.place, answered=True),
+        )
+        todo = job.open_studies(plans, fresh=overwrite)
+
+        def predict(cases: Sequence[str], first: bool) -> None:
+            found = predict_images(
+                models,
+                state / _IMAGES,
+                out,
+                site=site,
+                statistics=statistics,
+                codes=codes,
+                objects=objects,
+                flips=flips,
+                again=book.again,
+                further={case: job.further(case) for case in cases},
+                overwrite=overwrite and first,
+                among=todo,
+                on_event=_of_all(tell, len(todo), first=first),
+                on_case=job.deliver,
+                **options,
+            )
+            job.result.problems |= {n: e["error"] for n, e in found.failed.items() if n in cases}
+
+        together = uses_given_images(models.first, origin)
+        job.carry_out(todo, predict, parallel, together=together)
+        job.finish()
+        return job.result
+
+
+def _of_all(tell: Event, total: int, *, first: bool) -> Event:
+    """Make the events of one of several predictions those of all: a single start, and each note once."""
+
+    def told(event: dict[str, Any]) -> None:
+        if event["event"] == "start":
+            if first:
+                tell({**event, "cases": total, "todo": total - event["there"]})
+        elif first or event["event"] not in ("note", "left_out"):
+            tell(event)
+
+    return told
+
+
+def _leave_out_withdrawn(plans: Sequence[Planned], own: Path) -> None:
+    """Refuse studies of patients who are withdrawn, by the list of an import beside the site's key.
+
+    Raises:
+        ConfigError: where the list cannot be read.
+    """
+    if _Book.is_in(own):  # the key is a prediction's
+        return
+    withdrawn = StudyList(own).withdrawn
+    for plan in plans:
+        if plan.patient in withdrawn:
+            plan.problem = "the patient was withdrawn"
+
+
+def _check_channels(config: RunConfig, channels: Mapping[str, str]) -> None:
+    """Check that what is given as channels is what the model takes; it may do without some that have names.
+
+    Raises:
+        ConfigError: with the options to give.
+    """
+    names, count = config.channel_names, config.in_channels
+    named = ", ".join(names)
+    if not channels:
+        if (names and count > 1) or count not in (1, _COLOURS):
+            options = " ".join(f"--channel '{name}=REGEX'" for name in names or ("A", "B"))
+            raise ConfigError(f"the model takes {count} channels; name the series of each: {options}")
+        return
+    if names:
+        known = {plain_name(name) for name in names}
+        if unknown := [name for name in channels if plain_name(name) not in known]:
+            raise ConfigError(f"--channel {unknown[0]}: the model's channels are {named}")
+    elif len(channels) != count:
+        raise ConfigError(f"--channel names {len(channels)} channels, and the model takes {count}")
+
+
+@dataclass
+class _Job:
+    """One call: what is to be stored of each study, and what became of it."""
+
+    archive: Archive
+    out: Path
+    state: Path
+    identity: Callable[..., ModelIdentity]
+    kinds: Sequence[ObjectKind]
+    channels: Mapping[str, str]
+    named: bool
+    book: _Book
+    tell: Event
+    store: bool
+    patience: Patience
+    images: dict[str, list[FoundSeries]] = field(default_factory=dict)
+    missing: dict[str, list[ObjectKind]] = field(default_factory=dict)
+    failures: int = 0
+    result: StudyPredictions = field(default_factory=StudyPredictions)
+
+    def open_studies(self, plans: Sequence[Planned], *, fresh: bool) -> list[str]:
+        """Ask the archive what it has already, and return the cases that have to be fetched."""
+        earlier = {} if fresh else Predictions.read(self.out).get("cases", {})
+        todo = []
+        for plan in plans:
+            if plan.problem:
+                self.result.problems[plan.case] = plan.problem
+                continue
+            self.images[plan.case] = plan.images
+            if self.store and not self._ask(plan):
+                continue
+            done = self.store and not self.missing[plan.case]
+            # Of an interrupted call a finished case, too: statistics may be of all images.
+            kept = any((self.state / part / plan.case).is_dir() for part in (_IMAGES, _FETCHED))
+            if kept or not (done or self._is_whole(plan.case, earlier)):
+                todo.append(plan.case)
+            self.book.enter(plan)
+        return todo
+
+    def _ask(self, plan: Planned) -> bool:
+        """Ask the archive for objects of this model; false where it does not say."""
+        assert plan.study is not None
+        try:
+            uids = {one.uid for one in self.archive.find_series(plan.study)}
+            self.patience.heard()
+        except ArchiveError as error:
+            self.result.problems[plan.case] = self.patience.problem(error)
+            return False
+        there = [kind for kind in self.kinds if self._series_uid(plan.case, kind) in uids]
+        self.missing[plan.case] = [kind for kind in self.kinds if kind not in there]
+        if there:
+            self.result.there[plan.case] = [kind.word for kind in there]
+        return True
+
+    def carry_out(
+        self,
+        todo: Sequence[str],
+        predict: Callable[[Sequence[str], bool], None],
+        parallel: int,
+        *,
+        together: bool,
+    ) -> None:
+        """Fetch and predict cases, some at a time; the next ones are fetched while these are predicted.
+
+        Args:
+            todo: the cases.
+            predict: predicts the cases whose images are in ``images``; called with them, and whether they are
+                the first ones.
+            parallel: studies that are fetched at a time.
+            together: whether all images are needed before any is predicted.
+        """
+        self._tidy(todo)
+        size = len(todo) if together else 2 * parallel
+        batches = [todo[start : start + size] for start in range(0, len(todo), max(1, size))]
+        first = True
+        with ThreadPoolExecutor(parallel) as pool:
+            try:
+                coming = self._submit(pool, batches[0]) if batches else []
+                for number, following in enumerate([*batches[1:], []]):
+                    fetched = self._wait(coming, tell=number == 0)
+                    coming = self._submit(pool, following)
+                    for case in fetched:
+                        self._place(case)
+                    if fetched:
+                        predict(fetched, first)
+                        first = False
+                    if not together:
+                        shutil.rmtree(self.state / _IMAGES, ignore_errors=True)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _tidy(self, todo: Sequence[str]) -> None:
+        """Remove images of others, and set those of an interrupted call apart until their turn."""
+        for part in (_IMAGES, _FETCHED, _FETCHING):
+            for path in (self.state / part).glob("*"):
+                if path.name not in todo:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                elif part == _IMAGES:
+                    private_folder(self.state / _FETCHED)
+                    os.replace(path, self.state / _FETCHED / path.name)
+
+    def _submit(self, pool: ThreadPoolExecutor, cases: Sequence[str]) -> list[tuple[str, Future[bool]]]:
+        return [(case, pool.submit(self._fetched, case)) for case in cases]
+
+    def _wait(self, coming: Sequence[tuple[str, Future[bool]]], *, tell: bool) -> list[str]:
+        """The cases whose images have come, once all have come or failed."""
+        found = []
+        for number, (case, future) in enumerate(coming, start=1):
+            if future.result():
+                found.append(case)
+            if tell:
+                self.tell({"event": "fetched", "number": number, "of": len(coming)})
+        return found
+
+    def _fetched(self, case: str) -> bool:
+        """Fetch a case, or note why it cannot be had."""
+        try:
+            with reading_objects():
+                self._fetch(case)
+        except ReaderError as error:
+            self.result.problems[case] = str(error)
+            shutil.rmtree(self.state / _FETCHING / case)
+        except (FetchError, ArchiveError) as error:
+            # Its objects stay, and the next call asks for those that are missing alone.
+            self.result.problems[case] = self.patience.problem(error)
+        else:
+            return True
+        return False
+
+    def _fetch(self, case: str) -> None:
+        place, folder = self.state / _FETCHED / case, self.state / _FETCHING / case
+        if place.is_dir():  # whole, of an earlier call
+            return
+        private_folder(folder)
+        private_folder(place.parent)
+        for number, one in enumerate(self.images[case]):
+            self.archive.fetch(one, folder / _part(case, number) if self.channels else folder)
+        self.patience.heard()
+        if self.channels:
+            self._join_channels(case, folder)
+        elif (count := len(scan(folder).series)) != 1:
+            raise ReaderError(
+                f"the series holds {count} volumes, one was expected; export it, and give --images"
+            )
+        os.replace(folder, place)
+
+    def _join_channels(self, case: str, folder: Path) -> None:
+        """Bring the other channels to the grid of the first one, as NIfTI beside its series."""
+        parts = [folder / _part(case, number) for number in range(len(self.channels))]
+        volumes = [
+            open_volume(part, rule, allow_burned_in=True)
+            for part, rule in zip(parts, self.channels.values(), strict=True)
+        ]
+        grid = volumes[0]
+        assert grid.affine is not None
+        for part, voxels in zip(parts[1:], load_on_grid(volumes, grid)[1:], strict=True):
+            write_nifti(part.with_name(f"{part.name}.nii.gz"), voxels, grid.affine)
+        for part in parts[1:]:
+            shutil.rmtree(part)
+
+    def _place(self, case: str) -> None:
+        """Put the images of a case where they are predicted, and into their list where they have channels."""
+        images = self.state / _IMAGES
+        private_folder(images)
+        os.replace(self.state / _FETCHED / case, images / case)
+        if not self.channels:
+            return
+        cases = sorted(path.name for path in images.iterdir() if path.is_dir())
+        others = [f"{_part('', n)}.nii.gz" for n in range(1, len(self.channels))]
+        names = (
+            {"channel_names": {str(n): name for n, name in enumerate(self.channels)}} if self.named else {}
+        )
+        rows = [{"image": [f"{one}/{file}" for file in (_part(one, 0), *others)]} for one in cases]
+        write_json(images / "dataset.json", {**names, "test": rows})
+
+    def deliver(self, case: str) -> None:
+        """Store the objects of a predicted case that the archive does not have.
+
+        Raises:
+            ArchiveError: where it refuses several cases one after another.
+        """
+        if not self.missing.get(case):
+            return
+        files = object_files(self.out, case)
+        try:
+            for kind in [*self.missing[case]]:
+                dataset = pydicom.dcmread(files[kind])
+                self.archive.store([dataset])
+                self.missing[case].remove(kind)
+                self.result.stored.setdefault(case, []).append(kind.word)
+                self.book.stored(case, kind, dataset)
+        except ArchiveError as error:
+            self.failures += 1
+            if self.failures == _MOST_FAILURES:
+                raise ArchiveError(f"{error}; run the same command again to go on") from error
+            self.result.problems[case] = str(error)
+        else:
+            self.failures = 0
+
+    def finish(self) -> None:
+        """Store what an earlier call predicted, and remove the images where nothing is left to do."""
+        cases = Predictions.read(self.out).get("cases", {})
+        for case in self.images:
+            if case in cases:
+                self.result.cases[case] = cases[case]
+                if case not in self.result.problems:
+                    self.deliver(case)
+        if not self.result.problems:
+            for part in (_IMAGES, _FETCHED, _FETCHING):
+                shutil.rmtree(self.state / part, ignore_errors=True)
+
+    def _is_whole(self, case: str, earlier: Mapping[str, Any]) -> bool:
+        """Return whether the objects of a case are in ``OUT``, and of this model."""
+        files = object_files(self.out, case)
+        if case not in earlier or not all(files[kind].is_file() for kind in self.kinds):
+            return False
+        return all(
+            pydicom.dcmread(files[kind], specific_tags=["SeriesInstanceUID"]).SeriesInstanceUID
+            == self._series_uid(case, kind)
+            for kind in self.kinds
+        )
+
+    def _series_uid(self, case: str, kind: ObjectKind) -> str:
+        return self.identity(further=self.further(case)).series_uid(self.images[case][0].uid, kind)
+
+    def further(self, case: str) -> dict[str, str]:
+        """UIDs of the series besides the first one of which the image of a case is, by channel."""
+        uids = [one.uid for one in self.images[case]]
+        names = [*self.channels] if self.named else []
+        return dict([*zip(channel_keys(names, len(uids)), uids, strict=True)][1:])
+
+
+def _part(case: str, number: int) -> str:
+    """The name of a channel in the folder of a case; the first one names the case."""
+    return f"channel{number}" if number else case
+
+
+class _Book:
+    """The site's own list: which pseudonym is which study, and what was stored of it."""
+
+    def __init__(self, path: Path, *, again: bool, overwrite: bool) -> None:
+        self._path = path
+        content: dict[str, Any] = {"again": "", "studies": {}}
+        if path.exists():
+            try:
+                content = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION)
+            except ValueError as error:
+                raise ConfigError(f"{path}: not readable; restore it from a copy") from error
+            if bool(content["again"]) != again and not overwrite:
+                mode = "with" if content["again"] else "without"
+                raise ConfigError(
+                    f"{path.parent} is of predictions {mode} --again; choose another --out, or --overwrite"
+                )
+        self._studies: dict[str, Any] = content["studies"]
+        self.again = str(content["again"])
+        if again and (overwrite or not self.again):
+            self.again = datetime.now(timezone.utc).isoformat()
+        elif not again:
+            self.again = ""
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Return whether the list in a folder is one of predictions."""
+        try:
+            parse_versioned((folder / _LIST).read_text(encoding="utf-8"), _KIND, _VERSION)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def enter(self, plan: Planned) -> None:
+        assert plan.study is not None
+        entry = self._studies.setdefault(plan.case, {"stored": {}})
+        entry |= {
+            "PatientID": plan.study.patient,
+            "AccessionNumber": plan.study.accession,
+            "StudyInstanceUID": plan.study.uid,
+            "SeriesInstanceUID": plan.images[0].uid,
+            **({"channels": [one.uid for one in plan.images]} if len(plan.images) > 1 else {}),
+        }
+        self._save()
+
+    def stored(self, case: str, kind: ObjectKind, dataset: pydicom.Dataset) -> None:
+        self._studies[case]["stored"][kind.word] = {
+            "SeriesInstanceUID": str(dataset.SeriesInstanceUID),
+            "SOPInstanceUID": str(dataset.SOPInstanceUID),
+            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        self._save()
+
+    def _save(self) -> None:
+        content = {"again": self.again, "studies": self._studies}
+        write_versioned(self._path, _KIND, _VERSION, content, private=True)

@@ -1,0 +1,159 @@
+"""`TrainingRange`: sizes and numbers of pieces in the label maps of a site's training cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError
+from medfedaug.federation.site.data_folder import open_own_data
+from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.runs.prediction.case_quality import count_components
+
+__all__ = ["TrainingRange", "volumes_in_millilitres"]
+
+
+@dataclass(frozen=True)
+class TrainingRange:
+    """Lowest and highest values of a class over a site's training cases; nothing of it leaves the site.
+
+    A class has the lowest 0 where some training case has nothing of it.
+
+    Args:
+        cases: number of the training cases.
+        volume_ml: by class, ml; empty where some file does not say how large its voxels are.
+        share: by class, of the voxels of an image.
+        components: by class, the number of connected pieces.
+    """
+
+    cases: int
+    volume_ml: Mapping[str, tuple[float, float]]
+    share: Mapping[str, tuple[float, float]]
+    components: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def of_site(
+        cls,
+        data: str | Path,
+        site: str,
+        run: FinishedRun,
+        on_event: Callable[[dict[str, Any]], object] = lambda event: None,
+    ) -> TrainingRange:
+        """Read the label maps of a site's training cases.
+
+        Args:
+            data: the site's folder, or one that holds it.
+            site: its name; empty for the folder's.
+            run: whose classes and channels the site has.
+            on_event: called with ``{"event": "reading", "number": ..., "of": ...}`` before each case.
+
+        Raises:
+            DataError: naming site and file.
+            ConfigError: where the site has no training case.
+        """
+        folder = open_own_data(site or Path(data).resolve().name, run.config, data)
+        run.composition.task().check_site(folder)
+        assert isinstance(folder, VolumeFolder)
+        if not folder.cases["training"]:
+            raise ConfigError(f"--data {data}: lists no training case; leave it out")
+        return cls.of_folder(folder, run.config.classes, on_event)
+
+    @classmethod
+    def of_folder(
+        cls,
+        folder: VolumeFolder,
+        classes: Sequence[str],
+        on_event: Callable[[dict[str, Any]], object] = lambda event: None,
+    ) -> TrainingRange:
+        """Read the label maps of an open site, see `of_site`.
+
+        Args:
+            folder: with training cases.
+            classes: of the run, background first.
+            on_event: see there.
+        """
+        cases, names = folder.cases["training"], classes[1:]
+        volumes: list[dict[str, float] | None] = []
+        shares, components = [], []
+        for number, case in enumerate(cases):
+            on_event({"event": "reading", "case": case.name, "number": number, "of": len(cases)})
+            label = folder.load_label(case)
+            counts = torch.bincount(label.flatten().int(), minlength=len(classes))[1:].tolist()
+            found = dict(zip(names, counts, strict=True))
+            volumes.append(volumes_in_millilitres(found, folder.affine(case)))
+            shares.append({name: count / label.numel() for name, count in found.items()})
+            components.append(count_components(label, classes))
+        known = [one for one in volumes if one is not None]
+        return cls(
+            len(cases),
+            _ranges(known, names) if len(known) == len(cases) else {},
+            _ranges(shares, names),
+            _ranges(components, names),
+        )
+
+    def warnings(self, entry: Mapping[str, Any]) -> list[str]:
+        """Describe sizes of a predicted label map that no training case has.
+
+        Numbers of pieces are recorded, and no reason for a warning: nearly all predictions have more than any
+        label map (`benchmarks/look_first.py`).
+
+        Args:
+            entry: of ``predictions.json``: ``voxels`` and, where known, ``volume_ml``.
+        """
+        total = sum(entry["voxels"].values())
+        shares = {name: count / total for name, count in entry["voxels"].items()}
+        in_ml = bool(self.volume_ml) and "volume_ml" in entry
+        sizes, size_range = (entry["volume_ml"], self.volume_ml) if in_ml else (shares, self.share)
+        form, unit = (".3g", "ml") if in_ml else (".2%", "of the image")
+        told = []
+        for name, (low, high) in size_range.items():
+            size = sizes[name]
+            if not size and low > 0:
+                told.append(f"nothing of {name} is found, and each of {self.cases} training cases has some")
+            elif size and not low <= size <= high:
+                told.append(
+                    f"{name} has {size:{form}} {unit}, and {low:{form}} to {high:{form}} in {self.cases} "
+                    "training cases"
+                )
+        return told
+
+    @classmethod
+    def of_record(cls, content: Mapping[str, Any]) -> TrainingRange:
+        """Return the ranges of `record`."""
+        kinds: dict[str, dict[str, tuple[float, float]]] = {"volume_ml": {}, "share": {}, "components": {}}
+        for name, entry in content["classes"].items():
+            for kind, (low, high) in entry.items():
+                kinds[kind][name] = (low, high)
+        return cls(content["cases"], **kinds)
+
+    def record(self) -> dict[str, Any]:
+        """Return the ranges by class, for ``predictions.json``."""
+        kinds = {"volume_ml": self.volume_ml, "share": self.share, "components": self.components}
+        by_class = {
+            name: {kind: list(ranges[name]) for kind, ranges in kinds.items() if ranges}
+            for name in self.components
+        }
+        return {"cases": self.cases, "classes": by_class}
+
+
+def volumes_in_millilitres(voxels: Mapping[str, int], affine: Tensor | None) -> dict[str, float] | None:
+    """Return volumes of numbers of voxels.
+
+    Args:
+        voxels: by class.
+        affine: (4, 4), to millimetres; ``None`` where the file does not say, which gives ``None``.
+    """
+    if affine is None:
+        return None
+    voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000
+    return {name: count * voxel for name, count in voxels.items()}
+
+
+def _ranges(found: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    return {name: (min(one[name] for one in found), max(one[name] for one in found)) for name in names}

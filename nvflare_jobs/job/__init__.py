@@ -1,0 +1,1 @@
+"""The job: its recipe, and its components at the server and at the sites."""

@@ -1,0 +1,234 @@
+"""NVFlare as the carrier of a federation: sends tasks, receives results, prepares late sites."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from medfedaug.config.run import Execution
+from medfedaug.federation.messages.messages import TRAIN, Reply, Request
+from medfedaug.federation.protocol import Accept, Carrier
+from medfedaug.federation.server.server import FederationServer
+from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
+from medfedaug.nvflare_jobs.job.presence import Presence
+from medfedaug.utils.event_text import OnEvent
+
+__all__ = ["Aborted", "NVFlareCarrier"]
+
+
+class Aborted(Exception):
+    """The job was stopped from outside."""
+
+
+class NVFlareCarrier(Carrier):
+    """Broadcasts a task for each request, and passes every result to the server.
+
+    It waits for all sites that were asked. Once there are enough good answers, it waits at most ``grace``
+    seconds longer; it never waits longer than ``round_timeout``. A site that is not heard from any more is
+    reported, and not waited for once there are enough good answers and all others have answered. The carrier
+    fires NVFlare's events of a round for components of others.
+
+    Args:
+        controller: sends tasks, and knows the connected sites.
+        execution: the waiting times.
+        checkpoint: the server's file, written after every round; ``None`` where there are no rounds.
+        fl_ctx: the job's context.
+        abort_signal: the job's signal.
+        period: seconds between two checks whether enough sites have answered.
+        presence: knows which sites are heard from.
+        on_event: called when a site is not heard from any more, and when it is again.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        execution: Execution,
+        checkpoint: Path | None,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
+        period: float,
+        presence: Presence,
+        on_event: OnEvent,
+    ) -> None:
+        self.presence, self.on_event = presence, on_event
+        self._away: set[str] = set()
+        self.controller, self.execution, self.checkpoint = controller, execution, checkpoint
+        self.fl_ctx, self.abort_signal, self.period = fl_ctx, abort_signal, period
+        self._beside: set[str] = set()  # asked during a round, without an answer so far
+
+    def connected(self) -> list[str]:
+        """The sites that run this job and are not known to be disconnected."""
+        names = (client.name for client in self.fl_ctx.get_engine().get_clients())
+        return sorted(name for name in names if self.controller.get_client_disconnect_time(name) is None)
+
+    def away(self) -> set[str]:
+        """The sites that are not heard from; a change is reported."""
+        return set(self._look(self.connected()))
+
+    def _look(self, sites: Sequence[str]) -> dict[str, float]:
+        found = self.presence.away(sites)
+        for site in sorted(set(sites) & (self._away ^ set(found))):
+            if site in found:
+                self._away.add(site)
+                self.on_event({"event": "away", "site": site, "seconds": round(found[site])})
+            else:
+                self._away.discard(site)
+                self.on_event({"event": "returned", "site": site})
+        return found
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        """Send a task, and wait for the results, unless none is needed.
+
+        Raises:
+            Aborted: when the job was stopped from outside.
+        """
+        if self.abort_signal.triggered:
+            raise Aborted
+        if not needed:
+            self._ask_beside(request, sites, accept)
+            return {}
+        if request.task == TRAIN:
+            self._set(AppConstants.CURRENT_ROUND, request.round)
+            self.controller.fire_event(AppEventType.ROUND_STARTED, self.fl_ctx)
+        silent = self._ask(request, sites, needed, accept) if sites else {}
+        if request.task == TRAIN:
+            self.controller.fire_event(AppEventType.BEFORE_AGGREGATION, self.fl_ctx)
+        return silent
+
+    def round_done(self, server: FederationServer) -> None:
+        """Write the checkpoint."""
+        self.controller.fire_event(AppEventType.AFTER_AGGREGATION, self.fl_ctx)
+        if self.checkpoint is not None:
+            server.save(self.checkpoint)
+        self.controller.fire_event(AppEventType.ROUND_DONE, self.fl_ctx)
+
+    def _set(self, name: str, value: object) -> None:
+        self.fl_ctx.set_prop(name, value, private=True, sticky=True)
+
+    def _ask_beside(self, request: Request, sites: Sequence[str], accept: Accept) -> None:
+        new = sorted(set(sites) - self._beside)
+        if not new:
+            return
+
+        def take(site: str, reply: Reply) -> bool:
+            self._beside.discard(site)
+            return accept(site, reply)
+
+        def done(task: Task, fl_ctx: FLContext) -> None:
+            self._beside.difference_update(new)
+
+        self._beside.update(new)
+        self._send(request, new, take, done)
+
+    def _ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        answered: set[str] = set()
+        good: set[str] = set()
+        lock, closed = threading.Lock(), False
+
+        def take(site: str, reply: Reply) -> bool:
+            with lock:
+                if closed:
+                    return False
+                answered.add(site)
+                used = accept(site, reply)
+                if used:
+                    good.add(site)
+            if not used:
+                self._warn(f"{request.task}, round {request.round}: {site} is left out")
+            return used
+
+        task = self._send(request, sites, take)
+        grace, enough_since, told = self.execution.grace, None, set[str]()
+        while task.completion_status is None and not self.abort_signal.triggered:
+            if len(good) >= needed and enough_since is None:
+                enough_since = time.monotonic()
+            if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
+                break
+            waiting = set(sites) - answered
+            if waiting and waiting <= set(self._look(sites)):
+                if enough_since is not None:
+                    break
+                if waiting != told:
+                    told = waiting
+                    counts = {"answers": len(good), "needed": needed}
+                    self.on_event({"event": "waiting", "sites": sorted(waiting), **counts})
+            time.sleep(self.period)
+        with lock:
+            closed = True
+        if task.completion_status is None:
+            status = TaskCompletionStatus.CANCELLED
+            self.controller.cancel_task(task, completion_status=status, fl_ctx=self.fl_ctx)
+        if self.abort_signal.triggered:
+            raise Aborted
+        silent = {site: self._reason(site, task) for site in sorted(set(sites) - answered)}
+        for reason in silent.values():
+            self._warn(f"{request.task}, round {request.round}: {reason}")
+        return silent
+
+    def _send(
+        self,
+        request: Request,
+        sites: Sequence[str],
+        accept: Accept,
+        done: Callable[[Task, FLContext], None] | None = None,
+    ) -> Task:
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            site, result = client_task.client.name, client_task.result
+            client_task.result = None  # a site's model is large
+            fl_ctx.set_prop(AppConstants.CURRENT_ROUND, request.round, private=True, sticky=True)
+            self.controller.fire_event(AppEventType.BEFORE_CONTRIBUTION_ACCEPT, fl_ctx)
+            used = accept(site, _reply(site, request, result))
+            fl_ctx.set_prop(AppConstants.AGGREGATION_ACCEPTED, used, private=True, sticky=False)
+            self.controller.fire_event(AppEventType.AFTER_CONTRIBUTION_ACCEPT, fl_ctx)
+
+        data = FLModelUtils.to_shareable(request_to_model(request))
+        timeout = _whole_seconds(self.execution.round_timeout)
+        task = Task(
+            name=request.task, data=data, timeout=timeout, result_received_cb=received, task_done_cb=done
+        )
+        # 0 responses means all. This carrier decides when there are enough, since only good answers count.
+        self.controller.broadcast(task=task, fl_ctx=self.fl_ctx, targets=list(sites), min_responses=0)
+        return task
+
+    def _warn(self, text: str) -> None:
+        self.controller.log_warning(self.fl_ctx, text)
+
+    def _reason(self, site: str, task: Task) -> str:
+        if site in self._away:
+            return f"site {site} is not heard from: its machine, its kit or its line is down"
+        if self.controller.get_client_disconnect_time(site) is not None:
+            return f"site {site} is not connected any more"
+        if task.completion_status == TaskCompletionStatus.TIMEOUT:
+            return f"site {site} did not answer within {self.execution.round_timeout:g} s"
+        return f"site {site} did not answer while the others were waited for"
+
+
+def _reply(site: str, request: Request, result: Shareable | None) -> Reply:
+    """Convert NVFlare's result to a reply. Its content has not been checked yet."""
+    failed = Reply(request.task, request.round)
+    code = result.get_return_code() if isinstance(result, Shareable) else "nothing"
+    if code != ReturnCode.OK:
+        failed.error = f"site {site}: NVFlare delivered {code} in place of an answer"
+        return failed
+    try:
+        return reply_from_model(FLModelUtils.from_shareable(result))
+    except Exception as error:  # whatever a site sends
+        failed.error = f"site {site}: its answer cannot be read ({error!r})"[:500]
+        return failed
+
+
+def _whole_seconds(timeout: float) -> int:
+    """NVFlare counts whole seconds, and 0 means no limit."""
+    return 0 if not timeout else max(1, round(timeout))

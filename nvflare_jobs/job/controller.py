@@ -1,0 +1,264 @@
+"""The server's component: the federation's protocol as an NVFlare controller."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.wf_comm_spec import WFCommSpec
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.job_folder import JOB_FOLDER
+from medfedaug.federation.messages.checkpoint import server_checkpoint
+from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
+from medfedaug.federation.protocol import run
+from medfedaug.federation.server.output import write_models, write_run
+from medfedaug.federation.server.server import FederationServer
+from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
+from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.job.presence import Presence
+from medfedaug.nvflare_jobs.job.prospect import write_fingerprints, write_pages
+from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.runs.folder import REPORT, locked
+from medfedaug.utils import plugins
+from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.files import remove_unfinished
+from medfedaug.utils.printable import log_printable
+
+__all__ = ["FederationController", "ProtocolController"]
+
+
+class ProtocolController(Controller):
+    """Carries a protocol over NVFlare: sends tasks, and writes what happens to ``medfedaug/events.jsonl``.
+
+    Args:
+        execution: `medfedaug.config.run.Execution` as a dictionary.
+        task_check_period: seconds between two checks whether all sites have answered.
+    """
+
+    def __init__(self, execution: dict[str, Any] | None, task_check_period: float) -> None:
+        super().__init__(task_check_period=task_check_period)
+        log_printable()
+        self.execution = execution or {}
+        self.task_check_period = task_check_period
+        self._execution = Execution.from_dict(self.execution)
+        self._presence = Presence()
+
+    def set_communicator(self, communicator: WFCommSpec) -> None:
+        """Take the object that NVFlare's messages of the job come to."""
+        super().set_communicator(communicator)
+        self._presence.listen(communicator)
+
+    def carry(
+        self,
+        settings: SiteSettings,
+        carrier: Callable[[Path | None], NVFlareCarrier],
+        record: OnEvent,
+        folder: Path,
+        fl_ctx: FLContext,
+    ) -> None:
+        """Run the protocol.
+
+        Args:
+            settings: of the server's kit.
+            carrier: makes the carrier, with the path of the checkpoint.
+            record: is told what happens.
+            folder: receives the results.
+            fl_ctx: the job's context.
+        """
+        raise NotImplementedError
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Find the engine, and register the decomposer for tensors."""
+        fobs.register(TensorDecomposer)
+        self.engine = fl_ctx.get_engine()
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run the protocol to its end."""
+        workspace = self.engine.get_workspace()
+        folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / JOB_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def carrier(checkpoint: Path | None) -> NVFlareCarrier:
+            return NVFlareCarrier(
+                *(self, self._execution, checkpoint, fl_ctx, abort_signal, self.task_check_period),
+                presence=self._presence,
+                on_event=record,
+            )
+
+        record = EventLog(folder.parent, "server")
+        try:
+            settings = SiteSettings.load(workspace.get_root_dir())
+            plugins.restrict(settings.plugins)
+            bundles.restrict(settings.bundles)
+            with record.warnings():
+                self.carry(settings, carrier, record, folder, fl_ctx)
+            record({"event": "finished"})
+        except Exception as error:
+            if isinstance(error, Aborted):
+                record({"event": "failed", "message": "the job was aborted"})
+                return
+            message = str(error) if isinstance(error, MedFedAugError) else repr(error)
+            self.log_exception(fl_ctx, message)
+            record({"event": "failed", "message": message})
+            self.system_panic(message, fl_ctx)
+        finally:
+            record.close()
+
+    def config_file(self, name: str, fl_ctx: FLContext) -> Path:
+        """A file that the job carries beside its configuration, under a name that it does not choose."""
+        return Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / name
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: nothing is left to do."""
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Ignore an answer that came too late: the site has already been reported as left out."""
+        self.log_warning(
+            fl_ctx, f"site {client.name}: its answer to {task_name} came too late and is not used"
+        )
+
+
+@public_path
+class FederationController(ProtocolController):
+    """Runs a federation at the server, and writes its results.
+
+    `medfedaug.federation.protocol.run` defines the order of calls, `medfedaug.federation.FederationServer`
+    checks and uses replies, and `NVFlareCarrier` sends and waits. If a site raises, hangs, dies or sends
+    nothing usable, it is left out of the round with a reason and asked again in the next round. If a site
+    connects later, it is prepared during the current round.
+
+    After every round a checkpoint is written to the state folder
+    (`medfedaug.privacy.site_settings.SiteSettings`), outside the folder of the job. NVFlare cannot continue a
+    job whose server was restarted. A new job with ``resume`` and the same name continues the run from the
+    checkpoint.
+
+    The server's run folder then has ``medfedaug/`` with ``results.json``, ``global_model.pt``,
+    ``final_model.pt`` and ``events.jsonl``; after a failure, the models of the last good round and no
+    results.
+
+    Args:
+        config: `medfedaug.config.run.RunConfig` as a dictionary.
+        execution: `medfedaug.config.run.Execution` as a dictionary.
+        run_name: the name of the run, and of its checkpoint.
+        resume: continue the run of this name from its checkpoint.
+        task_check_period: seconds between two checks whether a round is complete.
+
+    Raises:
+        ConfigError: when the configuration is not valid.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        execution: dict[str, Any] | None = None,
+        run_name: str = "medfedaug",
+        resume: bool = False,
+        task_check_period: float = 0.05,
+    ) -> None:
+        super().__init__(execution, task_check_period)
+        self.config = config
+        self.run_name = run_name
+        self.resume = resume
+        self._run_config = RunConfig.from_dict(config)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_name):
+            raise ConfigError(f"{run_name!r} is not a name for a run: letters, digits, '.', '_' and '-'")
+
+    def carry(
+        self,
+        settings: SiteSettings,
+        carrier: Callable[[Path | None], NVFlareCarrier],
+        record: OnEvent,
+        folder: Path,
+        fl_ctx: FLContext,
+    ) -> None:
+        """Run the federation to its end."""
+        assert settings.state is not None  # a kit always has one
+        checkpoint = server_checkpoint(settings.state, self.run_name)
+        fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self._run_config.rounds, private=True, sticky=True)
+        server = FederationServer(self._run_config, record, self._execution, initial=self._initial(fl_ctx))
+        with self._alone(checkpoint, settings):
+            remove_unfinished(checkpoint.parent)
+            try:
+                if self.resume:
+                    server.restore(checkpoint)
+                elif checkpoint.exists():  # an earlier run of this name, which the user may still need
+                    os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
+                run(server, carrier(checkpoint))
+                if self._run_config.prospect:
+                    self._tell_prospect(folder, server, fl_ctx)
+                    return
+                write_run(folder, server)
+            except Exception:
+                if server.round > 1:
+                    write_models(folder, server)
+                raise
+        if not settings.simulation:  # which writes its own
+            self._draw(folder, fl_ctx)
+
+    def _alone(self, checkpoint: Path, settings: SiteSettings) -> AbstractContextManager[None]:
+        """A context that keeps other jobs away from the run's checkpoint; NVFlare runs several at a time.
+
+        On entry it raises `ConfigError` when another job is writing it.
+        """
+        if settings.simulation:  # whose folder is locked as a whole
+            return nullcontext()
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        return locked(
+            checkpoint.with_suffix(".lock"),
+            f"another job of the name {self.run_name} is under way at this server, and both would write one "
+            "checkpoint: wait until it is over, or export this one under another name",
+        )
+
+    def _tell_prospect(self, folder: Path, server: FederationServer, fl_ctx: FLContext) -> None:
+        """Write the sites' fingerprints, and the page that is made of them."""
+        found = server.prospecting
+        sites = [one for _, one in sorted(found.sites.items())]
+        write_fingerprints(folder, sites, found.missing)
+        try:
+            write_pages(folder, sites, found.missing)
+        except Exception as error:  # the fingerprints are there already
+            self.log_warning(fl_ctx, f"no page: {error!r}")
+
+    def _draw(self, folder: Path, fl_ctx: FLContext) -> None:
+        """Write page and model card. The results are there already: no fault of a drawing ends the job."""
+        # Imported here: matplotlib takes a second, and is needed only now.
+        from medfedaug.analysis import write_report
+        from medfedaug.analysis.model_card import write_model_card
+        from medfedaug.runs.finished_run import FinishedRun
+
+        def attempt(what: str, command: str, write: Callable[[], object]) -> None:
+            try:
+                write()
+            except Exception as error:
+                self.log_warning(
+                    fl_ctx, f"no {what}: {error!r}; `medfedaug {command}` writes it from the results"
+                )
+
+        attempt(REPORT, "report", lambda: write_report([folder], folder / REPORT))
+        attempt("model card", "card", lambda: write_model_card(FinishedRun.of(folder), folder))
+
+    def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
+        """The weights that the job carries beside its configuration."""
+        if not self._run_config.init or self.resume:
+            return None
+        path = self.config_file(INITIAL_FILE, fl_ctx)
+        return InitialWeights.load(path, Composition(self._run_config).network.state_dict())

@@ -1,0 +1,159 @@
+"""The job of an evaluation: sites score models that others trained."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.job_config.base_fed_job import BaseFedJob
+from nvflare.recipe.spec import Recipe
+
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.federation.job_folder import EVALUATION
+from medfedaug.federation.messages.messages import SCORING_TASKS
+from medfedaug.federation.protocol import evaluate
+from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
+from medfedaug.federation.site.evaluation import EvaluationSite
+from medfedaug.federation.site.gate import Door
+from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
+from medfedaug.nvflare_jobs.job.controller import ProtocolController
+from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
+from medfedaug.nvflare_jobs.job.recipe import name_classes_only, server_settings
+from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.utils.event_text import OnEvent
+from medfedaug.utils.files import write_json
+from medfedaug.utils.validation import check_printable
+
+__all__ = ["EvaluationController", "EvaluationExecutor", "EvaluationRecipe"]
+
+
+@public_path
+class EvaluationController(ProtocolController):
+    """Runs an evaluation at the server, and writes ``medfedaug/evaluation.json`` to its run folder.
+
+    The models are files of numbers beside the job's configuration, under names that the job does not choose.
+
+    Args:
+        runs: for each run its settings, `medfedaug.config.run.RunConfig` as a dictionary, by its name in the
+            evaluation.
+        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
+        execution: `medfedaug.config.run.Execution` as a dictionary.
+        task_check_period: seconds between two checks whether all sites have answered.
+
+    Raises:
+        ConfigError: when a configuration is not valid.
+    """
+
+    def __init__(
+        self,
+        runs: dict[str, Any],
+        cross_site: bool = False,
+        execution: dict[str, Any] | None = None,
+        task_check_period: float = 0.05,
+    ) -> None:
+        super().__init__(execution, task_check_period)
+        self.runs = runs
+        self.cross_site = cross_site
+        self._configs = {key: RunConfig.from_dict(config) for key, config in runs.items()}
+
+    def carry(
+        self,
+        settings: SiteSettings,
+        carrier: Callable[[Path | None], NVFlareCarrier],
+        record: OnEvent,
+        folder: Path,
+        fl_ctx: FLContext,
+    ) -> None:
+        """Run the evaluation to its end."""
+        runs = {
+            key: EvaluatedRun.load(self.config_file(_file(index), fl_ctx), config)
+            for index, (key, config) in enumerate(self._configs.items())
+        }
+        evaluation = Evaluation(runs, cross_site=self.cross_site, on_event=record)
+        evaluate(evaluation, carrier(None))
+        write_json(folder / EVALUATION, evaluation.results())
+
+
+@public_path
+class EvaluationExecutor(AnsweringExecutor):
+    """Scores models at a site.
+
+    Args:
+        runs: for each run its settings, by its name in the evaluation.
+        threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
+
+    Raises:
+        ConfigError: when a configuration is not valid.
+    """
+
+    def __init__(self, runs: dict[str, Any], threads: int = 0) -> None:
+        super().__init__()
+        check_printable("runs", runs)
+        self.runs = runs
+        self.threads = threads
+        self._configs = {key: RunConfig.from_dict(config) for key, config in runs.items()}
+
+    def job_settings(self) -> dict[str, Any]:
+        """The settings of all runs, as the job has them."""
+        return self.runs
+
+    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> EvaluationSite:
+        """The site, with a trainer for each run."""
+        trainers = {
+            key: site_trainer(name, config, settings, self.threads) for key, config in self._configs.items()
+        }
+        return EvaluationSite(name, trainers, door, events)
+
+
+class EvaluationRecipe(Recipe):
+    """The job of an evaluation, for simulator, POC mode and provisioned hospitals.
+
+    It names classes of the installed package and holds numbers, but no code, no path and no data.
+
+    Args:
+        runs: see `medfedaug.federation.server.evaluation.Evaluation`, as for cross_site.
+        name: the job's name.
+        min_clients: the number of connected sites that NVFlare needs to start the job.
+        task_request_interval: seconds after which an idle site asks for work again.
+        execution: see `medfedaug.config.run.Execution`.
+
+    Raises:
+        ConfigError: when the runs do not go together.
+    """
+
+    def __init__(
+        self,
+        *,
+        runs: Mapping[str, EvaluatedRun],
+        name: str = "evaluation",
+        cross_site: bool = False,
+        min_clients: int = 2,
+        task_request_interval: float = 0.1,
+        execution: Execution | None = None,
+    ) -> None:
+        Evaluation(runs, cross_site=cross_site)
+        self.name, execution = name, execution or Execution()
+        job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
+        settings = {key: run.config.to_dict() for key, run in runs.items()}
+        waits = execution.to_dict()
+        job.to_server(EvaluationController(runs=settings, cross_site=cross_site, execution=waits))
+        job.to_clients(
+            EvaluationExecutor(runs=settings, threads=execution.threads), tasks=list(SCORING_TASKS)
+        )
+        self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-")  # until the job is written
+        for index, run in enumerate(runs.values()):
+            path = Path(self._folder.name) / _file(index)
+            run.save(path)
+            job.add_file_to_server(str(path), app_folder_type="config")
+        name_classes_only(job)
+        super().__init__(job)
+        self.add_server_config(server_settings(execution, task_request_interval))
+
+
+def _file(index: int) -> str:
+    return f"evaluated_{index}.safetensors"

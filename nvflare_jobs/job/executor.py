@@ -1,0 +1,219 @@
+"""The site's component: a thin shell around the engine-neutral trainer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
+from medfedaug.federation.site.gate import Door, GuardedDoor
+from medfedaug.federation.site.job_text import without_job_text
+from medfedaug.federation.site.site import Site
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.nvflare_jobs.job.events import EventLog
+from medfedaug.nvflare_jobs.job.identity import kit_identity
+from medfedaug.nvflare_jobs.job.loop import ScriptLoop
+from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
+from medfedaug.nvflare_jobs.job.origin import job_origin
+from medfedaug.nvflare_jobs.job.prospect import write_site_page
+from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, Pseudonyms, public_text
+from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.utils import plugins
+from medfedaug.utils.printable import log_printable
+
+__all__ = ["AnsweringExecutor", "SiteExecutor", "site_trainer"]
+
+_log = logging.getLogger(__name__)
+
+
+class Answers(Protocol):
+    """A site, in a federation or in an evaluation."""
+
+    def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply: ...
+
+
+class AnsweringExecutor(Executor):
+    """Gives every task to the site, which is made with the first one.
+
+    Data folder and device are settings of the site (`medfedaug.privacy.site_settings.SiteSettings`) and never
+    come from the job.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        log_printable()
+        self._site: Answers | None = None
+        self._door: Door | None = None
+        self._events: EventLog | None = None
+
+    def job_settings(self) -> dict[str, Any]:
+        """The settings that the job brought."""
+        raise NotImplementedError
+
+    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Answers:
+        """The site, from its own settings.
+
+        Args:
+            name: the site's name.
+            settings: its settings.
+            door: what it checks before it answers and before it sends.
+            events: its own log.
+        """
+        raise NotImplementedError
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Register the decomposer for tensors when a run starts, and say when it has ended for this site."""
+        if event_type == EventType.START_RUN:
+            fobs.register(TensorDecomposer)
+        elif event_type == EventType.END_RUN and self._events is not None:
+            self._events({"event": "ended"})
+            try:
+                if self._door is not None:
+                    self._door.ended()
+            except MedFedAugError as error:
+                self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})")
+        super().handle_event(event_type, fl_ctx)
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Answer a request. An error of this site is answered in one line and does not stop other sites."""
+        name = fl_ctx.get_identity_name()
+        if self._events is None:
+            run = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            self._events = EventLog(run, f"site {name}")
+        with self._events.warnings():
+            reply = self._answered(name, self._events, shareable, fl_ctx, abort_signal)
+        return FLModelUtils.to_shareable(reply_to_model(reply))
+
+    def _answered(
+        self, name: str, events: EventLog, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Reply:
+        request = request_from_model(FLModelUtils.from_shareable(shareable))
+        if self._site is None:
+            try:
+                self._site = self._opened(name, events, fl_ctx)
+            except MedFedAugError as error:
+                self.log_error(fl_ctx, str(error))
+                told = without_job_text(public_text(error), self.job_settings(), (name,))
+                return Reply(request.task, error=f"site {name}: {told}")
+            except Exception as error:  # of PyTorch, of the system: its text may have names of this site
+                self.log_exception(fl_ctx, str(error))
+                what = f"{type(error).__name__} while its settings were opened; the site's own log says more"
+                return Reply(request.task, error=f"site {name}: {what}")
+        reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
+        if reply.error:
+            self.log_error(fl_ctx, reply.error)
+        return reply
+
+    def _opened(self, name: str, events: EventLog, fl_ctx: FLContext) -> Answers:
+        kit = fl_ctx.get_workspace().get_root_dir()
+        settings = SiteSettings.load(kit)
+        plugins.restrict(settings.plugins)
+        bundles.restrict(settings.bundles)
+        self._door = Door() if settings.simulation else _door(name, settings, kit, fl_ctx)
+        return self.open_site(name, settings, self._door, events)
+
+
+@public_path
+class SiteExecutor(AnsweringExecutor):
+    """Runs the tasks of a federation at a site.
+
+    Where the run has a training loop of its own, the site's rules decide whether it takes part, before the
+    script is started (`medfedaug.nvflare_jobs.loop.ScriptLoop`).
+
+    A job names it by its class path, so it carries no code.
+
+    Args:
+        config: `medfedaug.config.run.RunConfig` as a dictionary.
+        threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
+
+    Raises:
+        ConfigError: when the configuration is not valid.
+    """
+
+    def __init__(self, config: dict[str, Any], threads: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.threads = threads
+        self._run_config = RunConfig.from_dict(config)
+        self._loop = ScriptLoop(self._run_config.loop) if self._run_config.loop else None
+
+    def job_settings(self) -> dict[str, Any]:
+        """The run's settings, as the job has them."""
+        return self.config
+
+    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Site:
+        """The site with its trainer."""
+        trainer = site_trainer(name, self._run_config, settings, self.threads)
+        trainer.loop = self._loop
+        assert settings.state is not None  # a kit always has one
+        self._pages = settings.state / name / "prospect"
+        return Site(name, trainer, door, events)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell the script that a task, or the job, is over."""
+        if self._loop is not None:
+            self._loop.handle_event(event_type, fl_ctx)
+        super().handle_event(event_type, fl_ctx)
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Answer a request."""
+        if self._loop is not None:
+            self._loop.enter(fl_ctx, abort_signal)
+        answered = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        if isinstance(self._site, Site) and self._site.prospect:
+            try:
+                page = write_site_page(self._site, self._pages)
+                _log.info("site %s: its page: %s", self._site.name, page)
+            except Exception as error:  # the answer has left: no fault of a drawing ends the job
+                _log.warning("site %s: no page: %r", self._site.name, error)
+            self._site.prospect = []
+        return answered
+
+
+def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: int) -> SiteTrainer:
+    """A site's trainer, from the site's own settings."""
+    assert settings.state is not None  # a kit always has one
+    state = settings.state / name
+    ledger = settings.state / LEDGER_FILE
+    for older in settings.state.glob("*/privacy_ledger.json"):
+        PrivacyLedger(ledger).take_over(older)
+    return SiteTrainer(
+        *(config, settings.data, settings.device, state, settings.privacy, ledger),
+        threads=threads,
+        storage=settings.storage,
+        save_every=settings.save_every,
+    )
+
+
+def _door(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Door:
+    assert settings.state is not None
+    book = JobBook(settings.state / name / JOBS_FOLDER)
+    pseudonyms = Pseudonyms.of_site(settings.state / name)
+    approve = f"medfedaug approve {kit}"
+    identity = partial(kit_identity, Path(kit))
+    job, origin = fl_ctx.get_job_id(), job_origin(fl_ctx)
+    history = SumHistory(settings.state / name / HISTORY_FILE)
+    return GuardedDoor(
+        name, settings.jobs, pseudonyms, book, job, approve, identity, origin=origin, history=history
+    )

@@ -1,0 +1,65 @@
+"""The job folders of the package, written by ``python -m medfedaug.nvflare_jobs.job.ready_jobs FOLDER``.
+
+Each is what ``medfedaug export`` writes with the options of `READY_JOBS`. For other classes, channels, rounds
+or numbers of sites, export your own job.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from medfedaug.config.run import Execution, RunConfig, task_defaults
+from medfedaug.federation.composition import with_step_limit
+from medfedaug.methods import parse_methods
+from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
+
+__all__ = ["EXECUTION", "READY_JOBS", "write_ready_jobs"]
+
+EXECUTION = Execution(min_sites=2, round_timeout=7200.0)
+"""Execution settings of all ready jobs."""
+
+_HOSPITALS: dict[str, Any] = {"rounds": 50}
+_SEGMENTATION: dict[str, Any] = {"task": "segmentation", **_HOSPITALS}
+_CLASSIFICATION: dict[str, Any] = {
+    "task": "classification",
+    "classes": ("negative", "positive"),
+    "in_channels": 3,
+    "image_size": 256,
+    **_HOSPITALS,
+}
+
+READY_JOBS: dict[str, dict[str, Any]] = {
+    "segmentation_fedavg": {"methods": "fedavg", **_SEGMENTATION},
+    "segmentation_fedrdn": {"methods": "fedrdn", **_SEGMENTATION},
+    "segmentation_fedfa": {"methods": "fedfa", **_SEGMENTATION},
+    "segmentation_fedrdn_fedfa": {"methods": "fedrdn,fedfa", **_SEGMENTATION},
+    "segmentation_fedrdn_fedfa_plus": {"methods": "fedrdn,fedfa+", **_SEGMENTATION},
+    "classification_fedfa_plus": {"methods": "fedfa+", **_CLASSIFICATION},
+}
+"""Fields of `medfedaug.config.run.RunConfig` by the job's name; ``methods`` as on the command line."""
+
+
+def write_ready_jobs(folder: str | Path) -> list[Path]:
+    """Write the jobs of `READY_JOBS`, replacing existing ones.
+
+    Returns:
+        The jobs' folders.
+    """
+    written = []
+    for name, options in READY_JOBS.items():
+        methods = parse_methods(options["methods"])
+        usual = task_defaults(options["task"], own_data=True)
+        config = with_step_limit(RunConfig.from_dict({**usual, **options, "methods": methods}))
+        recipe = MedFedAugRecipe(config=config, name=name, execution=EXECUTION)
+        recipe.export(job_dir=str(folder))
+        written.append(Path(folder) / name)
+    return written
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m medfedaug.nvflare_jobs.job.ready_jobs FOLDER")
+    for job in write_ready_jobs(sys.argv[1]):
+        print(job)

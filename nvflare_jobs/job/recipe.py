@@ -1,0 +1,136 @@
+"""The NVFlare job, from a run's configuration."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import ConfigVarName
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.base_fed_job import BaseFedJob
+from nvflare.recipe.spec import Recipe
+
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.training_scripts import find_loop
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.federation.composition import Composition
+from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
+from medfedaug.federation.messages.messages import TASKS
+from medfedaug.nvflare_jobs.job.controller import FederationController
+from medfedaug.nvflare_jobs.job.executor import SiteExecutor
+from medfedaug.nvflare_jobs.job.tracking import add_tracking
+from medfedaug.nvflare_jobs.kit.app_validator import keys_with_variables
+
+__all__ = ["MedFedAugRecipe", "name_classes_only", "server_settings"]
+
+_LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
+
+
+class MedFedAugRecipe(Recipe):
+    """The job that simulator, POC mode and provisioned hospitals run unchanged.
+
+    It names classes of the installed package and holds no code, no path and no data; with a script of the
+    user's own it holds that code. Each site finds its data by its own environment variable
+    ``MEDFEDAUG_DATA``.
+
+    Args:
+        config: the run.
+        name: the job's name.
+        min_clients: the number of connected sites that NVFlare needs to start the job, and below which it
+            ends it; by default ``min_sites`` of the run, or two.
+        resume: continue the run of this name from the server's checkpoint.
+        task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
+            2 s would be most of the duration of a round with a small model.
+        tracking: ``"tensorboard"`` or ``"mlflow"``: where the server writes the sites' metrics of every
+            round.
+        execution: see `medfedaug.config.run.Execution`.
+        initial: the weights to start from, of a run that was configured with some: a file of numbers beside
+            the job's configuration.
+        script: the file of the run's training loop, if it is not of a package
+            (`medfedaug.config.training_scripts`). The job then carries code.
+
+    Raises:
+        ConfigError: when methods, network and options cannot be combined, or a tracker is missing.
+
+    Example:
+        >>> from medfedaug.methods import parse_methods
+        >>> config = RunConfig(methods=parse_methods("fedrdn,fedfa"), rounds=2)
+        >>> MedFedAugRecipe(config=config).name
+        'medfedaug'
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig | Mapping[str, Any],
+        name: str = "medfedaug",
+        min_clients: int | None = None,
+        resume: bool = False,
+        task_request_interval: float = 0.1,
+        tracking: str | None = None,
+        execution: Execution | None = None,
+        initial: InitialWeights | None = None,
+        script: str | Path | None = None,
+    ) -> None:
+        run = config if isinstance(config, RunConfig) else RunConfig.from_dict(config)
+        Composition(run).check_apart("a job")
+        self.name, execution = name, execution or Execution()
+        least = min_clients or execution.min_sites or 2
+        try:
+            # Without a key metric no model selector is added, since the controller selects the model.
+            job = BaseFedJob(name=name, min_clients=least, key_metric="")
+        except ValueError as error:
+            raise ConfigError(f"a job cannot be called {name!r}: {first_line(error)}") from error
+        settings, waits = run.to_dict(), execution.to_dict()
+        for key in keys_with_variables(settings):
+            raise ConfigError(f"{key}: a job has no text with braces, which NVFlare takes for variables")
+        job.to_server(FederationController(config=settings, execution=waits, run_name=name, resume=resume))
+        job.to_clients(SiteExecutor(config=settings, threads=execution.threads), tasks=list(TASKS))
+        if initial is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-")  # until the job is written
+            path = Path(self._folder.name) / INITIAL_FILE
+            initial.save(path)
+            job.add_file_to_server(str(path), app_folder_type="config")
+        if script is not None:
+            find_loop(str(run.loop), Path(script).parent)
+            job.add_file_to_clients(str(script))
+        name_classes_only(job)
+        super().__init__(job)
+        self.add_server_config(server_settings(execution, task_request_interval))
+        if tracking:
+            add_tracking(self, tracking)
+
+
+def server_settings(execution: Execution, task_request_interval: float) -> dict[str, Any]:
+    """NVFlare's settings of a job at the server.
+
+    NVFlare would end a job for all a minute after it noticed that fewer than ``min_clients`` sites are there.
+    Here a site is waited for as long as the run says, so that it can come back.
+
+    Args:
+        execution: how long a site is waited for.
+        task_request_interval: seconds after which an idle site asks for work again.
+    """
+    patience = max(execution.round_timeout, _LEAST_PATIENCE) if execution.round_timeout else _NO_END
+    return {
+        "server": {"task_request_interval": task_request_interval},
+        ConfigVarName.DEAD_CLIENT_GRACE_PERIOD: patience,
+    }
+
+
+def name_classes_only(job: FedJob) -> None:
+    """Let the job name this package's classes without a copy of their source.
+
+    `FedJob.set_app_packages` has the same purpose, but checks the location of the source before the list, and
+    so refuses a development install, whose folders have other names than its modules.
+    """
+    exporter = job.job
+    copy_source = exporter._get_custom_file
+
+    def only_foreign(custom_dir: str, module: str, source_file: str, *args: Any, **kwargs: Any) -> None:
+        if module.split(".")[0] != "medfedaug":
+            copy_source(custom_dir, module, source_file, *args, **kwargs)
+
+    exporter._get_custom_file = only_foreign

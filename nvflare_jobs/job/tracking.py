@@ -1,0 +1,100 @@
+"""The sites' metrics of each round as NVFlare analytics, for TensorBoard or MLflow at the server."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.recipe.utils import add_experiment_tracking
+from nvflare.widgets.widget import Widget
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
+from medfedaug.nvflare_jobs.job.messages import reply_from_model
+from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.utils.validation import check_choice, is_number
+
+if TYPE_CHECKING:
+    from nvflare.recipe.spec import Recipe
+
+__all__ = ["MLFLOW_FILE", "TRACKERS", "TRACKING_FOLDER", "RoundMetrics", "add_tracking", "tracked"]
+
+TRACKING_FOLDER = "medfedaug/tracking"
+"""Folder of TensorBoard's events below the server's run folder, with a folder for each site."""
+
+MLFLOW_FILE = "mlflow.db"
+"""MLflow's store in the server's run folder."""
+
+_PACKAGES = {"tensorboard": ["tensorboard"], "mlflow": ["mlflow", "alembic"]}  # mlflow-skinny has no store
+
+TRACKERS: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": TRACKING_FOLDER}, "mlflow": {}}
+"""The trackers, and what NVFlare's receiver for each is told."""
+
+
+def add_tracking(recipe: Recipe, tracker: str) -> None:
+    """Let the sites of a job send their metrics, and the server write them to a tracker.
+
+    Args:
+        recipe: the job.
+        tracker: one of `TRACKERS`.
+
+    Raises:
+        ConfigError: for an unknown name, and when the tracker's package is not installed.
+    """
+    check_choice("tracking", tracker, TRACKERS)
+    missing = [package for package in _PACKAGES[tracker] if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"tracking with {tracker} needs the package {missing[0]}: pip install 'medfedaug[tracking]'"
+        )
+    recipe._job.to_clients(RoundMetrics(), id="round_metrics")
+    add_experiment_tracking(recipe, tracker, tracking_config=TRACKERS[tracker])
+
+
+@public_path
+class RoundMetrics(Widget):
+    """Sends the numbers in a site's replies to the server as analytics, each with its round.
+
+    It reads the replies before they are sent, so no other component depends on it.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Read a task's result before it is sent."""
+        if event_type != EventType.AFTER_TASK_EXECUTION:
+            return
+        result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+        for name, value, round_ in tracked(reply_from_model(FLModelUtils.from_shareable(result))):
+            dxo = create_analytic_dxo(name, value, AnalyticsDataType.SCALAR, global_step=round_)
+            send_analytic_dxo(self, dxo, fl_ctx)
+
+
+def tracked(reply: Reply) -> list[tuple[str, float, int]]:
+    """Name, value and round of the numbers in a reply.
+
+    A validation score in an update belongs to the previous round, whose model was scored. A class's
+    test scores follow those of the site, as in ``test_dice/lesion``.
+
+    >>> tracked(Reply("train", 3, metrics={"train_loss": 0.5, "val_dice": 0.7, "seconds": None}))
+    [('train_loss', 0.5, 3), ('val_dice', 0.7, 2)]
+    """
+    prefix = {TRAIN: "", VALIDATE: "val_", TEST: "test_"}.get(reply.task)
+    if prefix is None:
+        return []
+    found = []
+    numbers = dict(reply.metrics)
+    classes = numbers.get("classes")
+    for label, scores in classes.items() if isinstance(classes, dict) else ():
+        # Without the ends of intervals, which are of the test alone and no curve.
+        shown = {name: value for name, value in scores.items() if not name.endswith(("_low", "_high"))}
+        numbers |= {f"{name}/{label}": value for name, value in shown.items()}
+    for name, value in numbers.items():
+        if is_number(value):
+            earlier = reply.task == TRAIN and name.startswith("val_")
+            found.append((prefix + name, float(value), reply.round - int(earlier)))
+    return found

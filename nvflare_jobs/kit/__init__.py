@@ -1,0 +1,1 @@
+"""A server's or a site's kit: its configuration, its process, and the checks of both."""

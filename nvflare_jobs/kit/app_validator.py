@@ -1,0 +1,166 @@
+"""Admission of a job's files at a site or server: plain JSON configures a job, and nothing else does.
+
+NVFlare 2.9 also reads HOCON (``.conf``) and YAML (``.yml``, ``.yaml``), whose values may come from the
+environment, from files and from addresses of the machine that reads them, and it replaces variables in JSON
+(``{$NAME}``) by the environment of the job process. A component that quotes its arguments in an error then
+sends such values to the server.
+
+NVFlare parses a job's files before it asks any validator. Therefore the other loaders are closed as soon as
+this module's component is built: `medfedaug site-config` names it in ``local/resources.json``, which the
+parent process and each job process of a server or a site read before they see a job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nvflare.apis.app_validation import AppValidator
+from nvflare.fuel.common.excepts import ConfigError as NVFlareConfigError
+from nvflare.fuel.utils import wfconf
+from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.lighter.tool_consts import NVFLARE_PREFIX
+
+from medfedaug.nvflare_jobs.public_paths import public_path
+
+__all__ = ["JsonAppValidator", "NotJson", "close_other_loaders", "keys_with_variables"]
+
+_CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
+_CODE = "custom/"
+_OTHER_SUFFIXES = tuple(
+    suffix for suffix in ConfigFormat.config_ext_formats() if suffix != ".json"
+)  # .json.default too: NVFlare takes it where there is no .json
+
+
+class NotJson(NVFlareConfigError, ValueError):
+    """A configuration that is no JSON was to be read.
+
+    The server answers a submission with the text of a `ValueError`. A job process that ends with NVFlare's
+    own error of configurations is not started again.
+    """
+
+
+@public_path
+class JsonAppValidator(AppValidator):
+    """Refuses a job that holds any configuration but plain JSON, and closes NVFlare's other loaders.
+
+    Args:
+        also: a validator of the site's own, which is asked next.
+    """
+
+    def __init__(self, also: AppValidator | None = None) -> None:
+        super().__init__()
+        close_other_loaders()
+        self.also = also
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """Check the files of a job as they were sent to this machine.
+
+        Returns:
+            The reason to refuse the job, which names file and key but no value of the job, and nothing of it
+            where the job is admitted.
+        """
+        problem = next(_problems(Path(app_folder)), "")
+        if problem:
+            return f"job refused: {problem}", {}
+        return self.also.validate(app_folder) if self.also is not None else ("", {})
+
+
+def keys_with_variables(content: Any) -> Iterator[str]:
+    """The keys of texts that NVFlare may take for variables, as a path through the configuration.
+
+    Example:
+        >>> list(keys_with_variables({"args": {"classes": ["background", "{$HOME}"]}}))
+        ['args.classes.1']
+    """
+    waiting: list[tuple[str, Any]] = [("", content)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{key}.{_shown(str(part), 40)}", entry) for part, entry in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{key}.{number}", entry) for number, entry in enumerate(value)]
+        elif isinstance(value, str) and ("{" in value or "}" in value):
+            yield key.removeprefix(".")
+
+
+def close_other_loaders() -> None:
+    """Let NVFlare read JSON alone in this process, without variables of the environment."""
+    for kind in ConfigFormat:
+        if kind is not ConfigFormat.JSON:
+            ConfigFactory._fmt2Loader[kind] = _ClosedLoader(kind)
+    ConfigFactory.PyhoconLoader = ConfigFactory.OmegaConfLoader = None
+    wfconf._EnvUpdater = _WithoutEnvironment
+
+
+class _ClosedLoader(ConfigLoader):
+    """Stands where the loader of another format was."""
+
+    def load_config(self, file_path: str) -> Config:
+        self._refuse(f"{_shown(os.path.basename(file_path))} is in {self.format.value}")
+
+    def load_config_from_str(self, config_str: str) -> Config:
+        self._refuse(f"a file of the job is in {self.format.value}")
+
+    def load_config_from_dict(self, config_dict: dict[str, Any]) -> Config:
+        self._refuse(f"a part of the job is in {self.format.value}")
+
+    def _refuse(self, found: str) -> NoReturn:
+        raise NotJson(f"job refused: {found}; only JSON may configure a job here")
+
+
+class _WithoutEnvironment(wfconf._EnvUpdater):
+    """Resolves variables that the configuration itself defines, and those of NVFlare."""
+
+    def __init__(self, vs: Mapping[str, Any], element_filter: Any = None) -> None:
+        super().__init__(vs, element_filter)
+        self.vars = dict(vs)
+
+
+def _problems(app: Path) -> Iterator[str]:
+    for path in _entries(app):
+        name = path.relative_to(app).as_posix()
+        lower = name.lower()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            yield f"{_shown(name)} is no plain file"
+        elif path.is_dir():
+            continue
+        elif lower.endswith(_OTHER_SUFFIXES):
+            yield f"{_shown(name)}: only JSON may configure a job here"
+        elif name in _CONFIGURATION:
+            yield from _variables(path, name)
+        elif (
+            lower.endswith(".json")
+            and not path.name.startswith(NVFLARE_PREFIX)
+            and not name.startswith(_CODE)
+        ):
+            # NVFlare finds its own settings by their names, anywhere below the folder of a kit. Code of a job
+            # may have files of its own.
+            yield f"{_shown(name)}: a job has no JSON but {' and '.join(_CONFIGURATION)}"
+
+
+def _entries(app: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(app):
+        for entry in sorted([*folders, *files]):
+            yield Path(root) / entry
+
+
+def _variables(path: Path, name: str) -> Iterator[str]:
+    """Find strings in which NVFlare, or a component of it, would put something in the place of a variable."""
+    try:
+        with path.open() as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        yield f"{name} is not readable as JSON ({type(error).__name__})"
+        return
+    for key in keys_with_variables(content):
+        yield f"{name}: {key[-200:]} has a brace: variables are not replaced here"
+
+
+def _shown(text: str, most: int = 120) -> str:
+    """Text of a job in a message: printable and short."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)[-most:]

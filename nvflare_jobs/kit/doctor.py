@@ -1,0 +1,537 @@
+"""Check whether a site is ready to take part: all that can be checked before a job comes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from medfedaug._version import __version__
+from medfedaug.config.bundle_reference import AllowedBundle, short_hash
+from medfedaug.config.scanners import scanners_text
+from medfedaug.config.training_scripts import find_loop
+from medfedaug.data.base import SPLITS
+from medfedaug.data.benchmarks import BENCHMARKS
+from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
+from medfedaug.data.quality.intensity_scales import find_uneven_scales
+from medfedaug.data.sites import SiteFolder, open_site
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
+from medfedaug.federation.messages.run_definition import bundle_run_settings
+from medfedaug.federation.site.data_folder import resolve_data_folder
+from medfedaug.methods.registry import BUILT_IN_NAMES, method_class
+from medfedaug.metrics.registry import BUILT_IN_METRICS, plugin_metric
+from medfedaug.models.networks import built_in_networks, network_builder
+from medfedaug.nvflare_jobs.kit import allowed
+from medfedaug.nvflare_jobs.kit.cleaning import survey
+from medfedaug.nvflare_jobs.kit.kit import (
+    DEFAULT_LAUNCHER,
+    LAUNCHER,
+    Kit,
+    forbid_code,
+    open_kit,
+    sends_logs,
+    validates_json,
+)
+from medfedaug.nvflare_jobs.kit.kit_checks import (
+    check_extras,
+    check_files,
+    check_modes,
+    check_process,
+    check_storage,
+)
+from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
+from medfedaug.nvflare_jobs.kit.startup import Finding, check_connection, check_startup
+from medfedaug.privacy import JobRules, PrivacyLedger
+from medfedaug.privacy.account_mark import check_account
+from medfedaug.privacy.accountant import require_opacus
+from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
+from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
+from medfedaug.utils import plugins
+from medfedaug.utils.event_text import size_text
+
+__all__ = ["Check", "examine"]
+
+_LABEL_TIME = 30.0
+"""Seconds for which label maps are read."""
+
+_OLD = 90
+"""Days after which leftovers of jobs are worth a word."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check.
+
+    Args:
+        name: what.
+        ok: whether it is as it should be; ``None`` where a site can do without.
+        found: what was found, in a few words.
+        advice: what to do about it, empty where nothing is to be done.
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    advice: str = ""
+
+
+def examine(
+    kit: str | Path | None = None, data: str | Path | None = None, *, connect: bool = False
+) -> list[Check]:
+    """Look at software, device, data, kit and disk of a site, or of the server where the kit is the server's.
+
+    Args:
+        kit: the NVFlare kit; without one, its files are not looked at.
+        data: the site's data, in place of what the kit's settings or ``MEDFEDAUG_DATA`` name.
+        connect: whether a site's server is connected to.
+
+    Returns:
+        The checks in the order in which trouble should be removed.
+
+    Raises:
+        ConfigError: when ``kit`` is not a kit.
+    """
+    opened = open_kit(kit) if kit is not None else None
+    checks = list(_versions())
+    if opened is not None:
+        found = [*check_startup(opened.path), *(check_connection(opened.path) if connect else ())]
+        checks += map(_check, found)
+        checks += _kit_files(opened)
+        checks += map(_check, (*check_files(opened), check_modes(opened), *check_storage(opened)))
+        checks.append(_check(check_process(opened)))
+    else:
+        checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
+    try:
+        settings = SiteSettings.load(opened.path if opened else None)
+    except ConfigError as error:
+        return [*checks, Check("settings", False, str(error), "Correct it, or run medfedaug site-config.")]
+    checks += _plugins(settings.plugins if opened else None)
+    checks += [_bundle(bundle) for bundle in settings.bundles.values()]
+    if opened is not None and opened.server:
+        return [*checks, _disk("disk", opened.path), _used(opened)]
+    checks += map(_check, check_extras())
+    checks.append(_device(settings.device))
+    rules = settings.jobs if opened is not None else None
+    folder = Path(data) if data else settings.data
+    account = opened.ledger() if opened is not None else None
+    checks += _data(opened.name if opened else "", folder, settings.privacy, rules, account)
+    checks += _noise(settings.privacy)
+    checks += _leaves(settings.privacy)
+    if opened is not None:
+        checks.append(_jobs(settings))
+    if settings.state is not None:
+        checks.append(_disk("state folder", settings.state))
+    if opened is not None:
+        checks.append(_used(opened))
+    return [*checks, _prepared(settings)]
+
+
+def _check(finding: Finding) -> Check:
+    return Check(finding.name, finding.ok, finding.found, finding.advice)
+
+
+def _versions() -> Iterator[Check]:
+    about = metadata.metadata("medfedaug")
+    yield Check("medfedaug", True, __version__)
+    needed = about["Requires-Python"]
+    python = platform.python_version()
+    fits = SpecifierSet(needed).contains(python)
+    yield Check("python", fits, python, "" if fits else f"Install Python {needed}.")
+    for line in metadata.requires("medfedaug") or []:
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        advice = f"pip install '{requirement.name}{requirement.specifier}'"
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield Check(requirement.name, False, "missing", advice)
+            continue
+        # A local build such as 2.13.0+cpu is that version; a pre-release that is installed is meant to be.
+        fits = requirement.specifier.contains(version, prereleases=True)
+        yield Check(requirement.name, fits, version, "" if fits else advice)
+
+
+def _kit_files(kit: Kit) -> Iterator[Check]:
+    configure = f"medfedaug site-config --kit {kit.path}"
+    try:
+        resources, policy = kit.resources(), kit.policy()
+    except ConfigError as error:
+        yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
+        return
+    yield _classes(resources, kit.server, configure)
+    yield _configurations(resources, configure)
+    if missing := kit.lacking_components():
+        names = ", ".join(path.rsplit(".", 1)[1] for path in missing)
+        yield Check("components", False, f"{names}: not in resources.json", configure)
+    if not kit.server:
+        yield _launcher(kit.launchers(), configure)
+        if sends_logs(resources):
+            found = "sent to the server: they name cases and files"
+            yield Check("logs", False, found, configure)
+        else:
+            yield Check("logs", True, "stay here")
+    roles = forbid_code(policy)[1]
+    if roles:
+        yield Check(
+            "policy", None, f"jobs may carry code of {', '.join(roles)}", f"{configure} --forbid-code"
+        )
+    else:
+        yield Check("policy", True, "jobs may not carry code")
+
+
+def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
+    name = "allow-list"
+    try:
+        found = allowed.allow_list(resources)
+    except ConfigError as error:
+        return Check(name, False, str(error), "Correct it.")
+    void, old = allowed.is_void(resources), allowed.outdated(found, server)
+    if void:
+        advice = f"Correct local/resources.json, or {configure} --only-medfedaug"
+        return Check(name, False, f"{void}: a job can run any command here", advice)
+    if old:
+        return Check(
+            name,
+            False,
+            f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here",
+            configure,
+        )
+    if missing := allowed.lacking(found, server):
+        return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
+    wide = allowed.foreign_prefixes(found)
+    if wide:
+        return Check(
+            name,
+            None,
+            f"{', '.join(wide)}: a job can use whatever the modules there import",
+            "Name classes one by one.",
+        )
+    others = len(set(found) - set(allowed.needed_classes(server)))
+    return Check(name, True, f"{len(found) - others} classes for our jobs, {others} for other jobs")
+
+
+def _configurations(resources: dict[str, Any], configure: str) -> Check:
+    name = "job files"
+    if validates_json(resources):
+        return Check(name, True, "only JSON without variables may configure a job")
+    found = "a job in HOCON or YAML can read environment, files and addresses of this machine"
+    return Check(name, False, found, f"{configure}, then start the kit again")
+
+
+def _launcher(found: list[str], configure: str) -> Check:
+    if found == [LAUNCHER]:
+        return Check("launcher", True, "a job process that dies is started again")
+    if found == [DEFAULT_LAUNCHER]:
+        return Check("launcher", False, "a job process that dies ends everybody's job", configure)
+    if len(found) != 1:
+        return Check(
+            "launcher", False, f"{len(found)} in resources.json; one is needed", "Remove the others."
+        )
+    return Check("launcher", None, f"{found[0]}, not ours: a process that dies may end everybody's job")
+
+
+def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
+    """Check the parts that other packages add: all may be used where there is no kit."""
+    found: dict[str, list[plugins.Plugin]] = {}
+    for group in plugins.JOB_GROUPS:
+        for plugin in plugins.installed(group):
+            found.setdefault(canonicalize_name(plugin.package), []).append(plugin)
+    usable = set(found) if allowed is None else set(map(canonicalize_name, allowed))
+    for package in sorted(usable | set(found)):
+        name, parts = f"plugin {package}", found.get(package, [])
+        text = ", ".join(plugin.name for plugin in parts)
+        if not parts:
+            advice = f"pip install {package}, or take it out of local/medfedaug.json."
+            yield Check(name, False, "allowed, and adds nothing here that jobs could use", advice)
+        elif package not in usable:
+            yield Check(name, None, f"{text}: jobs may not use them", "site-config --allow-plugin allows it.")
+        else:
+            yield _loaded(name, text, parts)
+
+
+def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
+    built_in = {
+        plugins.METHODS: BUILT_IN_NAMES,
+        plugins.NETWORKS: built_in_networks(),
+        plugins.LOSSES: BUILT_IN_LOSSES,
+        plugins.METRICS: BUILT_IN_METRICS,
+        plugins.FORMATS: BUILT_IN_SUFFIXES,
+    }
+    load: dict[str, Callable[[plugins.Plugin], Any]] = {
+        plugins.METHODS: method_class,
+        plugins.NETWORKS: network_builder,
+        plugins.LOSSES: loss_class,
+        plugins.METRICS: plugin_metric,
+        plugins.FORMATS: plugin_format,
+    }
+    try:
+        for plugin in parts:
+            if plugin.group == plugins.LOOPS:
+                find_loop(plugin.name, Path())
+                continue
+            plugins.find(plugin.group, plugin.name, built_in[plugin.group])
+            load[plugin.group](plugin)
+    except ConfigError as error:
+        return Check(name, False, str(error), "Mend or uninstall the package.")
+    return Check(name, True, f"{text}: jobs may use them")
+
+
+def _bundle(bundle: AllowedBundle) -> Check:
+    """Check that an allowed Bundle is unchanged, and can be read here."""
+    name = f"bundle {bundle.name}"
+    try:
+        bundle.check()
+        bundle_run_settings(bundle)
+    except ConfigError as error:
+        return Check(
+            name, False, str(error), "Mend it, or allow it as it is now: site-config --allow-bundle."
+        )
+    found = f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it"
+    return Check(name, True, found)
+
+
+def _device(name: str) -> Check:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    if name == "auto":
+        return Check("device", True, gpus) if gpus else Check("device", None, "no GPU: the CPU computes")
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
+        return Check("device", False, f"{name}: {str(error).splitlines()[0][:80]}", "Set another --device.")
+    return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
+
+
+def _data(
+    name: str,
+    folder: Path | None,
+    policy: PrivacyPolicy,
+    rules: JobRules | None,
+    account: PrivacyLedger | None,
+) -> Iterator[Check]:
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", MedFedAugWarning)
+            site = open_site(resolve_data_folder(name, folder), name=name or None)
+            channels = site.check_files()
+    except MedFedAugError as error:
+        yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
+        return
+    counts = ", ".join(f"{len(cases)} {split}" for split, cases in site.cases.items() if cases)
+    yield Check(
+        "data",
+        True,
+        f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
+    )
+    for warning in told:
+        if issubclass(warning.category, MedFedAugWarning):
+            yield Check("data", None, str(warning.message))
+    if account is not None and site.benchmark not in BENCHMARKS:
+        yield _account(site, account)
+    decoding = _decoding(site)
+    yield decoding
+    yield _labels(site)
+    if decoding.ok and site.scaling == "each volume":
+        yield _scales(site)
+    number, least = len(site.cases_of_patients("training")), policy.min_images
+    whose = " patients" if site.patients("training") else ""
+    if not site.trains:
+        yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
+    elif number >= least:
+        yield Check(
+            "number of images", True, f"{number}{whose} for training; {least} or more may be summarised"
+        )
+    else:
+        yield Check(
+            "number of images",
+            False,
+            f"{number}{whose} for training; statistics of fewer than {least} stay here",
+            "Add images, or lower the limit with medfedaug site-config --min-images.",
+        )
+    if site.trains and rules is not None:
+        try:
+            rules.check_cases(site.name, site.cases_of_patients("training"))
+        except JobRefused as error:
+            advice = "Add images, or lower the rule with medfedaug site-config --min-cases."
+            yield Check("training cases", False, str(error), advice)
+    most = max(site.cases_of_patients("training"), default=1)
+    with_cases = policy.noise_multiplier or policy.sgd_noise_multiplier
+    if with_cases and most > policy.cases_per_patient:
+        yield Check(
+            "cases of a patient",
+            False,
+            f"{most} for training, noise would hide {policy.cases_per_patient}: what gets noise stays here",
+            "Raise cases_per_patient in local/medfedaug.json (the noise grows with it), or list fewer.",
+        )
+    if policy.scores == SUMMARY:
+        for split, what in (
+            ("validation", "it has no say in which round is the best"),
+            ("test", "it has none"),
+        ):
+            count = len(site.cases_of_patients(split))
+            if 0 < count < least:
+                kind = "patients" if site.patients(split) else "cases"
+                found = f"{count} {kind}; means of fewer than {least} stay here: {what}"
+                yield Check(f"{split} scores", None, found, "More cases, or site-config --scores cases.")
+
+
+def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
+    """Check that the releases about the site's images are counted in this kit's ledger, and in no other."""
+    name = "account"
+    try:
+        mark = check_account(ledger, site)
+    except ConfigError as error:
+        return Check(name, False, str(error), "medfedaug site-config --state DIR names the state folder.")
+    if mark is not None:
+        return Check(name, True, f"the images name {ledger.path}")
+    if os.access(site.path, os.W_OK):
+        return Check(name, True, "the images name none yet; the next job, or site-config --data, adds it")
+    found = f"{site.path} cannot be written: another kit with these images would have a budget of its own"
+    return Check(name, None, found, "Run site-config --data once where it can be written.")
+
+
+def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
+    """Check that a site whose policy asks for noise can add it; else it would refuse every job."""
+    if not policy.adds_noise:
+        return
+    try:
+        require_opacus()
+    except ConfigError as error:
+        yield Check("noise", False, str(error), "pip install 'medfedaug[privacy]'")
+    else:
+        parts = [
+            ("weights", policy.sgd_noise_multiplier),
+            ("statistics", policy.noise_multiplier),
+            ("scores", policy.score_noise_multiplier),
+        ]
+        told = ", ".join(f"{what} {noise:g}" for what, noise in parts if noise)
+        yield Check("noise", True, f"{told}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
+
+
+def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
+    """Report the site's policy on scores, losses and models of its own."""
+    told = "one by one, for each case"
+    if policy.scores == SUMMARY:
+        told = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
+    yield Check("scores", True, told)
+    told = "stay here; methods that exchange them are refused"
+    if policy.losses:
+        told = f"rounded means over {policy.min_images} patients or more, each clipped to a public range"
+    yield Check("losses", True, told)
+    usual = PrivacyPolicy()
+    names = ("max_validation_scores", "max_test_scores", "max_unknown_models")
+    more = [name for name in names if getattr(policy, name) > getattr(usual, name)]
+    told = (
+        f"{policy.max_validation_scores} on validation and {policy.max_test_scores} on test cases within 30 "
+        f"days; {policy.max_unknown_models} unknown in an evaluation"
+    )
+    advice = f"More than usual: {', '.join(more)}. Each more tells more of single patients." if more else ""
+    yield Check("scored models", None if more else True, told, advice)
+    told = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
+    yield Check("own models", True, told)
+    named = scanners_text(policy.scanners)
+    told = f"told other sites in an exchange of fingerprints: {named}" if named else "no other site is told"
+    yield Check("scanners", True, told)
+
+
+def _decoding(site: SiteFolder) -> Check:
+    case = next(case for cases in site.cases.values() for case in cases)
+    try:
+        image = site.load_image(case)
+    except MedFedAugError as error:
+        return Check("one image", False, str(error), "Replace the file or take the case out of the list.")
+    return Check("one image", True, f"{case.name}: {' x '.join(map(str, image.shape))} decoded")
+
+
+def _labels(site: SiteFolder) -> Check:
+    """Decode label maps for as long as a person waits: no header names the values of the voxels."""
+    cases = [case for split in SPLITS for case in site.cases[split]]
+    if not isinstance(site, VolumeFolder):
+        return Check("labels", True, "the classes are folders")
+    end, seen = time.monotonic() + _LABEL_TIME, 0
+    for case in random.Random(0).sample(cases, len(cases)):
+        try:
+            site.load_label(case)
+        except MedFedAugError as error:
+            advice = "Correct dataset.json or the file, or take the case out of the list."
+            return Check("labels", False, str(error), advice)
+        seen += 1
+        if time.monotonic() > end:
+            break
+    left = "" if seen == len(cases) else "medfedaug inspect reads them all."
+    return Check(
+        "labels", True, f"{seen} of {len(cases)} label maps read: no value outside of the classes", left
+    )
+
+
+def _scales(site: SiteFolder) -> Check:
+    try:
+        found = find_uneven_scales(site)
+    except MedFedAugError as error:
+        return Check("intensities", False, str(error), "Replace the file or take the case out of the list.")
+    if found is None:
+        return Check("intensities", True, "the volumes lie on one scale")
+    sentence, advice = found.sentence().split(". ")
+    return Check("intensities", None, sentence, advice)
+
+
+def _jobs(settings: SiteSettings) -> Check:
+    if settings.simulation:
+        found = "settings of a simulation: no rule holds, and whatever a job asks for leaves the site"
+        return Check("jobs", False, found, "Take simulation out of local/medfedaug.json.")
+    return Check("jobs", True, settings.jobs.describe())
+
+
+def _prepared(settings: SiteSettings) -> Check:
+    """Report the place of prepared images; images that do not fit into memory are in files."""
+    # All images may fit into memory: little room need be no obstacle.
+    disk = _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), little=None)
+    return replace(disk, found=f"up to {settings.memory:g} GiB in memory, the rest in {disk.found}")
+
+
+def _used(kit: Kit) -> Check:
+    """The disk space that a kit and its jobs take."""
+    try:
+        found = survey(kit, _OLD)
+    except ConfigError as error:
+        return Check("disk used", None, str(error))
+    sizes: dict[str, int] = {}
+    for one in found:
+        sizes[one.kind] = sizes.get(one.kind, 0) + one.size
+    parts = [f"{kind} {size_text(size)}" for kind, size in sorted(sizes.items(), key=lambda part: -part[1])]
+    old = sum(one.size for one in found if not one.needed)
+    told = (
+        f"{size_text(sum(sizes.values()))}: {', '.join(part for part in parts if not part.endswith(' 0 B'))}"
+    )
+    clean = f"medfedaug clean --kit {kit.path} --older-than {_OLD} says what of it may go."
+    return Check("disk used", True, f"{told}; {size_text(old)} are old and may go", clean if old else "")
+
+
+def _disk(name: str, folder: Path, little: bool | None = False) -> Check:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Check(name, False, f"{there}: cannot be written ({error.strerror})", "Change its owner.")
+    free = shutil.disk_usage(there).free
+    text = f"{os.fspath(folder)}: {free / 2**30:.1f} GiB free"
+    enough = free >= LEAST_DISK
+    return Check(name, enough or little, text, "" if enough else "Make room.")

@@ -1,0 +1,171 @@
+"""Numbers of a kit for monitoring: process, certificate, disk, connection, and the latest job.
+
+They are written in Prometheus' text format, which node_exporter's textfile collector reads. No number is
+about a case, and no label names one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from medfedaug._version import __version__
+from medfedaug.analysis.live_page import Watched, find_events
+from medfedaug.errors import DataError
+from medfedaug.nvflare_jobs.kit.kit import Kit
+from medfedaug.nvflare_jobs.kit.kit_process import (
+    ProcessRecord,
+    changes_at_restart,
+    find_process,
+    settings_at_start,
+)
+from medfedaug.nvflare_jobs.kit.startup import certificate_ends
+from medfedaug.utils.event_text import follow
+from medfedaug.utils.files import write_atomic
+
+__all__ = ["STATES", "Sample", "exposition", "kit_metrics", "write_metrics"]
+
+STATES = ("running", "stalled", "finished", "failed", "ended", "dead")
+"""States of a job."""
+
+_HELP = {
+    "kit_info": "Versions of the software of a kit.",
+    "kit_up": "1 while the process of the kit runs.",
+    "kit_started_timestamp_seconds": "Start of the process of the kit.",
+    "kit_recent_starts": "Starts of the process within ten minutes, without being asked to stop.",
+    "kit_restart_needed": "1 while the process runs with other files than those of the kit.",
+    "kit_disk_free_bytes": "Free space where the kit is.",
+    "certificate_expiry_timestamp_seconds": "End of a certificate of the kit.",
+    "server_heard_timestamp_seconds": "Last answer of the server to this site.",
+    "server_clock_offset_seconds": "Clock of the server minus that of this site.",
+    "site_heard_timestamp_seconds": "Last heartbeat of a site at this server.",
+    "job_state": "1 for the state of the latest job.",
+    "job_round": "Round of the latest job.",
+    "job_rounds": "Number of rounds of the latest job.",
+    "job_round_seconds": "Duration of the last finished round of the latest job.",
+    "job_refusals_total": "Refused updates of the latest job at a server; refused requests at a site.",
+    "job_sent_bytes_total": "Bytes that this kit sent in the latest job.",
+    "job_received_bytes_total": "Bytes that this server received in the latest job.",
+    "written_timestamp_seconds": "When these numbers were written.",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One number.
+
+    Args:
+        name: of the metric, without the prefix ``medfedaug_``.
+        value: the number.
+        labels: beside the kit's name.
+    """
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def kit_metrics(kit: Kit) -> list[Sample]:
+    """Collect the numbers of a kit as they are now."""
+    return [*_process(kit), *_job(kit), Sample("written_timestamp_seconds", time.time())]
+
+
+def _process(kit: Kit) -> Iterator[Sample]:
+    versions = (("version", __version__), ("nvflare", metadata.version("nvflare")))
+    yield Sample("kit_info", 1, (("role", "server" if kit.server else "site"), *versions))
+    process, record = find_process(kit.path), ProcessRecord.load(kit.path)
+    runs = process is not None or (record is not None and record.is_alive() and not record.stopping)
+    yield Sample("kit_up", runs)
+    yield Sample("kit_disk_free_bytes", shutil.disk_usage(kit.path).free)
+    for file, end in certificate_ends(kit.path).items():
+        yield Sample("certificate_expiry_timestamp_seconds", end.timestamp(), (("file", file),))
+    own = record if record is not None and (process is None or process.pid == record.pid) else None
+    if runs:
+        stale = own is None or bool(changes_at_restart(own.settings, settings_at_start(kit.path)))
+        yield Sample("kit_restart_needed", stale)
+    if own is None:
+        return
+    yield Sample("kit_started_timestamp_seconds", own.started)
+    yield Sample("kit_recent_starts", own.recent_starts)
+    if own.heard is not None:
+        yield Sample("server_heard_timestamp_seconds", own.heard)
+    if own.clock is not None:
+        yield Sample("server_clock_offset_seconds", own.clock)
+    for site, heard in sorted(own.sites.items()):
+        yield Sample("site_heard_timestamp_seconds", heard, (("site", site),))
+
+
+def _job(kit: Kit) -> Iterator[Sample]:
+    """The numbers of the latest job, from what its process has written."""
+    path = find_events(kit.path)
+    if path is None:
+        return
+    watched, job = Watched(), (("job", path.parent.parent.name),)
+    try:
+        for event, _ in follow(path):
+            watched.take(event)
+        watched.look(path)
+    except (OSError, DataError):  # `watch` says what is wrong with it
+        return
+    state = "stalled" if watched.state == "running" and watched.stalled else watched.state
+    for one in STATES:
+        yield Sample("job_state", one == state, (*job, ("state", one)))
+    yield Sample("job_round", watched.round, job)
+    yield Sample("job_rounds", watched.rounds, job)
+    if watched.seconds:
+        yield Sample("job_round_seconds", watched.seconds[max(watched.seconds)], job)
+    yield Sample("job_refusals_total", watched.refusals, job)
+    sent = watched.bytes_down if kit.server else watched.bytes_up
+    yield Sample("job_sent_bytes_total", sent, job)
+    if kit.server:
+        yield Sample("job_received_bytes_total", watched.bytes_up, job)
+
+
+def exposition(samples: Iterable[Sample], kit: str) -> str:
+    """Write numbers in Prometheus' text format.
+
+    Example:
+        >>> print(exposition([Sample("kit_up", True)], "hospital-a"), end="")
+        # HELP medfedaug_kit_up 1 while the process of the kit runs.
+        # TYPE medfedaug_kit_up gauge
+        medfedaug_kit_up{kit="hospital-a"} 1
+    """
+    lines, last = [], ""
+    for sample in samples:
+        name = f"medfedaug_{sample.name}"
+        if name != last:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {_HELP[sample.name]}", f"# TYPE {name} {kind}"]
+            last = name
+        labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in (("kit", kit), *sample.labels))
+        value = float(sample.value)
+        lines.append(f"{name}{{{labels}}} {value:.15g}" if math.isfinite(value) else f"# {name} is not known")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def write_metrics(kit: Kit, path: str | Path) -> None:
+    """Write the numbers of a kit to a file, which a reader always finds whole.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    write_atomic(path, partial(_put, exposition(kit_metrics(kit), kit.name).encode()))
+    with contextlib.suppress(OSError):  # a collector is another user, and nothing in the file is secret
+        os.chmod(path, 0o644)
+
+
+def _put(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)

@@ -1,0 +1,254 @@
+"""Brings a site back into its running jobs after its machine, or its parent process, was started again.
+
+NVFlare 2.9 gives a site that registers again a new token. The server's process of a running job knows only
+the tokens that the sites had when the job began, so that the site has no job any more and the job waits for
+it. A job process that presents the earlier token is accepted, gets the task that the server still waits for,
+and counts as the same site.
+
+Therefore the launcher writes a `JobSession` beside each job that it starts, and `JobRejoiner`, a component of
+the site's parent process, starts the job processes again with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, JobConstants, SystemComponents
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.job_launcher_spec import JobProcessArgs
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.fl_context_utils import gen_new_peer_ctx
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.f3.cellnet.core_cell import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys, new_cell_message
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+
+from medfedaug.federation.job_folder import JOB_FOLDER, SESSION
+from medfedaug.nvflare_jobs.public_paths import public_path
+
+__all__ = ["JobRejoiner", "JobSession"]
+
+_FILE = f"{JOB_FOLDER}/{SESSION}"
+_IDENTITY = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
+_WORKER = "nvflare.private.fed.app.client.worker_process"
+_PATIENCE = 60.0
+"""Seconds in which a job process that lost its parent may end by itself; NVFlare's ends within about one."""
+
+
+@dataclass(frozen=True)
+class JobSession:
+    """The identity under which the server's process of a job knows this site.
+
+    Args:
+        job: the job's identifier.
+        meta: the job's meta data, as the server sent them.
+        token: the site's token when the job began.
+        signature: the server's signature of it.
+        ssid: the server's session; another one means that the server was started again, and the job is over.
+    """
+
+    job: str
+    meta: dict[str, Any]
+    token: str
+    signature: str
+    ssid: str
+
+    def save(self, workspace: str | Path) -> None:
+        """Write it to the job's folder, readable by the site alone: the token stands for the site."""
+        path = Path(workspace) / self.job / _FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+
+    @classmethod
+    def load(cls, workspace: str | Path, job: str) -> JobSession | None:
+        """The session of a job; ``None`` where there is none that can be read."""
+        try:
+            found = cls(**json.loads((Path(workspace) / job / _FILE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.job == job and isinstance(found.meta, dict) else None
+
+    @classmethod
+    def all_of(cls, workspace: str | Path) -> list[JobSession]:
+        """The sessions of all jobs that have not ended at this site."""
+        jobs = sorted(path.parents[1].name for path in Path(workspace).glob(f"*/{_FILE}"))
+        return [found for job in jobs if (found := cls.load(workspace, job)) is not None]
+
+    @classmethod
+    def of(cls, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobSession:
+        """The session of a job that starts now, from the arguments that NVFlare made for its process."""
+        made = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
+        token, signature, ssid = (str(made.get(key, ("", ""))[1]) for key in _IDENTITY)
+        return cls(str(job_meta.get(JobConstants.JOB_ID)), dict(job_meta), token, signature, ssid)
+
+    def apply(self, fl_ctx: FLContext) -> None:
+        """Let the job's process present this identity in place of the site's current one."""
+        made = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        for key, value in zip(_IDENTITY, (self.token, self.signature, self.ssid), strict=True):
+            made[key] = (made[key][0], value)
+
+    @staticmethod
+    def forget(workspace: str | Path, job: str) -> None:
+        """The job is over at this site."""
+        (Path(workspace) / job / _FILE).unlink(missing_ok=True)
+
+
+@public_path
+class JobRejoiner(FLComponent):
+    """Starts the processes of jobs that were running when the site's machine went down.
+
+    It asks the server which of them still run there, and checks each again against the site's current
+    policy, as NVFlare does when a job is deployed.
+
+    Args:
+        pause: seconds between two attempts to reach the server.
+    """
+
+    def __init__(self, pause: float = 5.0) -> None:
+        super().__init__()
+        self.pause = pause
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Begin once the site has registered; only its parent process sees this event."""
+        if event_type == EventType.SYSTEM_START:
+            engine = fl_ctx.get_engine()
+            threading.Thread(target=self._rejoin, args=(engine,), name="rejoin", daemon=True).start()
+
+    def _rejoin(self, engine: Any) -> None:
+        try:
+            workspace, client = str(engine.args.workspace), engine.client
+            sessions = [
+                one for one in JobSession.all_of(workspace) if not self._is_lost(one, client, workspace)
+            ]
+            if not sessions:
+                return
+            over = self._over(engine, [one.job for one in sessions])
+            for session in sessions:
+                if session.job in over:
+                    self.logger.info(f"job {session.job} ended while this site was away")
+                    JobSession.forget(workspace, session.job)
+                else:
+                    self._start(engine, session, workspace)
+        except Exception as error:
+            self.logger.exception(f"no job was started again: {error}")
+
+    def _is_lost(self, session: JobSession, client: Any, workspace: str) -> bool:
+        """True where the server that ran the job is gone, and the job with it."""
+        lost = session.ssid != str(client.ssid)
+        if lost:
+            self.logger.warning(
+                f"job {session.job}: the server was started again too, and NVFlare cannot continue a job "
+                "then; the lead submits it again with --resume"
+            )
+            JobSession.forget(workspace, session.job)
+        return lost
+
+    def _over(self, engine: Any, jobs: list[str]) -> set[str]:
+        """The jobs that the server does not run any more: it says so in answer to a heartbeat."""
+        client = engine.client
+        while not client.communicator.heartbeat_done:
+            with engine.new_context() as fl_ctx:
+                body = Shareable()
+                body.set_peer_context(gen_new_peer_ctx(fl_ctx))
+            project = next(iter(client.servers))
+            headers = {CellMessageHeaderKeys.PROJECT_NAME: project, CellMessageHeaderKeys.JOB_IDS: jobs}
+            answer = client.cell.send_request(
+                target=FQCN.ROOT_SERVER,
+                channel=CellChannel.SERVER_MAIN,
+                topic=CellChannelTopic.HEART_BEAT,
+                request=new_cell_message(headers, body),
+                timeout=30.0,
+            )
+            code = answer.get_header(MessageHeaderKey.RETURN_CODE)
+            if code == ReturnCode.OK:
+                return set(answer.get_header(CellMessageHeaderKeys.ABORT_JOBS) or ())
+            self.logger.warning(f"the server does not say yet which jobs still run ({code})")
+            time.sleep(self.pause)
+        return set(jobs)
+
+    def _start(self, engine: Any, session: JobSession, workspace: str) -> None:
+        job, name = session.job, engine.client.client_name
+        if refused := _refusal(Workspace(workspace, site_name=name), session):
+            self.logger.error(f"job {job} is not started again: {refused}")
+            JobSession.forget(workspace, job)
+            return
+        _await_end(workspace, job)
+        manager = engine.get_component(SystemComponents.RESOURCE_MANAGER)
+        needs = (session.meta.get(JobMetaKey.RESOURCE_SPEC.value) or {}).get(name, {})
+        with engine.new_context() as fl_ctx:
+            enough, token = manager.check_resources(resource_requirement=needs, fl_ctx=fl_ctx)
+            if not enough:
+                self.logger.error(
+                    f"job {job} is not started again: its resources are not free here ({token})"
+                )
+                return
+            given = manager.allocate_resources(resource_requirement=needs, token=token, fl_ctx=fl_ctx)
+        if given:
+            engine.get_component(SystemComponents.RESOURCE_CONSUMER).consume(given)
+        told = engine.start_app(
+            job, job_meta=dict(session.meta), allocated_resource=given, token=token, resource_manager=manager
+        )
+        self.logger.warning(f"job {job} was running when this site went down; it goes on ({told})")
+
+
+def _refusal(workspace: Workspace, session: JobSession) -> str:
+    """The reason why the site's policy, as it is now, does not allow the job; empty if it does."""
+    app = workspace.get_app_dir(session.job)
+    if not Path(app).is_dir():
+        return "its folder is gone"
+    problem, info = AppAuthzService.validate_app(app)
+    if problem:
+        return str(problem)
+    info = AppAuthzService.derive_local_app_info(info, session.meta, workspace.site_name)
+    keys = (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE)
+    submitters = [tuple(session.meta.get(key.value, "") for key in keys)]
+    if (Path(app) / NVFLARE_SIG_FILE).exists():
+        root = workspace.get_file_path_in_startup("rootCA.pem")
+        verified, submitters = verify_folder_signature_and_get_signers(app, root)
+        if not verified or not submitters:
+            return "its signature is not valid"
+    for name, org, role in submitters:
+        allowed, problem = AppAuthzService.authorize_app_info(info, name, org, role, job_meta=session.meta)
+        if problem or not allowed:
+            return str(problem or "not authorized")
+    return ""
+
+
+def _await_end(workspace: str, job: str) -> None:
+    """Wait for a process of the job that has outlived its parent; two would write one state."""
+    left = list(_processes(workspace, job))
+    _, alive = psutil.wait_procs(left, timeout=_PATIENCE)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=_PATIENCE)
+
+
+def _processes(workspace: str, job: str) -> Iterable[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if _WORKER in command and job in command and workspace in command:
+            yield process

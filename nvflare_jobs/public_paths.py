@@ -1,0 +1,51 @@
+"""The paths by which jobs and kits name classes of this package, wherever their files stand.
+
+A job names ``medfedaug.nvflare_jobs.executor.SiteExecutor``, and a kit's list of classes allows this path
+alone. Job, kit and package may be of different versions, so the paths are a format, and outlive a move.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import TypeVar
+
+__all__ = ["find_public_paths", "public_path"]
+
+_PACKAGE = __name__.rpartition(".")[0]
+_ROOMS = {
+    "job": ("controller", "evaluation", "executor", "loop", "tracking"),
+    "kit": ("app_validator", "kit_status", "launcher", "lost_jobs", "rejoin", "startup"),
+}
+_FILES = {f"{_PACKAGE}.{name}": f"{_PACKAGE}.{room}.{name}" for room in _ROOMS for name in _ROOMS[room]}
+
+Class = TypeVar("Class", bound=type)
+
+
+def public_path(cls: Class) -> Class:
+    """Give a class the path by which jobs and kits name it, without the room that its file is in."""
+    here, public = cls.__module__, {file: path for path, file in _FILES.items()}
+    cls.__module__ = public[here]
+    sys.modules[public[here]] = sys.modules[here]
+    return cls
+
+
+def find_public_paths() -> None:
+    """Let Python import each public path as the file that it stands for."""
+    if not any(isinstance(finder, _PublicPaths) for finder in sys.meta_path):
+        sys.meta_path.append(_PublicPaths())
+
+
+class _PublicPaths(MetaPathFinder, Loader):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_loader(name, self) if name in _FILES else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = import_module(_FILES[module.__name__])

@@ -1,0 +1,1 @@
+"""NVFlare's simulator, started for the command `simulate`."""

@@ -1,0 +1,305 @@
+"""NVFlare's simulator in processes that are forked from one, in which all packages are imported already.
+
+``python -m medfedaug.nvflare_jobs.simulator.forked_simulator`` imports what server and sites need, waits for
+one line on standard input (`Start`), and then watches over the simulator
+(`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing itself and has one thread, so that a
+process may be forked from it at any time. The simulator is its first fork. It asks for each site through a
+socket pair that no other process has, and each site is a fork too: where a fresh process would import
+PyTorch, MONAI and NVFlare again, a fork shares their memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from medfedaug.nvflare_jobs.simulator.simulator_process import WORKER, Start
+from medfedaug.nvflare_jobs.simulator.supervised import supervise
+
+__all__ = ["ForkedSites", "SiteProcess", "main"]
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_LARGEST = 2**20  # bytes of a request for a site
+
+# What a simulation imports at some time.
+_MODULES = (
+    "monai.networks.nets",
+    "monai.transforms",
+    "monai.losses",
+    "monai.inferers",
+    "medfedaug.nvflare_jobs.job.controller",
+    "medfedaug.nvflare_jobs.job.evaluation",
+    "medfedaug.nvflare_jobs.job.executor",
+    "medfedaug.nvflare_jobs.simulator.short_waits",
+)
+
+
+def main() -> int:
+    """Prepare, wait, run.
+
+    Returns:
+        The exit code of the simulator; 0 where none was asked for.
+    """
+    gc.disable()
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.enable()
+    line = _first_line()
+    if not line:
+        return 0
+    start = Start.from_json(line)
+    os.environ.update(start.environment)
+    _write_to(start.log)
+    if reason := _no_forks():
+        print(f"server and sites import their packages afresh: {reason}")
+        os.execv(sys.executable, start.fresh)
+    gc.collect()
+    gc.freeze()  # a fork that collects does not copy what it shares
+    sites = ForkedSites(start)
+    return supervise(start.lock, sites.start_simulator, sites)
+
+
+def _first_line() -> bytes:
+    """Read without `sys.stdin`, whose buffer would hold back what comes later."""
+    text = b""
+    while not text.endswith(b"\n"):
+        more = os.read(0, 4096)
+        if not more:
+            return b""
+        text += more
+    return text
+
+
+def _write_to(log: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def _no_forks() -> str | None:
+    """The reason why this process may not be forked; ``None`` where it may."""
+    if threading.active_count() > 1:
+        return "an imported package has started a thread"
+    with suppress(OSError):
+        if any(path.readlink().name.startswith("nvidia") for path in Path("/proc/self/fd").iterdir()):
+            return "an imported package has opened a GPU"
+    return None
+
+
+class ForkedSites:
+    """Forks the simulator, and a site for each of its requests.
+
+    Args:
+        start: the simulation.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._here, self._there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._reports: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        """Return the file descriptor at which requests arrive."""
+        return self._here.fileno()
+
+    def start_simulator(self) -> int:
+        """Fork the simulator."""
+        from medfedaug.nvflare_jobs.simulator.short_waits import run_simulator
+
+        there, arguments = self._there, self._start.arguments
+        pid = _fork(lambda: run_simulator(arguments, _Processes(there)), {there.fileno()})
+        there.close()
+        return pid
+
+    def answer(self) -> bool:
+        """Fork a site."""
+        message, files, _, _ = socket.recv_fds(self._here, _LARGEST, 1)
+        if not message:
+            return False
+        request = json.loads(message)
+        (report,) = files
+        pid = _fork(lambda: _run_site(request, len(self._start.sites)), ())
+        self._reports[pid] = report
+        os.write(report, b"%d\n" % pid)
+        return True
+
+    def ended(self, pid: int, code: int) -> None:
+        """Report the end of a site to the simulator."""
+        report = self._reports.pop(pid, None)
+        if report is not None:
+            with suppress(OSError):  # the simulator is gone
+                os.write(report, b"%d\n" % code)
+            os.close(report)
+
+
+def _fork(run: Callable[[], int | None], keep: Collection[int]) -> int:
+    """Run something in a fork, which ends with this process.
+
+    Args:
+        run: what to run, and its exit code.
+        keep: the file descriptors that it needs; all others are closed there but the standard ones.
+
+    Returns:
+        The number of the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    return pid if pid else _run_and_exit(run, keep, parent)
+
+
+def _run_and_exit(run: Callable[[], int | None], keep: Collection[int], parent: int) -> NoReturn:
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # which died before
+            os._exit(code)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # The lock and the lifeline above all: a fork must not hold what ends with its parent.
+        for file in [int(name) for name in os.listdir("/proc/self/fd")]:
+            if file > 2 and file not in keep:
+                with suppress(OSError):  # the one that listed them
+                    os.close(file)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        _seed()
+        code = run() or 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else bool(error.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # what the parent has registered for its own end is not for this process
+
+
+def _seed() -> None:
+    """Draw anew what a fresh process would have drawn; PyTorch's generator starts the same in each."""
+    import numpy as np
+
+    random.seed()
+    np.random.seed()
+
+
+def _run_site(request: dict[str, Any], sites: int) -> None:
+    from medfedaug.nvflare_jobs.simulator.short_waits import run_site
+
+    os.setsid()  # NVFlare ends the group of a site's process
+    for name in request["unset"]:
+        os.environ.pop(name, None)
+    os.environ.update(request["set"])
+    # The folder of a job's own code; a fresh process would have read it at its start.
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    run_site(request["command"], sites)
+
+
+class _Processes:
+    """The module `subprocess` for NVFlare's simulator: sites are forks."""
+
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    def __init__(self, forks: socket.socket) -> None:
+        self._forks = forks
+
+    def Popen(self, command: Sequence[str], *, env: dict[str, str], **_: Any) -> SiteProcess:  # noqa: N802, its name there
+        """Start a site."""
+        module, *arguments = command[command.index("-m") + 1 :]
+        if module != WORKER:
+            raise ValueError(f"expected {WORKER}, got {module}")
+        own = os.environ
+        request = {
+            "command": [module, *arguments],
+            "set": {name: value for name, value in env.items() if own.get(name) != value},
+            "unset": sorted(own.keys() - env.keys()),
+        }
+        return SiteProcess(self._forks, json.dumps(request).encode())
+
+
+class SiteProcess:
+    """A site that is a fork of another process: as much of `subprocess.Popen` as the simulator uses.
+
+    Args:
+        forks: where to ask for it.
+        request: what to ask for.
+    """
+
+    def __init__(self, forks: socket.socket, request: bytes) -> None:
+        self._report, write = os.pipe()
+        socket.send_fds(forks, [request], [write])
+        os.close(write)
+        self.returncode: int | None = None
+        self.pid = int(self._line() or -1)
+        if self.pid < 0:
+            self.returncode = -signal.SIGKILL
+
+    def poll(self) -> int | None:
+        """Return the exit code; ``None`` while the process runs."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process to end.
+
+        Raises:
+            subprocess.TimeoutExpired: when it has not.
+        """
+        if self.returncode is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(WORKER, timeout or 0)
+            # Without a code the parent of all is gone, and has taken this process along.
+            self.returncode = int(self._line() or -signal.SIGKILL)
+            os.close(self._report)
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _line(self) -> bytes:
+        text = b""
+        while not text.endswith(b"\n"):
+            more = os.read(self._report, 1)
+            if not more:
+                return b""
+            text += more
+        return text
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # the command waits for this process, which has nothing left to do

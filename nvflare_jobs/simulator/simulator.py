@@ -1,0 +1,331 @@
+"""The job in NVFlare's simulator, with one process per site on one machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.recipe.spec import Recipe
+
+from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
+from medfedaug.errors import MedFedAugWarning, RunFailed
+from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
+from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
+from medfedaug.federation.messages.initial_weights import InitialWeights
+from medfedaug.nvflare_jobs.job.events import WARNING
+from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
+from medfedaug.nvflare_jobs.job.tracking import MLFLOW_FILE, TRACKING_FOLDER
+from medfedaug.nvflare_jobs.kit.allowed import needed_classes
+from medfedaug.nvflare_jobs.provisioning.project import check_site_name
+from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
+from medfedaug.privacy import PrivacyPolicy
+from medfedaug.privacy.site_settings import (
+    DATA_VARIABLE,
+    DEVICE_VARIABLE,
+    SETTINGS_FILE,
+    STATE_VARIABLE,
+)
+from medfedaug.utils import plugins
+from medfedaug.utils.event_text import follow
+
+__all__ = ["LOG_FILE", "NVFlareEngine", "output_folder", "run_in_simulator", "run_job"]
+
+LOG_FILE = "nvflare.log"
+
+
+class NVFlareEngine(Engine):
+    """NVFlare's simulator: the server and every site are processes."""
+
+    name = "nvflare"
+    own_processes = tracks = runs_scripts = True
+
+    def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
+        """Run a federation; see `Engine.run`. ``work`` also gets the simulator's log."""
+        names = [site.name for site in run.sites]
+        if run.on_event:
+            reason = no_fast_start()
+            text = f"starting NVFlare: a server and {len(names)} sites, a process each"
+            text += f", which import their packages afresh ({reason})" if reason else ""
+            run.on_event({"event": "stage", "text": text})
+        # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
+        with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
+            try:
+                output = run_in_simulator(
+                    config=run.config,
+                    data_dir=run.data_dir,
+                    sites=names,
+                    work_dir=folder,
+                    device=run.device,
+                    on_event=run.on_event,
+                    state_dir=run.state_dir,
+                    resume=run.resume,
+                    tracking=run.tracking,
+                    execution=run.execution,
+                    storage=run.storage,
+                    initial=run.initial,
+                    lock=run.lock,
+                    script=run.script,
+                )
+                results: dict[str, Any] = json.loads((output / RESULTS).read_text())
+            except RunFailed as error:
+                kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
+                shutil.copyfile(Path(folder) / LOG_FILE, kept)
+                raise RunFailed(f"{error} [log: {kept}]") from error
+            finally:  # also of a run that failed: its last good models
+                for file in [*output_folder(folder).glob("*"), Path(folder) / LOG_FILE]:
+                    if file.exists() and file.name != RESULTS:
+                        shutil.move(str(file), work / file.name)
+        return results
+
+    def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
+        """Let sites score models; see `Engine.evaluate`."""
+        # Imported here: only an evaluation needs its job.
+        from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
+
+        with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
+            state = Path(folder) / STATE
+            _gather_states(evaluation.states, evaluation.sites, state)
+            recipe = EvaluationRecipe(
+                runs=dict(evaluation.runs),
+                cross_site=evaluation.cross_site,
+                min_clients=len(evaluation.sites),
+                execution=evaluation.execution,
+            )
+            output = run_job(
+                recipe,
+                evaluation.data_dir,
+                evaluation.sites,
+                folder,
+                EVALUATION,
+                device=evaluation.device,
+                on_event=evaluation.on_event,
+                state_dir=state,
+                execution=evaluation.execution,
+            )
+            found: dict[str, Any] = json.loads((output / EVALUATION).read_text())
+        return found
+
+
+def _gather_states(states: Mapping[str, Path], sites: Sequence[str], target: Path) -> None:
+    """Copy what sites keep of several runs to one folder for each site, as at a hospital."""
+    for folder in dict.fromkeys(states.values()):
+        for name in sites:
+            for file in sorted((folder / name).glob("*.pt")):
+                (target / name).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target / name / file.name)
+
+
+def run_in_simulator(
+    config: RunConfig,
+    data_dir: str | Path,
+    sites: Sequence[str],
+    work_dir: str | Path,
+    device: str = "auto",
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    state_dir: str | Path | None = None,
+    resume: bool = False,
+    tracking: str | None = None,
+    execution: Execution | None = None,
+    storage: Storage | None = None,
+    initial: InitialWeights | None = None,
+    lock: str | Path | None = None,
+    script: str | Path | None = None,
+) -> Path:
+    """Run the job in NVFlare's simulator.
+
+    The job is first exported, as for any other engine, and then given to the simulator.
+
+    Args:
+        config: the run.
+        data_dir: the folder that holds the sites' folders.
+        sites: their names, unseen sites included.
+        work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
+        device: the sites' device.
+        on_event: see `medfedaug.federation.FederationServer`.
+        state_dir: a folder for what server and sites need after a restart; by default in ``work_dir``.
+        resume: continue from what is in ``state_dir``.
+        tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
+        execution: see `medfedaug.config.run.Execution`.
+        storage: where every site keeps its prepared images; by default as the environment says.
+        initial: the weights to start from, of a run that was configured with some.
+        lock: a file that is locked as long as a process of the run is alive; by default one in ``work_dir``.
+        script: the file of the run's training loop, if a job has to carry it.
+
+    Returns:
+        The folder with ``results.json``, the models and, below ``tracking``, the tracked metrics.
+
+    Raises:
+        RunFailed: when the run ended without results, with the reason if it is known.
+    """
+    execution = execution or Execution()
+    recipe = MedFedAugRecipe(
+        config=config,
+        min_clients=execution.min_sites or len(sites),
+        resume=resume,
+        tracking=tracking,
+        execution=execution,
+        initial=initial,
+        script=script,
+    )
+    return run_job(
+        recipe,
+        data_dir,
+        sites,
+        work_dir,
+        RESULTS,
+        device=device,
+        on_event=on_event,
+        state_dir=state_dir,
+        execution=execution,
+        storage=storage,
+        lock=lock,
+    )
+
+
+def run_job(
+    recipe: Recipe,
+    data_dir: str | Path,
+    sites: Sequence[str],
+    work_dir: str | Path,
+    result: str,
+    *,
+    device: str = "auto",
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    state_dir: str | Path | None = None,
+    execution: Execution,
+    storage: Storage | None = None,
+    lock: str | Path | None = None,
+) -> Path:
+    """Run any of our jobs in NVFlare's simulator.
+
+    Args:
+        recipe: the job.
+        data_dir: see `run_in_simulator`.
+        sites: see there.
+        work_dir: see there.
+        result: the file without which the job has failed.
+        device: see `run_in_simulator`, as for all that follows.
+        on_event: see there.
+        state_dir: see there.
+        execution: see there.
+        storage: see there.
+        lock: see there.
+
+    Returns:
+        The folder with the results.
+
+    Raises:
+        ConfigError: for a site of a name that NVFlare does not take.
+        RunFailed: when the job ended without results, with the reason if it is known.
+    """
+    for site in sites:
+        check_site_name(site)
+    work, log = Path(work_dir), Path(work_dir) / LOG_FILE
+    recipe.export(job_dir=str(work / "job"))
+    workspace = work / "workspace"
+    _write_site_settings(workspace)
+    start = Start(
+        job=str(work / "job" / recipe.name),
+        workspace=str(workspace),
+        sites=sites,
+        environment={
+            DATA_VARIABLE: str(Path(data_dir).resolve()),
+            DEVICE_VARIABLE: device,
+            **_storage_variables(storage),
+            STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
+        },
+        lock=str(lock or work / "processes.lock"),
+        log=str(log),
+    )
+    output = output_folder(work)
+    run = output.parent
+    failure = ""
+    process = SimulatorProcess.start(start, execution.threads)
+    try:
+        for event in _events(work, sites, process):
+            if event["event"] == WARNING:
+                warnings.warn(event["text"], MedFedAugWarning, stacklevel=2)
+                continue
+            if event["event"] == "failed":
+                failure = event["message"]
+            if on_event:
+                on_event(event)
+    finally:
+        process.end()
+    if failure:
+        raise RunFailed(failure)
+    if not (output / result).is_file():
+        raise RunFailed(
+            f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
+        )
+    if (run / MLFLOW_FILE).is_file():
+        (run / TRACKING_FOLDER).mkdir(exist_ok=True)
+        (run / MLFLOW_FILE).rename(run / TRACKING_FOLDER / MLFLOW_FILE)
+    return output
+
+
+def _storage_variables(storage: Storage | None) -> dict[str, str]:
+    if storage is None:
+        return {}
+    folder = {CACHE_VARIABLE: str(storage.folder.resolve())} if storage.folder else {}
+    return {MEMORY_VARIABLE: str(storage.max_bytes / 2**30), **folder}
+
+
+def output_folder(work_dir: str | Path, name: str = "server") -> Path:
+    """Return the folder that the server, or a site, wrote in a run of `run_in_simulator`."""
+    return Path(work_dir) / "workspace" / name / "simulate_job" / JOB_FOLDER
+
+
+def _write_site_settings(workspace: Path) -> None:
+    """Write the sites' own settings, for sites that are all on the user's machine."""
+    settings = workspace / SETTINGS_FILE
+    settings.parent.mkdir(parents=True)
+    # Nothing leaves the machine, so few images are enough; and the user has installed the packages, and has
+    # named the Bundles.
+    packages = sorted({plugin.package for group in plugins.JOB_GROUPS for plugin in plugins.installed(group)})
+    policy = PrivacyPolicy.of_simulation().to_dict()
+    named = {bundle.name: bundle.to_dict() for bundle in bundles.known()}
+    allowed = {"plugins": packages, "bundles": named}
+    settings.write_text(json.dumps({"privacy": policy, **allowed, "simulation": True}))
+    # The server and all sites read this one list.
+    classes = [*needed_classes(server=True), *needed_classes(server=False)]
+    resources = {"format_version": 2, "class_allow_list": classes}
+    settings.with_name("resources.json").write_text(json.dumps(resources, indent=1))
+
+
+def _events(
+    work: Path, sites: Sequence[str], process: SimulatorProcess, period: float = 0.1
+) -> Iterator[dict[str, Any]]:
+    """Yield the server's events, and the warnings of all, until the run is over or its process has ended."""
+    server = output_folder(work) / EVENTS
+    positions = dict.fromkeys((*(output_folder(work, site) / EVENTS for site in sites), server), 0)
+    ended = False
+    while not ended:
+        ended = process.returncode is not None
+        for path in filter(Path.exists, positions):
+            for event, end in follow(path, positions[path]):
+                positions[path] = end
+                if path == server or event["event"] == WARNING:
+                    yield event
+                if path == server and event["event"] == "failed":
+                    return
+        if not ended:
+            time.sleep(period)
+
+
+def _tail(log: Path) -> str:
+    """The line of the log that most likely has the reason."""
+    lines = log.read_text(errors="replace").splitlines()
+    for word in ("CRITICAL", "Error: ", "ERROR"):
+        for line in lines:
+            if word in line:
+                return line.strip()[-300:]
+    return "its log says nothing of an error"

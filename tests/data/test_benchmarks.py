@@ -1,0 +1,149 @@
+"""What all benchmarks have in common: options, missing files, markers, and a run over one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmark_files import (
+    counts,
+    write_cifar,
+    write_pacs,
+)
+from running import SHARED
+
+from medfedaug.data.benchmarks import BENCHMARKS, MARKER, open_benchmark, write_federation
+from medfedaug.data.sites import find_sites, open_site
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.experiments.simulate import configure
+from medfedaug.federation import run_in_process
+from medfedaug.federation.server.output import write_run
+from medfedaug.runs.evaluate import evaluate_model
+
+
+@pytest.mark.skipif(
+    not (SHARED / "data/office_caltech_10").is_dir(), reason="Office-Caltech 10 is not beside the project"
+)
+def test_office_caltech_10_is_the_same_as_folder_and_as_benchmark():
+    root = SHARED / "data/office_caltech_10"
+    sites = open_benchmark("office_caltech_10", root)
+    for site, folder in zip(sites, find_sites(root), strict=True):
+        for split, cases in site.cases.items():
+            assert [(case.name, case.label) for case in cases] == [
+                (case.name, case.label) for case in folder.cases[split]
+            ]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
+    with pytest.raises(DataError) as caught:
+        open_benchmark(name, tmp_path / "nowhere")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'nowhere'}")
+    assert f"not there, and {name} needs it. Get the files from " in message
+    assert "http" in BENCHMARKS[name].source
+    for text in (BENCHMARKS[name].source, BENCHMARKS[name].layout, f"below {tmp_path / 'nowhere'}."):
+        assert text in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar", {}, "benchmark 'cifar' is not known; did you mean cifar_10"),
+        ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, split"),
+        ("pacs", {"split": "random"}, "split 'random' is not known"),
+        ("pacs", {"split": 3}, "pacs: split is 3, a str is needed"),
+        ("pacs", {"unseen": "dslr"}, "no site 'dslr'; the sites are art_painting, cartoon, photo, sketch"),
+        ("pacs", {"fraction": 0.0}, "fraction must be above 0"),
+        ("cifar_10", {"clients": "ten"}, "cifar_10: clients is 'ten', a int is needed"),
+        ("cifar_10", {"clients": True}, "clients is True"),
+        ("prostate_mri", {"neighbours": 1}, "neighbours is 1, a bool is needed"),
+        ("domainnet_10", {"fraction": 2}, "fraction must be above 0"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, name, options, message):
+    write_pacs(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        open_benchmark(name, tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_and_option_is_documented(name):
+    page = (Path(__file__).parents[2] / "docs/datasets.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    for option in set(BENCHMARKS[name].options) - {"fraction", "unseen"}:
+        assert f"`{option}`" in row or row.endswith("| the same |")
+
+
+def test_fraction_unseen_and_limit_apply_to_every_benchmark(tmp_path):
+    write_pacs(tmp_path)
+    sites = open_benchmark("pacs", tmp_path, fraction=0.5, unseen="photo")
+    assert counts(sites) == {
+        "art_painting": (3, 2, 2),
+        "cartoon": (3, 2, 2),
+        "photo": (0, 0, 10),
+        "sketch": (3, 2, 2),
+    }
+    assert {case.label for case in sites[0].cases["training"]} == {"dog", "house"}
+    assert not sites[2].trains
+    assert counts(open_benchmark("pacs", tmp_path, limit=1))["photo"] == (1, 1, 1)
+
+
+def test_a_marker_makes_a_folder_the_data_of_a_federation(tmp_path):
+    write_cifar(tmp_path / "files")
+    folder = tmp_path / "federation"
+    write_federation(folder, "cifar_10", tmp_path / "files", clients=4, alpha=0.6)
+    assert json.loads((folder / MARKER).read_text()) == {
+        "format": "medfedaug.federation",
+        "version": 1,
+        "benchmark": "cifar_10",
+        "root": "../files",
+        "options": {"clients": 4, "alpha": 0.6},
+    }
+    sites = find_sites(folder)
+    assert counts(sites) == counts(open_benchmark("cifar_10", tmp_path / "files", clients=4, alpha=0.6))
+    assert open_site(folder, "client_002").cases == sites[2].cases
+    assert counts([open_site(folder, "client_002", limit=3)]) == {"client_002": (3, 3, 3)}
+    with pytest.raises(DataError, match=r"site Basel, .*federation\.json: no such site; there are client_"):
+        open_site(folder, "Basel")
+    with pytest.raises(ConfigError, match="no option 'beta'"):
+        write_federation(folder, "cifar_10", tmp_path / "files", beta=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "names no benchmark"),
+        ("[]", 'expected "format"'),
+        ('{"format": "medfedaug.federation", "version": 2}', "version is 2"),
+        ('{"format": "medfedaug.federation", "version": 1}', 'expected "benchmark"'),
+        ('{"format": "medfedaug.federation", "version": 1, "benchmark": "pacs", "options": 3}', "a mapping"),
+        (
+            '{"format": "medfedaug.federation", "version": 1, "benchmark": "pacs", "options": {"limit": 3}}',
+            "options cannot name",
+        ),
+    ],
+)
+def test_markers_that_cannot_be_read_are_named(tmp_path, content, message):
+    (tmp_path / MARKER).write_text(content)
+    with pytest.raises(DataError, match=rf"{MARKER}: names no benchmark \(.*"):
+        find_sites(tmp_path)
+    with pytest.raises(DataError, match=message):
+        open_site(tmp_path, "A")
+
+
+def test_a_run_over_a_benchmark_opens_each_site_by_name_and_is_evaluated_again(tmp_path):
+    write_cifar(tmp_path)
+    write_federation(tmp_path, "cifar_10", tmp_path, clients=2)
+    sites = find_sites(tmp_path)
+    methods = ({"name": "fedrdn"}, {"name": "fedfa"})
+    config = configure(sites, methods=methods, network="lenet5", rounds=1, batch_size=16)
+    server = run_in_process(config, tmp_path, [site.name for site in sites], "cpu")
+    results = server.results()
+    assert set(results["test"]["sites"]) == {"client_000", "client_001"}
+    (tmp_path / "out").mkdir()
+    write_run(tmp_path / "out", server)
+    again = evaluate_model(tmp_path / "out/global_model.pt", tmp_path, device="cpu")
+    assert again["mean"] == results["test"]["mean"]

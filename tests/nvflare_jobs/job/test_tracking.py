@@ -1,0 +1,68 @@
+"""The sites' metrics in TensorBoard and MLflow are those of the results."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from tracked import from_mlflow, told
+
+from medfedaug.errors import ConfigError
+from medfedaug.experiments.simulate import simulate
+from medfedaug.federation.messages.messages import Reply
+from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.nvflare_jobs import tracking as module
+from medfedaug.nvflare_jobs.job.tracking import tracked
+
+
+@pytest.mark.slow
+def test_a_simulation_is_tracked_in_mlflow_by_site_and_round(phantom_dir, tmp_path, tiny_config):
+    """In TensorBoard: `tests/integration/test_nvflare.py`."""
+    pytest.importorskip("alembic", reason="mlflow is not installed")
+    out = tmp_path / "out"
+    results = simulate(phantom_dir, out, tiny_config("fedfa"), device="cpu", report=False, tracking="mlflow")
+    assert from_mlflow(out / "tracking") == pytest.approx(told(results), rel=1e-6)
+
+
+def test_a_score_that_comes_with_an_update_belongs_to_the_round_before():
+    metrics = {"val_dice": 0.5, "train_loss": 1, "fedfa/negative": 0.1, "none": None, "cases": {"a": 1}}
+    assert tracked(Reply("train", 3, metrics=metrics)) == [
+        ("val_dice", 0.5, 2),
+        ("train_loss", 1.0, 3),
+        ("fedfa/negative", 0.1, 3),
+    ]
+    assert tracked(Reply("validate", 3, metrics={"dice": 0.6, "cases": {}})) == [("val_dice", 0.6, 3)]
+    assert tracked(Reply("test", 2, metrics={"dice": 0.7})) == [("test_dice", 0.7, 2)]
+    assert tracked(Reply("train", 1, metrics={"train_loss": math.nan})) == []
+    assert tracked(Reply("prepare", metrics={"cases": 3})) == []
+
+
+def test_a_job_names_the_trackers_receiver_only_where_it_is_asked_for(tmp_path, tiny_config):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    for tracker in (None, "tensorboard"):
+        MedFedAugRecipe(config=tiny_config(), name=str(tracker), tracking=tracker).export(str(tmp_path))
+        names = {
+            entry["path"].rsplit(".", 1)[-1]
+            for side in ("server", "client")
+            for entry in json.loads(
+                (tmp_path / str(tracker) / f"app/config/config_fed_{side}.json").read_text()
+            )["components"]
+        }
+        assert ({"RoundMetrics", "TBAnalyticsReceiver"} <= names) == bool(tracker)
+        assert ({"RoundMetrics", "TBAnalyticsReceiver"} & names == set()) == (not tracker)
+
+
+def test_what_is_missing_is_said(run, tiny_config, monkeypatch, phantom_dir, tmp_path):
+    with pytest.raises(ConfigError, match="'wandb' is not known; choose from tensorboard, mlflow"):
+        MedFedAugRecipe(config=tiny_config(), tracking="wandb")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    code, _, err = run(
+        "export", "--methods", "fedavg", "--out", tmp_path / "job", "--tracking", "tensorboard"
+    )
+    assert code == 2
+    assert "needs the package tensorboard" in err
+    assert "medfedaug[tracking]" in err
+    assert not (tmp_path / "job").exists()
+    with pytest.raises(ConfigError, match="engine nvflare"):
+        simulate(phantom_dir, tmp_path / "out", tiny_config(), engine="inprocess", tracking="mlflow")

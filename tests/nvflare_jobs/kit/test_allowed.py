@@ -1,0 +1,254 @@
+"""What a job may name at the server and at a site: every class by itself, and nothing that runs commands."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import re
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from attacks import ATTACKS, REASON, command, spoil
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_common.logging.site_log_streamer import _LOG_STREAMER_PATH
+from nvflare.fuel.common.excepts import ComponentNotAuthorized
+from nvflare.fuel.common.excepts import ConfigError as NotBuilt
+from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
+from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
+from nvflare.private.fed.utils.fed_utils import authorize_build_component
+from nvflare.private.fed_json_config import FedJsonConfigurator
+
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
+from medfedaug.federation import FederationServer
+from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, SiteExecutor
+from medfedaug.nvflare_jobs.kit.allowed import lacking, needed_classes, our_classes
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.simulator import simulator
+from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
+
+OURS = sorted({*our_classes(server=True), *our_classes(server=False)})
+SERVER, SITE = "fl-server.example.org", "hospital-a"
+
+
+@pytest.fixture
+def job(tmp_path, tiny_config) -> Path:
+    MedFedAugRecipe(config=tiny_config(), name="job").export(job_dir=str(tmp_path))
+    return tmp_path / "job"
+
+
+def configure(kits: Path, side: str, only: bool = False) -> Path:
+    """A kit as `medfedaug site-config` leaves it."""
+    kit = open_kit(kits / (SERVER if side == "server" else SITE))
+    kit.write(kit.plan(forbid=True, only=only))
+    return kit.path
+
+
+def build(kit: Path, job: Path, side: str) -> FedJsonConfigurator:
+    """Build the components of a job as NVFlare's job process at ``kit`` does."""
+    workspace = Workspace(str(kit), kit.name, "config")
+    arguments = argparse.Namespace(
+        job_id="id", client_name=kit.name, workspace=str(kit), sp_scheme="grpc", sp_target="localhost:1"
+    )
+    kind = ServerJsonConfigurator if side == "server" else ClientJsonConfigurator
+    file = job / f"app/config/config_fed_{side}.json"
+    configurator = kind(workspace, str(file), arguments, str(job / "app"))
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
+    context.set_prop(FLContextKey.CURRENT_JOB_ID, "id", private=False, sticky=True)
+    context.set_prop(FLContextKey.JOB_META, json.loads((job / "meta.json").read_text()), private=True)
+    configurator.set_component_build_authorizer(authorize_build_component, fl_ctx=context, event_handlers=[])
+    configurator.configure()
+    return configurator
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_our_own_job_is_built(kits, job, side, only):
+    build(configure(kits, side, only), job, side)
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_list_narrowed_by_hand_gets_the_classes_that_every_job_names(kits, job, side):
+    kit, server = configure(kits, side), side == "server"
+    file = kit / "local/resources.json"
+    content = {**json.loads(file.read_text()), "class_allow_list": list(our_classes(server))}
+    file.write_text(json.dumps(content))
+    with pytest.raises(ComponentNotAuthorized, match="is not in allow_list"):
+        build(kit, job, side)
+    (check,) = [check for check in examine(kit) if check.name == "allow-list"]
+    assert check.ok is False
+    assert ", ".join(lacking(our_classes(server), server)) in check.found
+    configure(kits, side)
+    build(kit, job, side)
+    (check,) = [check for check in examine(kit) if check.name == "allow-list"]
+    assert check.ok is True
+
+
+@pytest.mark.parametrize("prefix", ["nvflare.app_common.widgets.", "nvflare.app_common.widgets"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_list_that_allows_a_whole_package_of_nvflare_lacks_none_of_its_classes(kits, job, side, prefix):
+    kit = configure(kits, side)
+    file = kit / "local/resources.json"
+    entries = [prefix, *our_classes(side == "server")]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "class_allow_list": entries}))
+    build(configure(kits, side), job, side)
+    assert json.loads(file.read_text())["class_allow_list"] == entries
+
+
+def test_what_nvflare_puts_into_every_job_at_a_site_is_allowed_there(kits, job, tmp_path):
+    kit = configure(kits, "client", only=True)
+    build(
+        kit, spoil(job, tmp_path / "injected", "client", {"path": _LOG_STREAMER_PATH, "args": {}}), "client"
+    )
+    persistor = {"path": "nvflare.app_common.np.np_model_persistor.NPModelPersistor", "args": {}}
+    other = spoil(job, tmp_path / "other", "client", persistor)
+    with pytest.raises(ComponentNotAuthorized, match="is not in allow_list"):
+        build(kit, other, "client")
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_component_of_nvflare_that_builds_another_asks_the_list_again(kits, job, tmp_path, side):
+    """As `FedOpt`, which NVFlare's own list allows, does with its optimiser."""
+    configurator = build(configure(kits, side), job, side)
+    with pytest.raises(ComponentNotAuthorized, match=r"'os\.system'.* is not in allow_list"):
+        configurator.build_component(command(tmp_path / "mark"))
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_refused_with_a_reason_and_writes_nothing(kits, job, tmp_path, side, attack):
+    mark = tmp_path / "mark"
+    hostile = spoil(job, tmp_path / attack, side, ATTACKS[attack](mark))
+    with pytest.raises((ComponentNotAuthorized, NotBuilt), match=REASON):
+        build(configure(kits, side), hostile, side)
+    assert not mark.exists()
+
+
+def test_a_kit_of_before_let_a_function_of_ours_write_files(kits, job, tmp_path):
+    """What `site-config` mends, so that the tests above show something."""
+    kit, mark = configure(kits, "client"), tmp_path / "mark"
+    hostile = spoil(job, tmp_path / "hostile", "client", ATTACKS["function"](mark))
+    resources = json.loads((kit / "local/resources.json").read_text())
+    resources["class_allow_list"] = [*DEFAULT_CLASS_ALLOW_LIST, "medfedaug."]
+    (kit / "local/resources.json").write_text(json.dumps(resources))
+    build(kit, hostile, "client")
+    assert (mark / "site_A/dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("side", "attack"),
+    [
+        ("server", "function"),
+        # A site that NVFlare's simulator cannot start is waited for.
+        ("client", "function"),
+        ("client", "persistor"),
+    ],
+)
+@pytest.mark.slow  # what NVFlare builds of these jobs is tested above, without its processes
+def test_the_simulator_refuses_an_attack(phantom_dir, tmp_path, tiny_config, monkeypatch, side, attack):
+    mark, honest = tmp_path / "mark", tmp_path / "honest"
+
+    class Hostile(MedFedAugRecipe):
+        def export(self, job_dir, **options):
+            super().export(job_dir=str(honest), **options)
+            spoil(honest / self.name, Path(job_dir) / self.name, side, ATTACKS[attack](mark))
+
+    monkeypatch.setattr(simulator, "MedFedAugRecipe", Hostile)
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(RunFailed):
+        run_in_simulator(tiny_config(rounds=1), phantom_dir, ["site_A", "site_B"], work, "cpu")
+    path = ATTACKS[attack](mark)["path"]
+    assert re.search(f"{re.escape(path)}.* is not in allow_list", (work / LOG_FILE).read_text())
+    assert not mark.exists()
+
+
+# ------------------------------------------------------------------ every class that the list allows
+
+
+@pytest.mark.parametrize("path", OURS)
+def test_an_allowed_class_is_defined_where_its_path_says_and_leads_nowhere_else(path):
+    module, name = path.rsplit(".", 1)
+    found = getattr(import_module(module), name)
+    assert inspect.isclass(found)
+    assert (found.__module__, found.__qualname__) == (module, name)
+    assert issubclass(found, FLComponent)
+    # NVFlare allows what comes after an entry and a dot, too.
+    with pytest.raises(ModuleNotFoundError):
+        import_module(path)
+
+
+@pytest.mark.parametrize("path", OURS)
+def test_an_allowed_class_takes_plain_values_alone(path):
+    module, name = path.rsplit(".", 1)
+    parameters = inspect.signature(getattr(import_module(module), name)).parameters.values()
+    assert all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+    plain = {"dict[str, Any]", "dict[str, Any] | None", "str", "bool", "int", "float"}
+    assert {str(p.annotation) for p in parameters} <= plain
+
+
+def values(mark: Path) -> list[dict]:
+    """A run in which one thing at a time is a command."""
+    fields = [{field.name: command(mark)} for field in dataclasses.fields(RunConfig)]
+    methods = [{"methods": [{"name": "fedavg", "args": {"method": command(mark)}}]}]
+    methods += [
+        {"methods": [{"name": method, "args": {argument: command(mark)}}]}
+        for method, argument in (("fedfa", "prob"), ("fedrdn", "average"), ("fedharmo", "momentum"))
+    ]
+    networks = [
+        {"network": network, "network_args": {argument: command(mark)}}
+        for network, argument in (
+            *(("basicunet", "features"), ("basicunet", "act"), ("unet", "norm"), ("unet", "act")),
+            *(("resnet18", "pretrained"), ("resnet18", "act"), ("densenet100", "norm"), ("vit", "path")),
+        )
+    ]
+    paths = ("os.system", "monai.networks.nets.os.system", "monai.losses.torch", "monai.networks.nets.torch")
+    names = [{"methods": [{"name": path, "args": {}}]} for path in paths]
+    names += [
+        {key: path, f"{key}_args": {"command": command(mark)}}
+        for key in ("network", "loss")
+        for path in paths
+    ]
+    names += [{"loss": "dice", "loss_args": {key: command(mark)}} for key in ("other_act", "weight", "path")]
+    return [*fields, *methods, *networks, *names]
+
+
+def test_whatever_a_job_says_no_command_is_run(tmp_path):
+    mark = tmp_path / "mark"
+    for config in values(mark):
+        for component in (SiteExecutor, FederationController):
+            # A command is no number and no name, but a mapping has its keys where names are listed.
+            with suppress(MedFedAugError, TypeError, ValueError):
+                component(config=config)
+                FederationServer(RunConfig.from_dict(config))
+        assert not mark.exists(), config
+
+
+def test_no_file_that_a_job_names_is_read_as_weights(tmp_path):
+    torch.save({}, tmp_path / "weights.pt")
+    config = {"network": "resnet18", "network_args": {"pretrained": str(tmp_path / "weights.pt")}}
+    with pytest.raises(ConfigError, match="neither read from a file nor downloaded"):
+        FederationServer(RunConfig.from_dict(config))
+
+
+@pytest.mark.parametrize("tracking", [None, "tensorboard"])
+def test_our_jobs_name_the_classes_of_the_list_and_no_others(tmp_path, tiny_config, tracking):
+    if tracking:
+        pytest.importorskip("tensorboard")
+    MedFedAugRecipe(config=tiny_config(), name="job", tracking=tracking).export(job_dir=str(tmp_path))
+    for side in ("client", "server"):
+        text = (tmp_path / f"job/app/config/config_fed_{side}.json").read_text()
+        named = set(re.findall(r"\"path\": \"([^\"]+)\"", text))
+        assert named <= set(needed_classes(server=side == "server"))

@@ -1,0 +1,155 @@
+"""Only plain JSON configures a job: none reads the environment, files or network of a site or server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hostile_files import FILES, SECRET, TOKEN, VARIABLE, bait, spoil_files
+
+from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import VALIDATOR
+
+SIDES = {"client": "hospital-a", "server": "fl-server.example.org"}
+START = Path(__file__).parents[2] / "support/nvflare_start.py"
+
+
+def job_of(folder: Path, config) -> Path:
+    MedFedAugRecipe(config=config, name="job").export(job_dir=str(folder))
+    return folder / "job"
+
+
+def given(kit: Path, side: str, jobs: list[Path]) -> tuple[list[dict[str, str]], str]:
+    """The outcome of each job at a kit that is started in processes of its own, and all that they printed."""
+    apps = [str(job / "app") for job in jobs]
+    done = subprocess.run(
+        [sys.executable, str(START), str(kit), side, *apps],
+        capture_output=True,
+        text=True,
+        env={**os.environ, VARIABLE: SECRET},
+        check=True,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"deployed"')]
+    return answers, done.stdout + done.stderr
+
+
+def odd_jobs(honest: Path, folder: Path) -> list[Path]:
+    """Jobs of which a value, a key and a file have what a refusal must not show."""
+    jobs = []
+    for name in ("value", "key", "file"):
+        job = shutil.copytree(honest, folder / name)
+        file = job / "app/config/config_fed_client.json"
+        content = json.loads(file.read_text())
+        if name == "value":
+            content["executors"][0]["executor"]["args"]["config"]["classes"][1] = "{of the job}"
+        elif name == "key":
+            content["x\x1b[2J" + "y" * 500] = "{}"
+        else:
+            (job / "app/odd\x1b[2J.yml").write_text("text: of the job")
+        file.write_text(json.dumps(content))
+        jobs.append(job)
+    return jobs
+
+
+def configured(run, kits: Path, side: str) -> Path:
+    code, out, err = run("site-config", "--kit", kits / SIDES[side], "--forbid-code")
+    assert code == 0, err
+    assert f"app_validator: {VALIDATOR}" in out
+    return kits / SIDES[side]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_processes(
+    run, kits, tmp_path, tiny_config, side
+):
+    honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
+    kit = configured(run, kits, side)
+    odd = odd_jobs(honest, tmp_path / "odd") if side == "client" else []
+    with bait(tmp_path / "secrets") as laid:
+        jobs = [spoil_files(honest, tmp_path / f"hostile/{n}", side, a, laid) for n, a in enumerate(FILES)]
+        answers, printed = given(kit, side, [*odd, *jobs, honest])
+        assert laid.asked == []
+    for secret in (SECRET, TOKEN):
+        assert secret not in printed
+        assert not any(secret.encode() in path.read_bytes() for path in kit.rglob("*") if path.is_file())
+    told, answers = answers[: len(odd)], answers[len(odd) :]
+    assert len(answers) == len(FILES) + 1
+    for attack, answer in zip(FILES, answers, strict=False):
+        assert "job refused: " in answer["deployed"], attack
+        assert str(kit) not in answer["deployed"]
+        if "hocon" in attack and not FILES[attack].keep:
+            assert answer["built"].startswith("NotJson: "), attack  # a job process would not read it either
+    assert answers[-1]["deployed"] == ""
+    assert json.loads(answers[-1]["built"])["executors" if side == "client" else "workflows"]
+    if told:  # a refusal names file and key, and no value
+        value, key, file = told
+        brace = "config_fed_client.json: executors.0.executor.args.config.classes.1 has a brace"
+        assert brace in value["deployed"]
+        assert "of the job" not in value["deployed"] + file["deployed"]
+        for answer in (key, file):
+            assert answer["deployed"].isprintable()
+            assert len(answer["deployed"]) < 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+def test_a_kit_of_an_earlier_version_lets_jobs_read_all_of_it_and_is_not_ready(
+    run, kits, tmp_path, tiny_config, side
+):
+    """What the validator mends, so that the test above shows something."""
+    honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
+    kit = configured(run, kits, side)
+    resources = json.loads((kit / "local/resources.json").read_text())
+    del resources["app_validator"]
+    (kit / "local/resources.json").write_text(json.dumps(resources))
+    with bait(tmp_path / "secrets") as laid:
+        jobs = [spoil_files(honest, tmp_path / a, side, a, laid) for a in ("hocon", "a variable")]
+        (hocon, variable), _ = given(kit, side, jobs)
+        assert laid.asked
+    assert (hocon["deployed"], variable["deployed"]) == ("", "")
+    assert SECRET in hocon["built"]
+    assert TOKEN in hocon["built"]
+    assert SECRET in variable["built"]
+    (check,) = [check for check in examine(kit) if check.name == "job files"]
+    assert check.ok is False
+    assert "site-config" in check.advice
+    code, out, _ = run("doctor", "--kit", kit)
+    assert code == 1
+    assert "job files" in out
+    configured(run, kits, side)
+    (check,) = [check for check in examine(kit) if check.name == "job files"]
+    assert check.ok is True
+
+
+@pytest.mark.slow
+def test_a_validator_of_the_sites_own_is_asked_too(run, kits, tmp_path, tiny_config):
+    honest = job_of(tmp_path, tiny_config())
+    kit = kits / SIDES["client"]
+    (kit / "local/custom").mkdir()
+    (kit / "local/custom/our_validator.py").write_text(
+        "from nvflare.apis.app_validation import AppValidator\n"
+        "class Closed(AppValidator):\n"
+        "    def validate(self, app_folder):\n"
+        "        return 'closed on Sundays', {}\n"
+    )
+    resources = json.loads((kit / "local/resources.json.default").read_text())
+    own = {"path": "our_validator.Closed", "args": {}}
+    (kit / "local/resources.json").write_text(json.dumps({**resources, "app_validator": own}))
+    configured(run, kits, "client")
+    assert "nothing to change" in run("site-config", "--kit", kit)[1]
+    (answer,), _ = given(kit, "client", [honest])
+    assert answer["deployed"] == "closed on Sundays"
+
+
+def test_a_job_that_would_be_refused_is_not_exported(run, tmp_path):
+    classes = ("--classes", "background,{lesion}")
+    code, _, err = run("export", "--methods", "fedavg", *classes, "--out", tmp_path / "job")
+    assert code == 2
+    assert "classes.1: a job has no text with braces" in " ".join(err.split())
+    assert not (tmp_path / "job").exists()

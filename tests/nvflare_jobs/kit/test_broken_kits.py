@@ -1,0 +1,406 @@
+"""No kit that is broken, unprotected or moved is called ready without a word."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import certificates
+import numpy as np
+import pytest
+from benchmark_files import write_volume
+from reboot_parts import Deployment
+from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS, SERVER
+
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.kit_process import (
+    ProcessRecord,
+    find_process,
+    restart,
+    settings_at_start,
+    stop,
+)
+
+SITE = HOSPITALS[0]
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in ("DATA", "DEVICE", "STATE", "MEMORY", "CACHE"):
+        monkeypatch.delenv(f"MEDFEDAUG_{name}", raising=False)
+
+
+@pytest.fixture
+def kit(kits, make_site) -> Path:
+    """The kit of a site that is ready."""
+    found = open_kit(kits / SITE)
+    data = make_site(SITE, cases=(10, 10, 10))
+    found.write(found.plan(data=data, device="cpu", forbid=True))
+    return found.path
+
+
+@pytest.fixture
+def data(kit, tmp_path) -> Path:
+    return tmp_path / "data" / SITE
+
+
+@pytest.fixture
+def root(provisioned):
+    return certificates.root_key(provisioned)
+
+
+@pytest.fixture
+def run_as():
+    """Start a program whose command line is that of a kit's process; it ends with the test."""
+    started = []
+
+    def start(kit: Path) -> subprocess.Popen:
+        module = "nvflare.private.fed.app.client.client_train"
+        command = [sys.executable, "-c", "import time; time.sleep(60)", "-m", module, "-m", str(kit)]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def edit(path: Path, **values) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def component(kit: Path, **values) -> None:
+    path = kit / "local/resources.json"
+    edit(path, components=[*json.loads(path.read_text())["components"], values])
+
+
+def without(kit: Path, identifier: str) -> None:
+    path = kit / "local/resources.json"
+    left = [one for one in json.loads(path.read_text())["components"] if one["id"] != identifier]
+    edit(path, components=left)
+
+
+def wrong_label(data: Path, value: int) -> None:
+    label = np.zeros((16, 16, 4), np.uint8)
+    label[4:9, 4:9, 1:3] = value
+    write_volume(data / "labels/3.nii.gz", label)
+
+
+ALLOW_NOBODY = '{"format_version": "1.0", "permissions": {"lead": {"submit_job": "q:all"}}}'
+
+BROKEN = {
+    "labels outside of the classes": ("labels", "label values 7", lambda k, d, r: wrong_label(d, 7)),
+    "labels of a drawing program": ("labels", "label values 255", lambda k, d, r: wrong_label(d, 255)),
+    "a label map that is no image": (
+        *("data", "labels/2.nii.gz"),
+        lambda k, d, r: write(d / "labels/2.nii.gz", "no image"),
+    ),
+    "an image that is gone": ("data", "images/1.nii.gz", lambda k, d, r: (d / "images/1.nii.gz").unlink()),
+    "no data": ("data", "missing", lambda k, d, r: shutil.rmtree(d)),
+    "a privacy.json that is no JSON": (
+        *("privacy.json", "(JSONDecodeError)"),
+        lambda k, d, r: write(k / "local/privacy.json", '{"scopes": ['),
+    ),
+    "a privacy.json with a key twice": (
+        *("privacy.json", "'scopes' occurs twice"),
+        lambda k, d, r: write(k / "local/privacy.json", '{"scopes": [], "scopes": []}'),
+    ),
+    "a privacy.json whose default scope is none of its": (
+        *("privacy.json", "default scope 'none' does not exist"),
+        lambda k, d, r: write(
+            k / "local/privacy.json", '{"scopes": [{"name": "all"}], "default_scope": "none"}'
+        ),
+    ),
+    "a privacy.json that is a list": (
+        *("privacy.json", "privacy.json"),
+        lambda k, d, r: write(k / "local/privacy.json", "[1]"),
+    ),
+    "a policy that is no JSON": (
+        *("kit", "not readable as JSON"),
+        lambda k, d, r: write(k / "local/authorization.json", "{"),
+    ),
+    "a policy without permissions": (
+        *("authorization.json", "missing permissions"),
+        lambda k, d, r: write(k / "local/authorization.json", '{"format_version": "1.0"}'),
+    ),
+    "a policy with a right that is none": (
+        *("authorization.json", "q:all"),
+        lambda k, d, r: write(k / "local/authorization.json", ALLOW_NOBODY),
+    ),
+    "no policy": (
+        *("authorization.json", "policy definition is empty"),
+        lambda k, d, r: [path.unlink() for path in k.glob("local/authorization.json*")],
+    ),
+    "a log that is not set up": (
+        *("log_config.json", "has no entry 'handlers'"),
+        lambda k, d, r: write(k / "local/log_config.json", '{"version": 1}'),
+    ),
+    "no resources": (
+        *("components", "not in resources.json"),
+        lambda k, d, r: (k / "local/resources.json").unlink(),
+    ),
+    "resources that are no JSON": (
+        *("kit", "not readable as JSON"),
+        lambda k, d, r: write(k / "local/resources.json", "{]"),
+    ),
+    "resources that are a list": (
+        *("kit", "a JSON object is needed"),
+        lambda k, d, r: write(k / "local/resources.json", "[]"),
+    ),
+    "a component that is not installed": (
+        *("resources.json", "no module 'nowhere.at' is installed"),
+        lambda k, d, r: component(k, id="extra", path="nowhere.at.All", args={}),
+    ),
+    "two components of one name": (
+        *("resources.json", "the identifier resource_manager"),
+        lambda k, d, r: component(k, id="resource_manager", path="medfedaug.nvflare_jobs.rejoin.JobRejoiner"),
+    ),
+    "no launcher": ("launcher", "0 in resources.json", lambda k, d, r: without(k, "process_launcher")),
+    "no watch over its process": ("components", "KitStatus", lambda k, d, r: without(k, "medfedaug_status")),
+    "logs that are sent": (
+        *("logs", "sent to the server"),
+        lambda k, d, r: edit(k / "local/resources.json", allow_log_streaming=True),
+    ),
+    "job files of any kind": (
+        *("job files", "HOCON or YAML"),
+        lambda k, d, r: edit(k / "local/resources.json", app_validator=None),
+    ),
+    "a local folder for everybody": (
+        *("modes", "local can be written by everybody (mode 777)"),
+        lambda k, d, r: (k / "local").chmod(0o777),
+    ),
+    "settings for everybody": (
+        *("modes", "medfedaug.json can be written by everybody"),
+        lambda k, d, r: (k / "local/medfedaug.json").chmod(0o666),
+    ),
+    "a start script for everybody": (
+        *("modes", "sub_start.sh can be written by everybody"),
+        lambda k, d, r: (k / "startup/sub_start.sh").chmod(0o777),
+    ),
+    "a file of another user": (
+        *("modes", "belongs to another user"),
+        lambda k, d, r: os.chown(k / "local/resources.json", 12345, -1),
+    ),
+    "settings that are no JSON": (
+        *("settings", "not readable as JSON"),
+        lambda k, d, r: write(k / "local/medfedaug.json", "{"),
+    ),
+    "a state folder that is gone": (
+        *("storage", "begin anew"),
+        lambda k, d, r: edit(k / "local/medfedaug.json", state=str(k.parent / "unmounted" / "state")),
+    ),
+    "a certificate that has ended": (
+        *("certificate", "expired on"),
+        lambda k, d, r: certificates.issue(k / "startup", r, SITE, begin=-30, days=29),
+    ),
+    "a key for everybody": (
+        *("key", "can be read by others"),
+        lambda k, d, r: (k / "startup/client.key").chmod(0o644),
+    ),
+    "a script that cannot be run": (
+        *("scripts", "cannot be run"),
+        lambda k, d, r: (k / "startup/start.sh").chmod(0o644),
+    ),
+}
+
+
+def test_the_kit_before_it_is_broken_is_ready(kit):
+    assert {check.name: check.ok for check in examine(kit) if check.ok is not True} == {}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kit_is_not_called_ready_without_a_word(kit, data, root, name):
+    check, words, spoil = BROKEN[name]
+    if name == "a file of another user" and os.getuid():
+        pytest.skip("only root can give files away")
+    spoil(kit, data, root)
+    found = {one.name: one for one in examine(kit) if one.ok is not True}
+    assert check in found, found
+    assert words in found[check].found
+    assert found[check].advice
+
+
+def test_a_server_that_was_moved_is_found_and_site_config_mends_it(kits, tmp_path):
+    kit = open_kit(kits / SERVER)
+    kit.write(kit.plan(forbid=True))
+    moved = open_kit(shutil.move(kit.path, tmp_path / "elsewhere"))
+    found = [one for one in examine(moved.path) if one.ok is False]
+    assert [one.name for one in found] == ["storage", "storage"]
+    assert all("outside of this kit, which was moved" in one.found for one in found)
+    moved.write(moved.plan())
+    assert [one for one in examine(moved.path) if one.ok is False] == []
+    assert {str(folder.parent) for folder in moved.folders().values()} == {str(moved.path.resolve())}
+
+
+def the_process(kit: Path):
+    return next(one for one in examine(kit) if one.name == "process")
+
+
+def test_a_process_that_was_started_before_site_config_is_not_ready(kit, run_as, run):
+    assert the_process(kit).found == "does not run"
+    run_as(kit)
+    found = the_process(kit)
+    assert found.ok is False
+    assert "without the components of site-config" in found.found
+    assert found.advice == f"medfedaug restart {kit}"
+    code, out, _ = run("doctor", "--kit", kit, "--offline")
+    assert (code, out.splitlines()[-1]) == (1, "not ready: process")
+
+
+def test_doctor_names_what_a_restart_would_change(kit, run_as):
+    process = run_as(kit)
+    record = ProcessRecord(process.pid, time.time(), settings=settings_at_start(kit), written=time.time())
+    record.save(kit)
+    assert the_process(kit).ok is None, "the server has not answered"
+    record = replace(record, heard=time.time(), clock=0.2, server_version=record.settings["medfedaug"])
+    record.save(kit)
+    assert the_process(kit).ok is True
+    edit(kit / "local/resources.json", allow_log_streaming=True)
+    found = the_process(kit)
+    assert found.ok is False
+    assert "local/resources.json: allow_log_streaming: false runs, true after a restart" in found.found
+    edit(kit / "local/resources.json", allow_log_streaming=False)
+    edit(kit / "local/resources.json", class_allow_list=["hospital.tools.Tool"])  # read with each job
+    assert the_process(kit).ok is True
+    (kit / "startup/client.crt").write_bytes(b"another")
+    assert the_process(kit).ok is None
+    replace(record, server_version="0.2.0").save(kit)
+    assert "startup/client.crt" in the_process(kit).found
+
+
+def test_a_process_of_another_version_than_the_server_is_not_ready(kit, run_as):
+    process = run_as(kit)
+    now, settings = time.time(), settings_at_start(kit)
+    ProcessRecord(process.pid, now, [], settings, now, False, now, 0.0, "0.0.1").save(kit)
+    found = the_process(kit)
+    assert found.ok is False
+    assert "0.0.1 at the server" in found.found
+    assert found.advice == "pip install medfedaug==0.0.1"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "medfedaug.running_kit", "version": 1}'])
+def test_a_damaged_record_is_no_record(kit, text):
+    (kit / "running.json").write_text(text)
+    assert ProcessRecord.load(kit) is None
+    assert the_process(kit).ok is True
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"pid": "abc"},
+        {"pid": 2**70},
+        {"heard": "today"},
+        {"clock": [1]},
+        {"started": 10**400},
+        {"written": 1e300},
+        {"settings": [1]},
+        {"sites": {"a": None}},
+        {"server_version": "0.3 --index-url http://example.org"},
+    ],
+    ids=str,
+)
+def test_a_record_of_other_types_is_no_record(kit, run_as, run, values):
+    process, now = run_as(kit), time.time()
+    ProcessRecord(process.pid, now, settings=settings_at_start(kit), written=now).save(kit)
+    edit(kit / "running.json", **values)
+    assert ProcessRecord.load(kit) is None
+    assert the_process(kit).ok is False
+    assert run("health", kit)[0] == 1
+
+
+def test_a_record_from_the_future_shows_no_process_that_runs(kit):
+    """As after a clock that was set back, or of a kit that was copied from a machine with another clock."""
+    now = time.time()
+    ProcessRecord(os.getpid(), now, written=now + 86400, namespace="pid:[1]").save(kit)
+    assert the_process(kit).found == "does not run"
+
+
+def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, run):
+    """A kit was copied while it ran, or its number is another script's after a reboot."""
+    copy = shutil.copytree(kits / SITE, tmp_path / "copy")
+    script = kits / HOSPITALS[1] / "startup" / "sub_start.sh"
+    with subprocess.Popen(["bash", "-c", "sleep 60; true", str(script)]) as other:
+        (copy / "daemon_pid.fl").write_text(str(other.pid))
+        code, out, err = run("stop", copy, "--timeout", "1")
+        other.kill()
+    assert (code, err) == (0, "")
+    assert "does not run" in out
+    assert not (copy / "shutdown.fl").exists(), "the next start would end at once"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "words"),
+    [
+        (0o644, "#!/bin/sh", "cannot be run (Permission denied)"),
+        (0o755, "no script", "cannot be run (Exec format error)"),
+        (0o755, "#!/bin/sh\necho no python3\nexit 3", "does not start: no python3"),
+    ],
+)
+def test_a_start_script_that_cannot_run_is_said_in_one_line(kit, run, mode, text, words):
+    script = kit / "startup/start.sh"
+    script.write_text(text)
+    script.chmod(mode)
+    code, _, err = run("start", kit, "--timeout", "1")
+    assert (code, "Traceback" in err) == (2, False)
+    assert words in " ".join(err.split())
+
+
+def test_a_log_that_a_function_makes_is_no_mistake(kit):
+    content = json.loads((kit / "local/log_config.json.default").read_text())
+    content["handlers"]["own"] = {"()": "logging.StreamHandler"}
+    (kit / "local/log_config.json").write_text(json.dumps(content))
+    assert [one for one in examine(kit) if one.ok is False] == []
+
+
+@pytest.mark.slow
+def test_a_site_before_and_after_its_restart(tmp_path, monkeypatch):
+    """Through NVFlare: unprotected, restarted without a question, then broken, restarted, and stopped."""
+    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+        for name in ("HOME", "PATH"):
+            monkeypatch.setenv(name, system.environment[name])
+        system.request_kits()  # over gRPC
+        system.switch_on(SERVER)
+        kit = system.kit(SITE)
+        system.switch_on(SITE)
+        system.until(lambda: find_process(kit) is not None, "the site does not start")
+        system.make_data()
+        system.configure()
+        assert the_process(kit).ok is False
+        assert restart(system.kit(SERVER)).startswith("runs as process")
+        first = find_process(kit).pid
+        told = restart(kit)
+        assert str(find_process(kit).pid) in told
+        assert find_process(kit).pid != first
+        assert "not answered" not in told
+        assert the_process(kit).ok is True
+        clock = next(one for one in examine(kit, connect=True) if one.name == "clock")
+        assert clock.ok is True
+        assert "which the running kit asked" in clock.found
+        (kit / "local/privacy.json").write_text("{")
+        with pytest.raises(Exception, match="JSONDecodeError"):
+            restart(kit)
+        system.until(lambda: "crash loop" in (kit / "log.txt").read_text(), "the log says nothing")
+        lines = [line for line in (kit / "log.txt").read_text().splitlines() if "crash loop" in line]
+        assert "ended without being asked to" in lines[0]
+        (kit / "local/privacy.json").unlink()
+        stop(kit)
+        assert find_process(kit) is None
+        assert restart(kit).startswith("runs as process")
+        assert stop(kit) == "has stopped"
+        assert stop(kit) == "does not run"
+        assert stop(system.kit(SERVER)) == "has stopped"
+    assert left_running(tmp_path) == []

@@ -1,0 +1,231 @@
+"""What `medfedaug clean` removes of a kit's old jobs, and what it never removes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hospitals import Deployment, Hospital
+from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
+
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import RunFailed
+from medfedaug.federation import FederationServer
+from medfedaug.federation.protocol import run as run_protocol
+
+DAY = 86400.0
+RULES = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+
+
+def age(folder: Path, days: float) -> None:
+    """Let everything below a folder be as old as this."""
+    when = time.time() - days * DAY
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (when, when), follow_symlinks=False)
+
+
+@pytest.fixture
+def federation(phantom_dir, tmp_path, monkeypatch):
+    """Two hospitals in which a job has run, in folders of their own, temporary files too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    settings = {**RULES, "memory": 0, "cache": str(tmp_path / "cache")}
+    return Deployment(
+        [Hospital(tmp_path / f"kits/{n}", phantom_dir / n, **settings) for n in ("site_A", "site_B")]
+    )
+
+
+def finish(deployment: Deployment, config: RunConfig, *, end: bool = True) -> tuple[str, FederationServer]:
+    """Run a job under an identifier as NVFlare's."""
+    job = str(uuid.uuid4())
+    for hospital in deployment.hospitals.values():
+        hospital.start(config, job)
+    server = FederationServer(config)
+    run_protocol(server, deployment)
+    if end:
+        for hospital in deployment.hospitals.values():
+            hospital.end()
+    return job, server
+
+
+def needed_files(kit: Path) -> dict[Path, bytes]:
+    kept = [
+        kit / "medfedaug/ledger.sqlite",
+        kit / "medfedaug/site_A/pseudonyms.key",
+        kit / "local/medfedaug.json",
+    ]
+    kept += [path for path in (kit / "medfedaug/site_A/jobs").iterdir() if path.suffix == ".json"]
+    return {path: path.read_bytes() for path in kept}
+
+
+def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_path):
+    kit = federation.hospitals["site_A"].kit
+    config = tiny_config("fedbn", rounds=1)
+    old, _ = finish(federation, config)
+    for name in ("log.txt.3", "error_log.txt.1", "log.json.2", "log.txt"):
+        (kit / name).write_text("x" * 1000)
+    (kit / "medfedaug/site_A/notes.txt").write_text("the engineer's own")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    (kit / str(uuid.uuid4())).symlink_to(outside)
+    dead = tmp_path / "tmp/medfedaug-cache-1"
+    dead.mkdir()
+    np.save(dead / "image.npy", np.zeros(10))
+    for folder in (kit, tmp_path / "cache", tmp_path / "tmp"):
+        age(folder, 40)
+    (run_of,) = (kit / "medfedaug/site_A").glob("*.pt")
+    prepared = list((tmp_path / "cache").iterdir())
+    assert prepared
+    recent, server = finish(federation, tiny_config("fedbn", rounds=1, seed=1))
+    unfinished = kit / "medfedaug/site_A/.run.pt.0123abcd"  # after that job, whose start would remove it
+    unfinished.write_text("unfinished")
+    os.utime(unfinished, (time.time() - 40 * 86400,) * 2)
+    before = needed_files(kit)
+    listed = sorted(kit.rglob("*"))
+
+    code, out, err = run("clean", "--kit", kit, "--older-than", 30)
+    assert code == 0, err
+    assert sorted(kit.rglob("*")) == listed  # it only says so
+    for path in (kit / old, run_of, kit / "log.txt.3", dead, kit / "medfedaug/site_A/.run.pt.0123abcd"):
+        assert f"would go: {path} " in out
+    for words in ("what has left this site", "the key of the pseudonyms", "the record of jobs and approvals"):
+        assert words in out
+    assert f"would go: {kit / recent}" not in out
+    code, out, err = run("clean", "--kit", kit, "--older-than", 30, "--yes")
+    assert code == 0, err
+    for path in (kit / old, run_of, kit / "log.txt.3", kit / "log.json.2", dead):
+        assert not path.exists()
+    assert (outside / "precious").exists()
+    for path in (kit / recent, kit / "log.txt", kit / "medfedaug/site_A/notes.txt", kit / "startup"):
+        assert path.exists()
+    assert needed_files(kit) == before
+    assert "0 of" in run("clean", "--kit", kit, "--older-than", 30)[1]
+
+    # What the site knows is as before, the recent run can be tested again, and a new job runs.
+    assert old in run("jobs", kit, "--record")[1]
+    assert old in run("ledger", kit)[1]
+    hospital = federation.hospitals["site_A"]
+    hospital.start(tiny_config("fedbn", rounds=1, seed=1), recent)
+    again = hospital.answer(server.test())
+    assert not again.error
+    _, later = finish(federation, tiny_config("fedbn", rounds=1, seed=2))
+    assert set(later.results()["test"]["sites"]) == {"site_A", "site_B"}
+
+
+def test_a_half_trained_round_of_a_job_that_was_aborted_goes(federation, tiny_config, run):
+    """Its site was stopped in the middle of a round, and no job goes on from there."""
+    hospital = federation.hospitals["site_A"]
+    settings = json.loads((hospital.kit / "local/medfedaug.json").read_text())
+    (hospital.kit / "local/medfedaug.json").write_text(json.dumps({**settings, "save_every": 1e-9}))
+    config = tiny_config("fedavg", rounds=1, batch_size=2, local_epochs=100)
+    for one in federation.hospitals.values():
+        one.start(config, str(uuid.uuid4()))
+    server, halves = FederationServer(config), hospital.kit / "medfedaug/site_A"
+
+    def abort() -> None:
+        while not list(halves.glob("*.half.pt")):
+            time.sleep(0.001)
+        hospital.signal.trigger("aborted")
+
+    watching = threading.Thread(target=abort, daemon=True)
+    watching.start()
+    with pytest.raises(RunFailed):
+        run_protocol(server, federation)
+    watching.join(timeout=60)
+    hospital.end()
+    (half,) = halves.glob("*.half.pt")
+    age(hospital.kit, 20)
+    assert f"would go: {half}" not in run("clean", "--kit", hospital.kit, "--older-than", 30)[1]
+    age(hospital.kit, 40)
+    _, out, _ = run("clean", "--kit", hospital.kit, "--older-than", 30, "--yes")
+    assert f"removed: {half} (state of runs" in out
+    assert not half.exists()
+
+
+def test_nothing_of_a_job_that_runs_goes_however_old_it_is(federation, tiny_config, run, tmp_path):
+    kit = federation.hospitals["site_A"].kit
+    config = tiny_config("fedbn", rounds=1)
+    job, _ = finish(federation, config, end=False)
+    for folder in (kit, tmp_path / "cache"):
+        age(folder, 400)
+    _, out, _ = run("clean", "--kit", kit, "--older-than", 1, "--yes")
+    assert "0 of" in out
+    assert "a job is running here" in out
+    assert "1 running" in run("jobs", kit)[1]
+    federation.hospitals["site_A"].end()
+    assert "1 ended" in run("jobs", kit)[1]
+    age(kit, 400)
+    _, out, _ = run("clean", "--kit", kit, "--older-than", 1, "--yes")
+    assert f"removed: {kit / job} " in out
+
+
+def test_days_below_one_and_a_folder_that_is_no_kit_are_refused(federation, run, tmp_path):
+    kit = federation.hospitals["site_A"].kit
+    assert run("clean", "--kit", kit, "--older-than", 0)[0] == 2
+    code, _, err = run("clean", "--kit", tmp_path, "--older-than", 30)
+    assert code == 2
+    assert "is not an NVFlare kit" in err
+
+
+def test_doctor_shows_the_disk_that_a_kit_uses(federation, tiny_config, run):
+    kit = federation.hospitals["site_A"].kit
+    finish(federation, tiny_config("fedbn", rounds=1))
+    age(kit, 100)
+    _, out, _ = run("doctor", "--kit", kit)
+    text = " ".join(out.replace("│", " ").split())
+    assert "disk used" in text
+    assert "state of runs" in text
+    assert "are old and may go" in text
+
+
+@pytest.mark.slow
+def test_through_nvflare_a_job_is_on_record_with_its_submitter_and_both_kits_are_cleaned(tmp_path):
+    with Rehearsal(tmp_path / "work") as system:
+        system.provision()
+        system.make_data()
+        system.configure(forbid_code=True, only_ours=True)
+        system.start_kits()
+        job_id = system.submit(
+            system.export("lesions", "fedbn", "--purpose", "Lesions in the phantom's brain")
+        )
+        site, server = system.kit(HOSPITALS[0]), system.kit(SERVER)
+        system.wait(job_id)
+        system.collect(job_id)
+        record = system.medfedaug("jobs", site, "--record")
+        for words in (
+            "purpose: Lesions in the phantom's brain",
+            job_id,
+            'name "lesions"',
+            "submitted by lead@example.org",
+            "by the certificate that signed it",
+        ):
+            assert words in record, record
+        deadline = time.monotonic() + 120
+        while "1 ended" not in system.medfedaug("jobs", site) and time.monotonic() < deadline:
+            time.sleep(1)
+        assert "1 ended" in system.medfedaug("jobs", site)
+        for kit in (site, server):
+            age(kit / "medfedaug", 40)
+            for path in (*kit.glob(job_id), *kit.glob(f"*/{job_id}")):
+                age(path, 40)
+        told = system.medfedaug("clean", "--kit", server, "--older-than", "30")
+        assert f"{job_id} (job store" not in told
+        assert "--results lets them go" in told
+        assert "medfedaug/server/lesions.pt (state of runs" in told
+        told = system.medfedaug("clean", "--kit", server, "--older-than", "30", "--results", "--yes")
+        assert f"{job_id} (job store" in told
+        told = system.medfedaug("clean", "--kit", site, "--older-than", "30", "--yes")
+        assert f"removed: {site / job_id} " in told
+        # The kits work as before.
+        again = system.submit(system.export("again", "fedbn"))
+        system.wait(again)
+        results = json.loads((system.collect(again) / "results.json").read_text())
+        assert set(results["test"]["sites"]) == set(HOSPITALS)

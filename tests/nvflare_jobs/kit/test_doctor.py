@@ -1,0 +1,277 @@
+"""What `medfedaug doctor` says of a site, and that it says so of what is really wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import metadata
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from benchmark_files import write_volume
+
+from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs.kit import doctor
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in ("DATA", "DEVICE", "STATE", "MEMORY", "CACHE"):
+        monkeypatch.delenv(f"MEDFEDAUG_{name}", raising=False)
+
+
+@pytest.fixture
+def kit(kits, make_site):
+    """A kit of a site that is ready."""
+    found = open_kit(kits / "hospital-a")
+    data = make_site("hospital-a", cases=(10, 10, 10))
+    found.write(found.plan(data=data, device="cpu", forbid=True))
+    return found.path
+
+
+def verdicts(checks) -> dict[str, bool | None]:
+    return {check.name: check.ok for check in checks}
+
+
+def the(checks, name):
+    return next(check for check in checks if check.name == name)
+
+
+def test_a_site_that_is_ready(kit, run):
+    checks = examine(kit)
+    assert set(verdicts(checks).values()) == {True}, [check for check in checks if not check.ok]
+    assert {"python", "monai", "torch", "nvflare", "nibabel", "SimpleITK"} <= verdicts(checks).keys()
+    assert "10 training" in the(checks, "data").found
+    assert "1 x 16 x 16 x 4" in the(checks, "one image").found
+    code, out, err = run("doctor", "--kit", kit, "--offline")
+    assert code == 0, err
+    assert "state folder" in out
+    assert out.endswith("ready\n")
+
+
+def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, make_site):
+    assert "no score of a case leaves" in the(examine(kit), "scores").found
+    make_site("hospital-a", cases=(10, 9, 10))
+    checks = verdicts(examine(kit))
+    assert checks["validation scores"] is None
+    assert "test scores" not in checks
+    found = the(examine(kit), "validation scores").found
+    assert found == "9 cases; means of fewer than 10 stay here: it has no say in which round is the best"
+    change(kit, privacy={"scores": "cases"})
+    assert "validation scores" not in verdicts(examine(kit))
+
+
+def test_how_many_models_may_be_scored_is_said_and_more_than_usual_is_noted(kit):
+    found = the(examine(kit), "scored models")
+    assert found.ok
+    assert found.found.startswith("100 on validation and 20 on test cases within 30 days; 1 unknown")
+    change(kit, privacy={"max_test_scores": 500})
+    found = the(examine(kit), "scored models")
+    assert found.ok is None
+    assert "max_test_scores" in found.advice
+
+
+def test_a_missing_data_folder_is_called_missing(kit, run, tmp_path):
+    code, out, err = run("doctor", "--kit", kit, "--data", tmp_path / "not mounted")
+    assert code == 1
+    assert "the data folder is missing" in " ".join((out + err).replace("│", " ").split())
+
+
+def test_where_prepared_images_are_kept_is_said(kit, run, tmp_path):
+    assert "up to 2 GiB in memory, the rest in " in the(examine(kit), "prepared images").found
+    change(kit, memory=0.5, cache=str(tmp_path / "prepared"))
+    code, out, err = run("doctor", "--kit", kit, "--offline")
+    assert code == 0, err
+    assert "up to 0.5 GiB in memory, the rest in" in " ".join(out.replace("│", " ").split())
+    assert str(tmp_path / "prepared") in the(examine(kit), "prepared images").found
+    (tmp_path / "prepared").write_text("")
+    check = the(examine(kit), "prepared images")
+    assert check.ok is False
+    assert "cannot be written" in check.found
+
+
+def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
+    code, out, _ = run("doctor", "--kit", kits / "hospital-b", "--offline")
+    assert code == 1
+    assert "not ready: allow-list, job files, components, launcher, logs, data" in out
+    assert "site-config" in out
+    checks = examine(kits / "hospital-b")
+    assert the(checks, "policy").ok is None
+    assert "project_admin, lead" in the(checks, "policy").found
+
+
+def test_a_server_has_no_data_to_look_at(kits):
+    kit = open_kit(kits / "fl-server.example.org")
+    assert verdicts(examine(kit.path))["allow-list"] is False
+    kit.write(kit.plan(forbid=True))
+    found = verdicts(examine(kit.path))
+    assert set(found.values()) == {True}
+    assert not {"data", "device", "launcher"} & found.keys()
+
+
+def change(kit, **values):
+    file = kit / "local/medfedaug.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, make_site, monkeypatch):
+    assert "noise" not in verdicts(examine(kit))
+    policy = {"sgd_noise_multiplier": 2.0, "noise_multiplier": 1.5, "max_epsilon": 8}
+    change(kit, privacy=policy)
+    assert the(examine(kit), "noise").found == "weights 2, statistics 1.5; up to ε = 8 at δ = 1e-05"
+    assert False not in verdicts(examine(kit)).values()
+    listing = make_site("hospital-a", cases=(12, 10, 10)) / "dataset.json"
+    content = json.loads(listing.read_text())
+    for index, case in enumerate(content["training"]):
+        case["patient"] = f"p{max(index, 1)}"  # the first two are of one
+    listing.write_text(json.dumps(content))
+    assert verdicts(examine(kit))["cases of a patient"] is False
+    assert the(examine(kit), "cases of a patient").found.startswith("2 for training, noise would hide 1")
+    change(kit, privacy={**policy, "cases_per_patient": 2})
+    assert "cases of a patient" not in verdicts(examine(kit))
+
+    def missing():
+        raise ConfigError("privacy: noise needs Opacus for its account")
+
+    monkeypatch.setattr(doctor, "require_opacus", missing)
+    check = the(examine(kit), "noise")
+    assert (check.ok, check.advice) == (False, "pip install 'medfedaug[privacy]'")
+
+
+def no_listing(kit, data):
+    (data / "dataset.json").unlink()
+
+
+def bad_header(kit, data):
+    (data / "images/3.nii.gz").write_bytes(b"garbage")
+
+
+def bad_voxels(kit, data):
+    voxels = np.full((16, 16, 4), np.nan, np.float32)
+    write_volume(data / "images/0.nii.gz", voxels)
+
+
+def allow(kit, *entries, **values):
+    file = kit / "local/resources.json"
+    found = json.loads(file.read_text())
+    found["class_allow_list"] += entries
+    file.write_text(json.dumps({**found, **values}))
+
+
+def earlier_list(kit, data):
+    allow(kit, "medfedaug.")
+
+
+def earlier_modules(kit, data):
+    allow(kit, "medfedaug.nvflare_jobs.")
+
+
+def every_class(kit, data):
+    allow(kit, "*")
+
+
+def warnings_alone(kit, data):
+    allow(kit, class_list_enforcement_mode="warn")
+
+
+def few_images(kit, data):
+    change(kit, privacy={"min_images": 11})
+
+
+def few_cases(kit, data):
+    change(kit, jobs={"min_cases": 11})
+
+
+def no_device(kit, data):
+    change(kit, device="nonsense")
+
+
+def bad_settings(kit, data):
+    change(kit, min_images=3)
+
+
+def state_in_a_file(kit, data):
+    (kit / "file").write_text("")
+    change(kit, state=str(kit / "file" / "state"))
+
+
+def two_launchers(kit, data):
+    file = kit / "local/resources.json"
+    values = json.loads(file.read_text())
+    (launcher,) = (entry for entry in values["components"] if entry["id"] == "process_launcher")
+    values["components"].append({**launcher, "id": "another"})
+    file.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (no_listing, "data", "no data of a site"),
+        (bad_header, "data", "images/3.nii.gz: cannot be read"),
+        (bad_voxels, "one image", "images/0.nii.gz: has NaN or infinite voxels"),
+        (earlier_list, "allow-list", "medfedaug.: of an earlier site-config"),
+        (earlier_modules, "allow-list", "a job without code can run any command here"),
+        (every_class, "allow-list", "a job can run any command here"),
+        (warnings_alone, "allow-list", "class_list_enforcement_mode is warn"),
+        (few_images, "number of images", "10 for training; statistics of fewer than 11 stay here"),
+        (few_cases, "training cases", "10 cases would train, and the site's rule min_cases is 11"),
+        (no_device, "device", "nonsense"),
+        (bad_settings, "settings", "unknown keys min_images"),
+        (state_in_a_file, "state folder", "cannot be written"),
+        (two_launchers, "launcher", "2 in resources.json"),
+    ],
+)
+def test_what_is_wrong_is_found(kit, tmp_path, spoil, name, words):
+    spoil(kit, tmp_path / "data/hospital-a")
+    checks = examine(kit)
+    assert [check.name for check in checks if check.ok is False] == [name]
+    assert words in the(checks, name).found
+    assert the(checks, name).advice
+
+
+def test_whole_packages_that_a_site_allows_are_named(kit):
+    allow(kit, "hospital.tools.")
+    assert the(examine(kit), "allow-list").ok is None
+    assert "hospital.tools." in the(examine(kit), "allow-list").found
+
+
+def test_a_full_disk_is_found(kit, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    assert [check.name for check in examine(kit) if not check.ok] == ["state folder", "prepared images"]
+
+
+def test_versions_that_do_not_fit_are_found(kit, monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name == "SimpleITK":
+            raise metadata.PackageNotFoundError(name)
+        return {"nvflare": "2.10.1", "torch": "2.4.1+cu121"}.get(name) or real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    checks = examine(kit)
+    assert [check.name for check in checks if not check.ok] == ["SimpleITK", "nvflare"]
+    assert the(checks, "SimpleITK").found == "missing"
+    assert "nvflare<2.10,>=2.9" in the(checks, "nvflare").advice
+
+
+def test_without_a_kit_the_data_alone_are_looked_at(make_site, monkeypatch):
+    data = make_site("A", channels=2, cases=(0, 0, 2))
+    checks = examine(data=data)
+    assert the(checks, "kit").ok is None
+    assert "channels: 2" in the(checks, "data").found
+    assert the(checks, "number of images").ok is True
+    assert "state folder" not in verdicts(checks)
+    assert the(checks, "device").ok is (True if torch.cuda.is_available() else None)
+    write_volume(data / "images/0.nii.gz", torch.zeros(16, 16, 9).numpy())
+    monkeypatch.setenv("MEDFEDAUG_DATA", str(data))
+    assert "its image 16 x 16 x 9" in the(examine(), "data").found
+
+
+def test_a_folder_that_is_no_kit_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not an NVFlare kit"):
+        examine(tmp_path)

@@ -1,0 +1,276 @@
+"""NVFlare's kits as `medfedaug site-config` leaves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hospitals import Hospital
+from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
+from nvflare.security.security import COMMAND_CATEGORIES
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation.messages.messages import Request
+from medfedaug.nvflare_jobs.kit.allowed import needed_classes, our_classes
+from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
+from medfedaug.nvflare_jobs.provisioning.project import project_file
+from medfedaug.privacy.site_settings import SiteSettings
+
+
+def content(kit: Path, name: str) -> dict:
+    return json.loads((kit / "local" / name).read_text())
+
+
+def test_the_project_has_four_hospitals_and_needs_no_open_port_at_any(provisioned):
+    hospitals = {f"hospital-{letter}" for letter in "abcd"}
+    assert hospitals < {path.name for path in provisioned.iterdir()}
+    for name in hospitals:
+        startup = json.loads((provisioned / name / "startup/fed_client.json").read_text())
+        assert startup["client"]["connection_security"] == "mtls"
+        assert startup["servers"][0]["service"]["target"] == "fl-server.example.org:8002"
+
+
+def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path):
+    kit, data = kits / "hospital-a", tmp_path / "data"
+    data.mkdir()
+    before = content(kit, "resources.json.default")
+    code, out, err = run("site-config", "--kit", kit, "--data", data, "--min-images", 20, "--state", tmp_path)
+    assert code == 0, err
+    for word in ("class_allow_list", LAUNCHER, "min_images", str(data)):
+        assert word in out
+    after = content(kit, "resources.json")
+    assert after["class_allow_list"] == [*before["class_allow_list"], *our_classes(server=False)]
+    own = [{"id": name, "path": path, "args": {}} for name, path in OWN_COMPONENTS[False].items()]
+    assert after["components"][: len(own)] == own
+    others = after["components"][len(own) :]
+    changed = [(a, b) for a, b in zip(before["components"], others, strict=True) if a != b]
+    assert [(a["id"], b) for a, b in changed] == [
+        ("process_launcher", {"id": "process_launcher", "path": LAUNCHER, "args": {}})
+    ]
+    assert after.pop("allow_log_streaming") is False  # it is not there, or true, by default
+    for key in before.keys() - {"class_allow_list", "components", "allow_log_streaming"}:
+        assert after[key] == before[key]
+    assert content(kit, "medfedaug.json") == {
+        "privacy": {"min_images": 20},
+        "data": str(data.resolve()),
+        "state": str(tmp_path.resolve()),
+    }
+    assert not (kit / "local/authorization.json").exists()
+
+
+def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkeypatch):
+    for name in ("MEDFEDAUG_MEMORY", "MEDFEDAUG_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    kit = kits / "hospital-a"
+    code, _, err = run("site-config", "--kit", kit, "--memory", 0.5, "--cache", tmp_path / "prepared")
+    assert code == 0, err
+    settings = SiteSettings.load(kit)
+    assert (settings.storage.max_bytes, settings.storage.folder) == (2**29, tmp_path / "prepared")
+    assert run("site-config", "--kit", kit, "--memory", 0)[0] == 0
+    assert content(kit, "medfedaug.json")["memory"] == 0
+    assert content(kit, "medfedaug.json")["cache"] == str(tmp_path / "prepared")
+    before = (kit / "local/medfedaug.json").read_bytes()
+    code, _, err = run("site-config", "--kit", kit, "--memory", "inf")
+    assert code == 2
+    assert "memory must be a number of GiB, got inf" in err
+    assert (kit / "local/medfedaug.json").read_bytes() == before
+    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--memory", 0)
+    assert code == 2
+    assert "a server has no data, device, state, memory, cache" in " ".join(err.split())
+
+
+def test_an_administrator_sets_the_budget_of_scores(run, kits):
+    kit = kits / "hospital-a"
+    options = {"max-validation-scores": 500, "max-test-scores": 30, "max-unknown-models": 0}
+    code, _, err = run("site-config", "--kit", kit, *(w for n, v in options.items() for w in (f"--{n}", v)))
+    assert code == 0, err
+    policy = SiteSettings.load(kit).privacy
+    assert (policy.max_validation_scores, policy.max_test_scores, policy.max_unknown_models) == (500, 30, 0)
+    assert run("site-config", "--kit", kit, "--max-test-scores", 0)[0] == 2
+    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--max-test-scores", 3)
+    assert code == 2
+    assert "a server has no data" in " ".join(err.split())
+
+
+def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
+    kit = kits / "hospital-b"
+    assert run("site-config", "--kit", kit, "--device", "cuda:1", "--min-images", 30)[0] == 0
+    settings = kit / "local/medfedaug.json"
+    settings.write_text(
+        json.dumps({"device": "cuda:1", "privacy": {"min_images": 30, "cases_per_patient": 2}})
+    )
+    files = {path: path.read_bytes() for path in (kit / "local").iterdir()}
+    code, out, _ = run("site-config", "--kit", kit)
+    assert code == 0
+    assert "nothing to change" in out
+    assert {path: path.read_bytes() for path in (kit / "local").iterdir()} == files
+    assert run("site-config", "--kit", kit, "--min-images", 12)[0] == 0
+    assert content(kit, "medfedaug.json") == {
+        "privacy": {"min_images": 12, "cases_per_patient": 2},
+        "device": "cuda:1",
+    }
+
+
+def test_check_says_what_is_missing_and_writes_nothing(run, kits):
+    kit = kits / "hospital-a"
+    files = {path.name for path in (kit / "local").iterdir()}
+    code, out, _ = run("site-config", "--kit", kit, "--check", "--forbid-code")
+    assert code == 1
+    for word in ("class_allow_list", "process_launcher", "min_images", "permissions.lead.byoc"):
+        assert word in out
+    assert {path.name for path in (kit / "local").iterdir()} == files
+    assert run("site-config", "--kit", kit, "--forbid-code")[0] == 0
+    assert run("site-config", "--kit", kit, "--check", "--forbid-code")[0] == 0
+
+
+def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kits):
+    kit = kits / "fl-server.example.org"
+    assert "/tmp/nvflare" in (kit / "local/resources.json.default").read_text()
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 0, err
+    text = (kit / "local/resources.json").read_text()
+    assert "/tmp/nvflare" not in text
+    assert str(kit / "jobs-storage") in text
+    assert str(kit / "snapshot-storage") in text
+    assert set(our_classes(server=True)) <= set(content(kit, "resources.json")["class_allow_list"])
+    assert LAUNCHER not in text
+    assert not (kit / "local/medfedaug.json").exists()
+    code, _, err = run("site-config", "--kit", kit, "--device", "cpu")
+    assert code == 2
+    assert "a server has no data" in err
+
+
+@pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
+def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kits, name):
+    kit, server = kits / name, name.startswith("fl-")
+    assert run("site-config", "--kit", kit)[0] == 0
+    now = content(kit, "resources.json")
+    theirs = [entry for entry in now["class_allow_list"] if entry not in our_classes(server)]
+    theirs += ["hospital.tools.Reader"]
+    older = ["medfedaug.", "medfedaug.nvflare_jobs.", "medfedaug.nvflare_jobs.persistor.ModelPersistor"]
+    values = {**now, "class_allow_list": [*theirs, *older]}
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    code, out, _ = run("site-config", "--kit", kit, "--check")
+    assert code == 1
+    assert f"class_allow_list: without {', '.join(older)}" in out
+    code, out, _ = run("doctor", "--kit", kit, "--offline")
+    assert code == 1
+    assert "not ready: allow-list" in out
+    assert run("site-config", "--kit", kit)[0] == 0
+    assert content(kit, "resources.json")["class_allow_list"] == [*theirs, *our_classes(server)]
+    assert run("site-config", "--kit", kit, "--check")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
+def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
+    kit, server = kits / name, name.startswith("fl-")
+    values = content(kit, "resources.json.default")
+    values |= {"class_allow_list": ["*"], "class_list_enforcement_mode": "warn"}
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    code, out, _ = run("site-config", "--kit", kit, "--only-medfedaug")
+    assert code == 0
+    assert "without *" in out
+    now = content(kit, "resources.json")
+    assert now["class_allow_list"] == list(needed_classes(server))
+    assert "class_list_enforcement_mode" not in now
+    # It stays so when the kit is configured again.
+    assert run("site-config", "--kit", kit)[0] == 0
+    assert content(kit, "resources.json") == now
+
+
+def test_an_allow_list_that_is_none_is_refused(run, kits):
+    kit = kits / "hospital-a"
+    (kit / "local/resources.json").write_text(json.dumps({"class_allow_list": "medfedaug."}))
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 2
+    assert "class_allow_list must be a list of class paths" in err
+
+
+def test_another_launcher_stays(run, kits):
+    kit = kits / "hospital-a"
+    values = content(kit, "resources.json.default")
+    for component in values["components"]:
+        if component["id"] == "process_launcher":
+            component["path"] = "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher"
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    assert run("site-config", "--kit", kit)[0] == 0
+    own = OWN_COMPONENTS[False]
+    found = [c for c in content(kit, "resources.json")["components"] if c["id"] not in own]
+    assert found == values["components"]
+
+
+def permitted(policy: dict, role: str, right: str) -> bool:
+    parsed, error = parse_policy_config(policy, COMMAND_CATEGORIES)
+    assert not error
+    return parsed.evaluate("hospital_a", AuthzContext(right, Person("who", "coordination", role)))[0]
+
+
+def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
+    default = content(kits / "hospital-a", "authorization.json.default")
+    policy, roles = forbid_code(default)
+    assert roles == ["project_admin", "lead"]
+    rights = {*COMMAND_CATEGORIES, *COMMAND_CATEGORIES.values()}
+    assert len(rights) > 20
+    for role in default["permissions"]:
+        assert not permitted(policy, role, "byoc")
+        for right in rights:
+            assert permitted(policy, role, right) == permitted(default, role, right), (role, right)
+    assert permitted(default, "project_admin", "byoc")
+    assert forbid_code(policy) == (policy, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "no such folder"),
+        (".", "not an NVFlare kit"),
+        ("lead@example.org", "administrator's kit"),
+    ],
+)
+def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
+    with pytest.raises(ConfigError, match=words):
+        open_kit(kits / name)
+
+
+def test_a_damaged_file_of_a_kit_is_named(run, kits):
+    kit = kits / "hospital-a"
+    (kit / "local/resources.json").write_text("{")
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 2
+    assert "resources.json: not readable as JSON" in err
+    (kit / "local/resources.json").unlink()
+    code, _, err = run("site-config", "--kit", kit, "--data", kit / "nowhere")
+    assert code == 2
+    assert "nowhere: no such folder" in err
+    assert not (kit / "local/resources.json").exists()
+
+
+def test_a_full_disk_costs_a_site_none_of_its_settings(run, kits, request):
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit, "--min-images", 20)[0] == 0
+    before = content(kit, "medfedaug.json")
+    request.getfixturevalue("full_disk")
+    code, _, err = run("site-config", "--kit", kit, "--min-images", 30)
+    assert code == 2
+    assert "medfedaug.json: cannot be written: the disk is full" in " ".join(err.split())
+    assert content(kit, "medfedaug.json") == before
+
+
+def test_sites_may_have_names_that_yaml_takes_for_something_else():
+    sites = ["01", "no", "null", "1e5", "2026-01-01", "clinic-a"]
+    said = yaml.safe_load(project_file(sites, name="123"))
+    clients = [entry for entry in said["participants"] if entry["type"] == "client"]
+    assert [entry["name"] for entry in clients] == sites
+    assert [entry["org"] for entry in clients] == [name.replace("-", "_") for name in sites]
+    assert said["name"] == "123"
+
+
+def test_a_setting_that_pytorch_does_not_know_is_answered_in_one_line(tmp_path, tiny_config, phantom_dir):
+    site = Hospital(tmp_path / "site_A", phantom_dir / "site_A")
+    site.set(data=str(phantom_dir / "site_A"), device="gpu")
+    site.start(tiny_config(), "job")
+    error = site.answer(Request("prepare", run="a" * 32)).error
+    assert error == "site site_A: RuntimeError while its settings were opened; the site's own log says more"
+    assert "gpu" in site.logged[0]

@@ -1,0 +1,288 @@
+"""Numbers of a kit for monitoring: what Prometheus takes, what is in them, and rules that tell somebody."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from rehearsed_hospitals import HOSPITALS, SERVER
+
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.kit_metrics import Sample, exposition, kit_metrics, write_metrics
+from medfedaug.nvflare_jobs.kit.kit_process import (
+    ProcessRecord,
+    find_trouble,
+    pid_namespace,
+    settings_at_start,
+)
+from medfedaug.nvflare_jobs.kit.kit_status import KitStatus
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy/prometheus"
+SITE = HOSPITALS[0]
+
+
+@pytest.fixture
+def kit(kits):
+    found = open_kit(kits / SITE)
+    found.write(found.plan(forbid=True))
+    return found
+
+
+@pytest.fixture
+def server(kits):
+    found = open_kit(kits / SERVER)
+    found.write(found.plan(forbid=True))
+    return found
+
+
+def promtool(*arguments, text=None):
+    program = shutil.which("promtool")
+    if not program:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    done = subprocess.run([program, *arguments], input=text, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def job(kit, *events) -> Path:
+    """The events that a job's process wrote in a kit."""
+    path = kit.path / "3c1f-job" / "medfedaug" / "events.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    path.with_name("alive").touch()
+    return path
+
+
+def value(samples, name, **labels):
+    (found,) = [
+        one.value for one in samples if one.name == name and labels.items() <= dict(one.labels).items()
+    ]
+    return found
+
+
+def running(kit, **changes) -> ProcessRecord:
+    now = time.time()
+    record = ProcessRecord(
+        pid=1, started=now, starts=[now], settings=settings_at_start(kit.path), written=now, **changes
+    )
+    record.save(kit.path)
+    return record
+
+
+SERVER_EVENTS = (
+    {"event": "round_started", "round": 1, "rounds": 5},
+    {"event": "refused", "round": 1, "reason": "site B: a key is missing"},
+    {
+        **{"event": "round_finished", "round": 1, "seconds": 12.5, "samples": 40},
+        "bytes": {"model": {"up": 1000, "down": 2000}, "fedfa": {"up": 10, "down": 20}},
+    },
+    {"event": "round_started", "round": 2},
+)
+SITE_EVENTS = (
+    {
+        **{"event": "answered", "round": 1, "rounds": 5, "task": "train", "scores": {"train_loss": 0.5}},
+        **{"samples": 40, "seconds": 3.5, "model": 1000, "statistics": {"fedfa": 10}, "cases": 12},
+    },
+    {"event": "not_answered", "task": "train", "reason": "the disk is full"},
+)
+
+
+def test_a_server_tells_of_its_job_and_of_its_sites(server):
+    job(server, *SERVER_EVENTS)
+    running(server, sites={"hospital-a": 1000.0, "hospital-b": 2000.0})
+    found = kit_metrics(server)
+    assert value(found, "kit_up") == 1
+    assert value(found, "site_heard_timestamp_seconds", site="hospital-b") == 2000
+    assert (value(found, "job_round"), value(found, "job_rounds")) == (2, 5)
+    assert value(found, "job_round_seconds") == 12.5
+    assert value(found, "job_refusals_total") == 1
+    assert value(found, "job_received_bytes_total", job="3c1f-job") == 1010
+    assert value(found, "job_sent_bytes_total") == 2020
+    assert value(found, "job_state", state="running") == 1
+    assert value(found, "job_state", state="dead") == 0
+
+
+def test_a_site_tells_of_its_certificate_its_server_and_what_it_sent(kit):
+    job(kit, *SITE_EVENTS)
+    running(kit, heard=1234.0, clock=-0.5)
+    found = kit_metrics(kit)
+    assert value(found, "job_sent_bytes_total") == 1010
+    assert value(found, "job_refusals_total") == 1
+    assert value(found, "server_heard_timestamp_seconds") == 1234
+    assert value(found, "server_clock_offset_seconds") == -0.5
+    days = (value(found, "certificate_expiry_timestamp_seconds", file="client.crt") - time.time()) / 86400
+    assert 355 < days < 361
+    assert value(found, "kit_disk_free_bytes") > 0
+    assert not [one for one in found if one.name == "job_received_bytes_total"]
+
+
+def test_a_process_that_died_and_one_that_needs_a_restart_are_told(kit):
+    assert value(kit_metrics(kit), "kit_up") == 0
+    record = running(kit)
+    found = kit_metrics(kit)
+    assert (value(found, "kit_up"), value(found, "kit_restart_needed")) == (1, 0)
+    (kit.path / "local/privacy.json").write_text('{"scopes": []}')
+    assert value(kit_metrics(kit), "kit_restart_needed") == 1
+    now = time.time()
+    replace(record, starts=[now - 40, now - 20, now]).save(kit.path)
+    assert value(kit_metrics(kit), "kit_recent_starts") == 3
+    replace(record, starts=[now - 9000, now - 8990, now - 8980]).save(kit.path)
+    assert value(kit_metrics(kit), "kit_recent_starts") == 1
+    replace(record, written=now - 600).save(kit.path)
+    assert value(kit_metrics(kit), "kit_up") == 0
+    replace(record, stopping=True).save(kit.path)
+    assert value(kit_metrics(kit), "kit_up") == 0
+
+
+def test_a_process_that_was_killed_is_down_at_once_and_one_in_another_container_after_minutes(kit, run):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    record = replace(running(kit, heard=time.time()), pid=ended.pid, namespace=pid_namespace())
+    record.save(kit.path)
+    assert value(kit_metrics(kit), "kit_up") == 0
+    assert run("health", kit.path)[0] == 1
+    replace(record, pid=os.getpid()).save(kit.path)
+    assert run("health", kit.path)[0] == 0
+    replace(record, namespace="of another container").save(kit.path)
+    assert run("health", kit.path)[0] == 0
+    assert value(kit_metrics(kit), "kit_up") == 1
+
+
+def test_health_asks_the_process(kit, server, run):
+    code, out, _ = run("health", kit.path)
+    assert (code, out.strip().endswith("does not run")) == (1, True)
+    record = running(kit, heard=time.time())
+    assert run("health", kit.path)[0] == 0
+    replace(record, heard=time.time() - 1000).save(kit.path)
+    assert re.match(r"the server has not answered for 1\d\d\d s", find_trouble(kit.path, server=False))
+    assert run("health", kit.path)[0] == 1
+    replace(record, heard=None, started=time.time() - 1000).save(kit.path)
+    assert find_trouble(kit.path, server=False)
+    replace(record, stopping=True).save(kit.path)
+    assert find_trouble(kit.path, server=False) == "was asked to stop"
+    record = running(server)
+    replace(record, started=time.time() - 1000).save(server.path)
+    assert run("health", server.path)[0] == 0
+
+
+def test_the_file_is_whole_for_everybody_and_prometheus_takes_it(server, kit, run, tmp_path):
+    job(server, *SERVER_EVENTS)
+    job(kit, *SITE_EVENTS)
+    running(server, sites={"hospital-a": 1000.0})
+    running(kit, heard=1234.0, clock=-0.5)
+    for opened in (server, kit):
+        file = tmp_path / "kit.prom"
+        code, _, err = run("watch", opened.path, "--once", "--prometheus", file)
+        assert code == 0, err
+        assert file.stat().st_mode & 0o044, "another user runs the collector"
+        text = file.read_text()
+        assert text.endswith("\n")
+        assert "images/" not in text
+        assert not list(tmp_path.glob(".kit.prom*"))
+        code, said = promtool("check", "metrics", text=text)
+        assert (code, said) == (0, "")
+
+
+def test_names_with_odd_characters_stay_one_label():
+    text = exposition([Sample("site_heard_timestamp_seconds", 1.0, (("site", 'a"} 1\nx\\'),))], "k")
+    assert text.splitlines()[-1] == (
+        'medfedaug_site_heard_timestamp_seconds{kit="k",site="a\\"} 1\\nx\\\\"} 1'
+    )
+    assert "nan" not in exposition([Sample("kit_up", float("nan"))], "k").lower()
+
+
+def test_a_damaged_record_of_a_job_leaves_the_kits_own_numbers(kit, tmp_path):
+    path = job(kit, {"event": "round_started", "round": "one"})
+    write_metrics(kit, tmp_path / "kit.prom")
+    assert "medfedaug_kit_up" in (tmp_path / "kit.prom").read_text()
+    path.write_text("no JSON\n")
+    assert value(kit_metrics(kit), "job_round") == 0
+
+
+def test_page_and_prometheus_exclude_each_other(kit, run, tmp_path):
+    code, _, err = run("watch", kit.path, "--prometheus", tmp_path / "a.prom", "--page", tmp_path / "a.html")
+    assert code == 2
+    assert "--page" in err
+
+
+def test_doctor_writes_checks_and_numbers_for_scripts(kit, run, tmp_path):
+    file = tmp_path / "doctor.json"
+    code, _, _ = run("doctor", "--kit", kit.path, "--offline", "--json", file)
+    content = json.loads(file.read_text())
+    assert code == 1
+    assert content["ready"] is False
+    checks = {one["name"]: one for one in content["checks"]}
+    assert checks["data"]["verdict"] == "not ready"
+    assert checks["certificate"]["verdict"] == "ok"
+    assert {one["name"] for one in content["metrics"]} >= {"kit_up", "kit_disk_free_bytes"}
+
+
+def metrics_named_in(text) -> set[str]:
+    return set(re.findall(r"\bmedfedaug_(\w+)", text))
+
+
+def test_rules_are_sound_and_each_alert_is_tried():
+    code, said = promtool("check", "rules", str(DEPLOY / "rules.yml"))
+    assert code == 0, said
+    code, said = promtool("test", "rules", str(DEPLOY / "rules_test.yml"))
+    assert code == 0, said
+
+
+def test_rules_and_dashboard_name_numbers_that_there_are_and_each_alert_has_a_test():
+    from medfedaug.nvflare_jobs.kit.kit_metrics import _HELP
+
+    dashboard = json.loads((DEPLOY / "dashboard.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = (DEPLOY / "rules.yml").read_text()
+    for text in (*expressions, *re.findall("expr: (.*)", rules)):
+        assert metrics_named_in(text) <= set(_HELP), text
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    tried = set(re.findall(r"alertname: (\w+)\n\s+exp_alerts", (DEPLOY / "rules_test.yml").read_text()))
+    assert alerts == tried
+    code, said = promtool("check", "rules", str(DEPLOY / "rules.yml"))
+    assert code == 0, said
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"time": float("nan"), "version": "9 --index-url http://example.org"},
+        {"time": float("inf"), "version": ["9"]},
+        {"time": "now", "version": "x\n" * 1000},
+        {"time": 10.0**300, "version": None},
+        "nothing",
+        None,
+    ],
+)
+def test_a_hostile_server_cannot_end_the_record_of_a_site(kit, told):
+    """Whatever it answers, the record is written, in one line of printable text."""
+    answer = make_reply(ReturnCode.OK, "", told)
+    status = KitStatus()
+    status._engine = SimpleNamespace(
+        client=SimpleNamespace(cell=SimpleNamespace(send_request=lambda **more: answer))
+    )
+    status._look(kit.path, running(kit)).save(kit.path)
+    record = ProcessRecord.load(kit.path)
+    assert record.heard is not None
+    assert record.server_version == ""
+    assert record.clock is None
+    assert "medfedaug_kit_up" in exposition(kit_metrics(kit), "k")
+
+
+def test_a_silent_server_was_not_heard(kit):
+    status = KitStatus()
+    silent = make_reply(ReturnCode.TIMEOUT)
+    status._engine = SimpleNamespace(
+        client=SimpleNamespace(cell=SimpleNamespace(send_request=lambda **more: silent))
+    )
+    assert status._look(kit.path, running(kit)).heard is None

@@ -1,0 +1,235 @@
+"""A kit whose certificates, modes, names or address are wrong is not ready, and its log says why at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import certificates
+import pytest
+from reboot_parts import Deployment
+from rehearsal_processes import left_running
+from rehearsed_hospitals import HOSPITALS, SERVER
+
+from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.startup import check_connection, check_startup
+
+NAME = "hospital-a"
+
+
+@pytest.fixture
+def startup(kits, make_site) -> Path:
+    """The ``startup`` of a kit that is ready."""
+    kit = open_kit(kits / NAME)
+    kit.write(kit.plan(data=make_site(NAME, cases=(10, 10, 10)), device="cpu", forbid=True))
+    return kit.path / "startup"
+
+
+@pytest.fixture
+def root(provisioned):
+    return certificates.root_key(provisioned)
+
+
+def no_certificate(startup, root):
+    (startup / "client.crt").unlink()
+    return "certificate", "client.crt is missing"
+
+
+def no_key(startup, root):
+    (startup / "client.key").unlink()
+    return "certificate", "client.key is missing"
+
+
+def expired(startup, root):
+    certificates.issue(startup, root, NAME, begin=-30, days=29)
+    return "certificate", "client.crt expired on"
+
+
+def not_yet(startup, root):
+    certificates.issue(startup, root, NAME, begin=2)
+    return "certificate", "is valid from"
+
+
+def key_of_another(startup, root):
+    shutil.copy(startup.parents[1] / "hospital-b/startup/client.key", startup)
+    return "certificate", "client.key is not the key of client.crt"
+
+
+def root_of_another_project(startup, root):
+    certificates.other_root(startup)
+    return "certificate", "client.crt is not signed by rootCA.pem"
+
+
+def forged(startup, root):
+    certificates.issue(startup, certificates.new_key(), NAME)
+    return "certificate", "client.crt is not signed by rootCA.pem"
+
+
+def damaged(startup, root):
+    (startup / "client.crt").write_bytes((startup / "client.crt").read_bytes()[:200])
+    return "certificate", "no certificate can be read"
+
+
+def empty_key(startup, root):
+    (startup / "client.key").write_bytes(b"")
+    return "certificate", "no key can be read"
+
+
+def unreadable(startup, root):
+    (startup / "client.key").chmod(0)
+    return "certificate", "cannot be read by its owner (mode 0)"
+
+
+def not_executable(startup, root):
+    (startup / "start.sh").chmod(0o644)
+    return "scripts", "start.sh cannot be run (mode 644)"
+
+
+def not_executable_within(startup, root):
+    (startup / "sub_start.sh").chmod(0o600)
+    return "scripts", "sub_start.sh cannot be run (mode 600)"
+
+
+def no_script(startup, root):
+    (startup / "sub_start.sh").unlink()
+    return "scripts", "sub_start.sh is missing"
+
+
+def kit_of_another(startup, root):
+    for name in ("client.crt", "client.key"):
+        shutil.copy(startup.parents[1] / "hospital-b/startup" / name, startup)
+    return "name", "hospital-b in client.crt, hospital-a in fed_client.json"
+
+
+def started_as_another(startup, root):
+    script = startup / "sub_start.sh"
+    script.write_text(script.read_text().replace(f"uid={NAME}", "uid=hospital-b"))
+    return "name", "hospital-b in sub_start.sh"
+
+
+def broken_json(startup, root):
+    (startup / "fed_client.json").write_text('{"servers": [')
+    return "startup", "not readable"
+
+
+BROKEN = (
+    *(no_certificate, no_key, expired, not_yet, key_of_another, root_of_another_project, forged, damaged),
+    *(empty_key, unreadable, not_executable, not_executable_within, no_script, kit_of_another),
+    *(started_as_another, broken_json),
+)
+
+
+def test_a_kit_as_provisioned_has_a_sound_startup(startup):
+    found = {check.name: check for check in check_startup(startup.parent)}
+    assert {name: check.ok for name, check in found.items()} == dict.fromkeys(
+        ("scripts", "certificate", "name"), True
+    )
+    assert "of hospital-a, valid until" in found["certificate"].found
+
+
+@pytest.mark.parametrize("breakage", BROKEN, ids=lambda one: one.__name__)
+def test_a_broken_startup_is_found(startup, root, breakage):
+    name, text = breakage(startup, root)
+    found = [check for check in check_startup(startup.parent) if check.ok is False]
+    assert [check.name for check in found] == [name]
+    assert text in found[0].found
+    assert found[0].advice
+
+
+def test_doctor_says_so(startup, root, run):
+    expired(startup, root)
+    code, out, err = run("doctor", "--kit", startup.parent, "--offline")
+    assert code == 1, err
+    assert "client.crt expired on" in " ".join(out.replace("│", " ").split())
+    assert out.endswith("not ready: certificate\n")
+
+
+def test_a_certificate_that_ends_soon_and_a_key_for_everybody_are_noted(startup, root):
+    certificates.issue(startup, root, NAME, days=21)
+    (startup / "client.key").chmod(0o644)
+    notes = {check.name: check for check in examine(startup.parent) if check.ok is None}
+    assert "client.crt expires in 19 days" in notes["certificate"].found
+    assert "can be read by others (mode 644)" in notes["key"].found
+
+
+def test_what_is_left_of_the_time_before_a_reboot_does_not_keep_a_kit_from_starting(startup):
+    import os
+
+    kit = startup.parent
+    (kit / "daemon_pid.fl").write_text(str(os.getpid()))
+    (found,) = (check for check in check_startup(kit) if check.ok is False)
+    assert (found.name, found.advice) == ("start", f"rm {kit / 'daemon_pid.fl'}")
+    (kit / "daemon_pid.fl").write_text("999999999")
+    assert all(check.ok for check in check_startup(kit))
+
+
+def send_to(startup: Path, target: str) -> None:
+    file = startup / "fed_client.json"
+    values = json.loads(file.read_text())
+    values["servers"][0]["service"]["target"] = target
+    file.write_text(json.dumps(values))
+
+
+def test_a_server_that_cannot_be_reached_is_not_ready(startup, run):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))  # nobody listens
+        for target, text in (
+            (f"localhost:{probe.getsockname()[1]}", "not reachable"),
+            ("no-such-host.invalid:8002", "no such host"),
+            ("localhost", "is no host:port"),
+            ("localhost:99999", "not reachable"),
+        ):
+            send_to(startup, target)
+            (found,) = check_connection(startup.parent)
+            assert (found.name, found.ok) == ("server", False)
+            assert text in found.found
+    code, out, _ = run("doctor", "--kit", startup.parent)
+    assert code == 1
+    assert out.endswith("not ready: server\n")
+
+
+@pytest.mark.slow
+def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has_expired(tmp_path):
+    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+        system.provision()
+        system.make_data()
+        system.configure()
+        kit = system.kit(NAME)
+        system.switch_on(SERVER)
+        root = certificates.root_key(system.kits)
+
+        def server(**more) -> tuple[bool | None, str]:
+            found = {one.name: one for one in check_connection(kit)}
+            assert found["server"].ok is not True or found["clock"].ok, found["clock"]
+            return found["server"].ok, found["server"].found
+
+        system.until(lambda: server()[0], "the server does not answer")
+        assert f"{SERVER}, its certificate is valid until" in server()[1]
+        assert system.medfedaug("doctor", "--kit", kit).endswith("ready\n")
+
+        before = shutil.copytree(kit / "startup", tmp_path / "startup")
+        for breakage, text in (
+            (root_of_another_project, "no TLS connection comes about"),
+            (forged, "the server drops this kit's certificate"),
+            (expired, "the server drops this kit's certificate"),
+        ):
+            breakage(kit / "startup", root)
+            assert (server()[0], text in server()[1]) == (False, True), (breakage, server())
+            shutil.copytree(before, kit / "startup", dirs_exist_ok=True)
+        file = kit / "startup/fed_client.json"
+        file.write_text(file.read_text().replace(f'"identity": "{SERVER}"', '"identity": "another"'))
+        assert server()[0] is False
+        assert f"answers as {SERVER}, and the kit expects another" in server()[1]
+
+        expired(kit / "startup", root)
+        system.switch_on(NAME)
+        log = system.await_file(kit, "log.txt")
+        system.until(lambda: "client.crt expired on" in log.read_text(), "the log says nothing")
+        lines = [line for line in log.read_text().splitlines() if "expired on" in line]
+        assert len(lines) == 1
+        assert "ERROR" in lines[0]
+        assert "docs/howto/certificates.md" in lines[0]
+    assert left_running(tmp_path) == []

@@ -1,0 +1,268 @@
+"""A participant enrols by one command a side; its key stays, and an exchanged file is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+from rehearsed_hospitals import HOSPITALS
+
+from medfedaug.cli.enrol import enrol
+from medfedaug.nvflare_jobs.kit.startup import check_startup
+from medfedaug.nvflare_jobs.provisioning.enrolment import read_request
+
+
+def aloud(printed: str) -> str:
+    """The fingerprint that a command printed, as somebody reads it on the telephone."""
+    found = re.findall(r"fingerprint[^:]*: ((?:[0-9A-F]{4} ?){16})", " ".join(printed.split()))
+    return found[-1].strip().lower()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """The administrator's folder, and one for what travels."""
+    return tmp_path_factory.mktemp("federation")
+
+
+@pytest.fixture
+def places(federation, tmp_path, run, monkeypatch):
+    """A hospital of its own for each test, and the administrator's project, which all tests share."""
+    monkeypatch.setenv("HOME", str(federation / "home"))
+    project = federation / "project"
+    if not project.exists():
+        code, out, err = run("project", "--server", "fl.example.org", "--port", "9000", "--own-keys", project)
+        assert code == 0, err
+        assert "next: each participant runs medfedaug enrol request NAME" in " ".join(out.split())
+    hospital = tmp_path / "hospital"
+    hospital.mkdir()
+    monkeypatch.chdir(hospital)
+    return project, hospital, tmp_path
+
+
+@pytest.fixture
+def basel(places, federation, run):
+    """The open request of a hospital, which all tests share; the file, and the fingerprint as it is read."""
+    shared, said = federation / "requests", federation / "said"
+    if not shared.exists():
+        said.write_text(asked(run)[1])
+        shutil.copytree("requests", shared)
+    else:
+        shutil.copytree(shared, "requests")
+    return Path("requests/basel/basel.request.zip"), said.read_text()
+
+
+def asked(run, name="basel", *options):
+    """Request at the hospital; the file as it arrives at the administrator, and the fingerprint as read."""
+    code, out, err = run("enrol", "request", name, *options)
+    assert code == 0, err
+    return Path("requests") / name / f"{name}.request.zip", aloud(out)
+
+
+def signed(run, request, said, project, *options):
+    code, out, err = run("enrol", "sign", request, *options, "--project", project, "--fingerprint", said)
+    assert code == 0, err
+    return request.with_name(request.name.replace("request", "signed")), aloud(out)
+
+
+def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
+    project, hospital, work = places
+    request, said = asked(run)
+    key = (hospital / "requests/basel/basel.key").read_bytes()
+    assert (hospital / "requests/basel").stat().st_mode & 0o077 == 0
+    travels = Path(shutil.copy(request, work))
+    answer, root = signed(run, travels, said, project)
+    for sent in (travels, answer):
+        archive = zipfile.ZipFile(sent)
+        assert not any(b"PRIVATE KEY" in archive.read(name) for name in archive.namelist())
+    code, out, err = run("enrol", "accept", answer, "--fingerprint", root)
+    assert code == 0, err
+    assert "next: medfedaug site-config --kit basel" in " ".join(out.split())
+    kit = hospital / "basel"
+    assert (kit / "startup/client.key").read_bytes() == key
+    assert not (hospital / "requests/basel").exists(), "the key is in the kit alone"
+    target = json.loads((kit / "startup/fed_client.json").read_text())["servers"][0]["service"]["target"]
+    assert target == "fl.example.org:9000"
+    assert run("site-config", "--kit", kit, "--only-medfedaug")[0] == 0
+    assert all(finding.ok is not False for finding in check_startup(kit))
+
+    # Three years later: the same commands, and all but startup/ stays.
+    (kit / "medfedaug").mkdir()
+    (kit / "medfedaug/ledger.sqlite").write_text("what has left")
+    settings = (kit / "local/medfedaug.json").read_text()
+    before = (kit / "startup/client.crt").read_bytes()
+    request, said = asked(run)
+    answer, root = signed(run, request, said, project)
+    code, out, err = run("enrol", "accept", answer, "--fingerprint", root)
+    assert code == 0, err
+    assert "next: medfedaug restart basel" in " ".join(out.split())
+    assert (kit / "startup/client.crt").read_bytes() != before
+    assert (kit / "startup/client.key").read_bytes() != key
+    assert (kit / "local/medfedaug.json").read_text() == settings
+    assert (kit / "medfedaug/ledger.sqlite").read_text() == "what has left"
+    assert not (kit / "startup.before").exists()
+    assert all(finding.ok is not False for finding in check_startup(kit))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "file"),
+    [
+        ("fl.example.org", "server", "fed_server.json"),
+        ("lead@example.org", "lead", "fed_admin.json"),
+        ("admin@example.org", "admin", "fed_admin.json"),
+    ],
+)
+def test_the_others_enrol_in_the_same_way(places, run, name, kind, file):
+    project, hospital, _ = places
+    request, said = asked(run, name, "--as", kind, "--port", "9000")
+    code, _, err = run("enrol", "sign", request, "--project", project, "--fingerprint", said)
+    assert code == 2
+    assert "and not site; if that is meant, give --as " + kind in " ".join(err.split())
+    assert not list(request.parent.glob("*.signed.zip"))
+    answer, root = signed(run, request, said, project, "--as", kind)
+    code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
+    assert code == 0, err
+    assert (hospital / name / "startup" / file).is_file()
+
+
+def test_the_kit_of_another_participant_is_not_renewed(places, basel, federation, provisioned, run):
+    project, _, work = places
+    request, said = basel
+    kit = shutil.copytree(provisioned / HOSPITALS[0], work / "kit")
+    before = (kit / "startup/client.crt").read_bytes()
+    answer, root = signed(run, request, said, project)
+    code, _, err = run("enrol", "accept", answer, "--fingerprint", root, "--kit", kit)
+    assert code == 2
+    assert f"is the kit of {HOSPITALS[0]}, and the answer is for basel" in " ".join(err.split())
+    assert (kit / "startup/client.crt").read_bytes() == before
+    assert request.with_name("basel.key").exists()
+
+
+def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, run):
+    project, _, work = places
+    _, said = basel
+    elsewhere = work / "elsewhere"
+    forged = run("enrol", "request", "basel", "--requests", elsewhere)
+    assert forged[0] == 0
+    code, _, err = run(
+        *("enrol", "sign", elsewhere / "basel/basel.request.zip", "--project", project),
+        *("--fingerprint", said),
+    )
+    assert code == 2
+    assert "is another" in err
+    assert not list(work.rglob("*.signed.zip"))
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_request_that_was_changed_on_its_way_is_not_signed(places, basel, run, agreed):
+    """Its key stays, and its name or its part in the federation is another: the fingerprint is of all."""
+    project, _, work = places
+    request, said = basel
+    forged = work / "forged.request.zip"
+    with zipfile.ZipFile(request) as before, zipfile.ZipFile(forged, "w") as after:
+        for entry in before.namelist():
+            content = before.read(entry)
+            if entry == "request.json":
+                content = content.replace(b'"basel"', b'"bern"')
+            after.writestr(entry.replace("basel", "bern"), content)
+    told = read_request(forged).fingerprint if agreed else said
+    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", told)
+    assert code == 2
+    # Where even the telephone was forged, NVFlare compares the parts.
+    assert ("nvflare cert" if agreed else "is another") in err
+    assert not list(work.rglob("*.signed.zip"))
+
+
+def test_an_answer_with_another_root_makes_no_kit(places, basel, run):
+    project, hospital, work = places
+    request, said = basel
+    assert run("project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
+    _, root = signed(run, Path(shutil.copy(request, work / "true.request.zip")), said, project)
+    answer, _ = signed(run, request, said, work / "other")
+    code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
+    assert code == 2
+    assert "Somebody may have exchanged the file" in " ".join(err.split())
+    assert not (hospital / "basel").exists()
+    assert (hospital / "requests/basel/basel.key").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"{}", None])
+def test_a_file_that_is_no_request_is_refused_in_one_line(places, run, content):
+    project, _, work = places
+    path = work / "odd.zip"
+    if content is None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("request.json", '{"name": "../../etc"}')
+    else:
+        path.write_bytes(content)
+    for command in (("sign", path, "--project", project), ("accept", path)):
+        code, _, err = run("enrol", *command, "--fingerprint", "00")
+        assert code == 2
+        assert err.startswith("medfedaug: ")
+        assert "Traceback" not in err
+
+
+def test_nothing_is_signed_or_accepted_where_nobody_compares(places, basel, run):
+    project, hospital, _ = places
+    request, said = basel
+    code, out, err = run("enrol", "sign", request, "--project", project)
+    assert code == 2
+    assert aloud(out) == said
+    assert "give --fingerprint" in err
+    answer, _ = signed(run, request, said, project)
+    code, _, err = run("enrol", "accept", answer)
+    assert code == 2
+    assert not (hospital / "basel").exists()
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees):
+    project, _, _ = places
+    request, _ = basel
+    questions = []
+
+    def confirm(text, abort):
+        questions.append((text, abort))
+        if not agrees:
+            raise typer.Abort
+
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys.modules[enrol.registered_commands[0].callback.__module__], "sys", terminal)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    code, _, _ = run("enrol", "sign", request, "--project", project)
+    assert questions == [("Does the other side read the same on the telephone?", True)]
+    assert (code == 0) is agrees
+    assert bool(list(request.parent.glob("*.signed.zip"))) is agrees
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("server",), "NVFlare's server has it"),
+        (("a.b",), "is not a name for a site"),
+        (("no address", "--as", "lead"), "is not an e-mail address"),
+        (("under_score", "--as", "server"), "is not a host name"),
+        (("basel", "--project", "a b"), "is not a name for a project"),
+        (("fl.example.org", "--as", "server", "--port", "70000"), "is not a port"),
+    ],
+)
+def test_a_name_that_nvflare_would_not_take_is_refused_before_a_key_is_made(places, run, arguments, words):
+    code, _, err = run("enrol", "request", *arguments)
+    assert code == 2
+    assert words in " ".join(err.split())
+    assert not Path("requests").exists()
+
+
+def test_an_open_request_is_not_lost_to_another(places, basel, run):
+    request, _ = basel
+    before = request.with_name("basel.key").read_bytes()
+    code, _, err = run("enrol", "request", "basel")
+    assert code == 2
+    assert "a request is open" in err
+    assert request.with_name("basel.key").read_bytes() == before

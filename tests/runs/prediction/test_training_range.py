@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.runs.prediction.training_range import TrainingRange
+
+CLASSES = ("background", "core", "rim")
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Two training cases whose voxels are 2 x 1 x 1 and 1 x 1 x 1 mm; the second has no rim."""
+    rng, listed = np.random.default_rng(0), []
+    for number, edge in enumerate((2, 1)):
+        label = np.zeros((10, 10, 10), np.uint8)
+        label[1:3, 1:3, 1] = label[6, 6, 6] = 1
+        label[8, 8, 1 : 4 if number == 0 else 1] = 2
+        for kind, voxels in (("image", rng.random(label.shape, np.float32)), ("label", label)):
+            image = nibabel.Nifti1Image(voxels, np.diag([edge, 1, 1, 1]))
+            nibabel.save(image, tmp_path / f"{kind}{number}.nii.gz")
+        listed.append({"image": f"image{number}.nii.gz", "label": f"label{number}.nii.gz"})
+    labels = {str(number): name for number, name in enumerate(CLASSES)}
+    content = {"labels": labels, "training": listed, "validation": listed[:1], "test": listed[:1]}
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    return VolumeFolder("site", tmp_path, CLASSES, VolumeFolder.list_cases(tmp_path, "site").cases)
+
+
+def test_ranges_are_those_of_the_label_maps(site):
+    found = TrainingRange.of_folder(site, CLASSES)
+    assert found.cases == 2
+    assert found.volume_ml == {"core": pytest.approx((0.005, 0.01)), "rim": pytest.approx((0.0, 0.006))}
+    assert found.share == {"core": pytest.approx((0.005, 0.005)), "rim": pytest.approx((0.0, 0.003))}
+    assert found.components == {"core": (2, 2), "rim": (0, 1)}
+    assert TrainingRange.of_record(json.loads(json.dumps(found.record()))) == found
+
+
+def test_sizes_outside_are_named_in_millilitres_or_as_shares(site):
+    found = TrainingRange.of_folder(site, CLASSES)
+    voxels = {"background": 990, "core": 8, "rim": 2}
+    assert found.warnings({"voxels": voxels, "volume_ml": {"core": 0.008, "rim": 0.002}}) == []
+    large = {"voxels": voxels, "volume_ml": {"core": 0.02, "rim": 0.002}}
+    assert found.warnings(large) == ["core has 0.02 ml, and 0.005 to 0.01 in 2 training cases"]
+    assert found.warnings({"voxels": voxels}) == [
+        "core has 0.80% of the image, and 0.50% to 0.50% in 2 training cases"
+    ]
+    none = {"voxels": {"background": 1000, "core": 0, "rim": 0}}
+    # A case without a rim is among the training cases, one without a core is not.
+    assert found.warnings(none) == ["nothing of core is found, and each of 2 training cases has some"]
