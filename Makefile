@@ -133,7 +133,8 @@ wheelhouse: install
 changes: install
 	$(BIN)/towncrier build --draft --version next
 
-# Wheel, source, list of components (CycloneDX) and notes of the version, to attach to a release.
+# Wheel, source, list of components (CycloneDX), notes of the version and a page for pip, to attach to a release.
+# ADDRESS=https://... is where the files will be found: the notes then say how pip installs the wheel from there.
 dist: install
 	rm -rf dist build/release build/lib build/bdist*
 	$(BIN)/python -m pip install --quiet -e '.[release]'
@@ -143,7 +144,8 @@ dist: install
 	build/release/bin/pip install --quiet dist/*.whl
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON -o dist/sbom.cdx.json build/release/bin/python
 	$(BIN)/python changes/release.py notes dist/notes.md
-	cd dist && sha256sum *.whl *.tar.gz *.json > SHA256SUMS
+	$(BIN)/python changes/release.py page dist $(ADDRESS)
+	cd dist && sha256sum *.whl *.tar.gz *.json *.html > SHA256SUMS
 
 # VERSION=0.3.0: writes the version and its changes, commits and tags. Nothing is pushed (docs/releasing.md).
 release: install

@@ -124,7 +124,8 @@ Arguments = Annotated[
     typer.Option("--set", metavar="METHOD.ARG=VALUE", help="An argument of a method; repeatable."),
 ]
 Tracking = Annotated[
-    str | None, typer.Option(help="tensorboard or mlflow: write the sites' metrics of each round there, too.")
+    str | None,
+    typer.Option(help="tensorboard, mlflow or wandb: write the sites' metrics of each round there, too."),
 ]
 
 # What is not given is left to a file, which is an option of its own.

@@ -181,7 +181,7 @@ def simulate(
         resume: continue an interrupted run after its last finished round; a finished one is not run again,
             and where nothing is there yet, the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"`` or ``"mlflow"``, with NVFlare alone.
+        tracking: ``"tensorboard"``, ``"mlflow"`` or ``"wandb"``, with NVFlare alone.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.

@@ -34,7 +34,7 @@ class FederationRun:
         storage: where every site keeps its prepared images.
         initial: the weights to start from, of a run that was configured with some.
         script: the file of the run's own training loop, of a run that has one.
-        tracking: ``"tensorboard"`` or ``"mlflow"``; ``None`` for neither.
+        tracking: ``"tensorboard"``, ``"mlflow"``, ``"wandb"`` or ``None``.
         lock: a file to lock as long as a process of the run is alive; ``None`` where all is one process.
         on_event: see `medfedaug.federation.FederationServer`.
     """
@@ -91,7 +91,7 @@ class Engine(ABC):
     Attributes:
         name: what a user writes after ``--engine``.
         own_processes: whether each site is a process, so that the sites share the cores.
-        tracks: whether it can write for TensorBoard or MLflow.
+        tracks: whether it can write for TensorBoard, MLflow and Weights & Biases.
         runs_scripts: whether it can run a training loop of a user's own.
         travels: whether models travel between server and sites; otherwise all images are in one place.
     """

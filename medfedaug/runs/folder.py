@@ -44,7 +44,10 @@ _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
-_TRACKED = re.compile(r"events\.out\.tfevents\..*|mlflow\.db")
+_TRACKED = re.compile(
+    r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)"
+    r"|wandb/(offline-run-[^/]*/(logs/)?)?(run-\w+\.wandb|debug[\w-]*\.log)"
+)
 # Left by a process that was killed while it wrote a checkpoint (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _LOCK, _SITES_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug.sites.lock", ".medfedaug-run"
@@ -118,8 +121,8 @@ def check_results(out: Path) -> None:
 def remove_results(out: Path) -> None:
     """Delete what an earlier run wrote to ``out``, after `check_results`."""
     remove_state(out / STATE)
-    tracked = [path for path in (out / TRACKING).rglob("*") if _TRACKED.fullmatch(path.name)]
-    _delete(tracked, out / TRACKING)
+    tracking = out / TRACKING
+    _delete([p for p in tracking.rglob("*") if _TRACKED.fullmatch(str(p.relative_to(tracking)))], tracking)
     for name in reversed(_FILES):  # the results last, by which the folder is known as a run's
         (out / name).unlink(missing_ok=True)
 

@@ -43,8 +43,8 @@ class MedFedAugRecipe(Recipe):
         resume: continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
             2 s would be most of the duration of a round with a small model.
-        tracking: ``"tensorboard"`` or ``"mlflow"``: where the server writes the sites' metrics of every
-            round.
+        tracking: ``"tensorboard"``, ``"mlflow"`` or ``"wandb"``: where the server writes the sites' metrics
+            of every round.
         execution: see `medfedaug.config.run.Execution`.
         initial: the weights to start from, of a run that was configured with some: a file of numbers beside
             the job's configuration.

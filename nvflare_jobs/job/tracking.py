@@ -1,4 +1,4 @@
-"""The sites' metrics of each round as NVFlare analytics, for TensorBoard or MLflow at the server."""
+"""The sites' metrics of each round as NVFlare analytics, for a tracker at the server."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ TRACKING_FOLDER = "medfedaug/tracking"
 MLFLOW_FILE = "mlflow.db"
 """MLflow's store in the server's run folder."""
 
-_PACKAGES = {"tensorboard": ["tensorboard"], "mlflow": ["mlflow", "alembic"]}  # mlflow-skinny has no store
+TRACKERS = {
+    "tensorboard": ["tensorboard"],
+    "mlflow": ["mlflow", "alembic"],  # mlflow-skinny has no store
+    "wandb": ["wandb"],
+}
+"""The trackers, and the packages that each needs."""
 
-TRACKERS: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": TRACKING_FOLDER}, "mlflow": {}}
-"""The trackers, and what NVFlare's receiver for each is told."""
+_CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": TRACKING_FOLDER}, "mlflow": {}}
 
 
 def add_tracking(recipe: Recipe, tracker: str) -> None:
@@ -48,13 +52,19 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
         ConfigError: for an unknown name, and when the tracker's package is not installed.
     """
     check_choice("tracking", tracker, TRACKERS)
-    missing = [package for package in _PACKAGES[tracker] if find_spec(package) is None]
+    missing = [package for package in TRACKERS[tracker] if find_spec(package) is None]
     if missing:
         raise ConfigError(
             f"tracking with {tracker} needs the package {missing[0]}: pip install 'medfedaug[tracking]'"
         )
     recipe._job.to_clients(RoundMetrics(), id="round_metrics")
-    add_experiment_tracking(recipe, tracker, tracking_config=TRACKERS[tracker])
+    if tracker == "wandb":
+        # Imported here: NVFlare's receiver needs the package.
+        from medfedaug.nvflare_jobs.wandb_receiver import OfflineWandB
+
+        recipe._job.to_server(OfflineWandB(), "receiver")
+    else:
+        add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
 
 
 @public_path
@@ -75,13 +85,13 @@ class RoundMetrics(Widget):
 
 
 def tracked(reply: Reply) -> list[tuple[str, float, int]]:
-    """Name, value and round of the numbers in a reply.
+    """Name, value and round of the numbers in a reply, earlier rounds first.
 
     A validation score in an update belongs to the previous round, whose model was scored. A class's
     test scores follow those of the site, as in ``test_dice/lesion``.
 
     >>> tracked(Reply("train", 3, metrics={"train_loss": 0.5, "val_dice": 0.7, "seconds": None}))
-    [('train_loss', 0.5, 3), ('val_dice', 0.7, 2)]
+    [('val_dice', 0.7, 2), ('train_loss', 0.5, 3)]
     """
     prefix = {TRAIN: "", VALIDATE: "val_", TEST: "test_"}.get(reply.task)
     if prefix is None:
@@ -97,4 +107,4 @@ def tracked(reply: Reply) -> list[tuple[str, float, int]]:
         if is_number(value):
             earlier = reply.task == TRAIN and name.startswith("val_")
             found.append((prefix + name, float(value), reply.round - int(earlier)))
-    return found
+    return sorted(found, key=lambda entry: entry[2])

@@ -29,6 +29,7 @@ __all__ = [
 _SERVER = (
     "medfedaug.nvflare_jobs.controller.FederationController",
     "medfedaug.nvflare_jobs.evaluation.EvaluationController",
+    "medfedaug.nvflare_jobs.wandb_receiver.OfflineWandB",
 )
 _SITE = (
     "medfedaug.nvflare_jobs.executor.SiteExecutor",

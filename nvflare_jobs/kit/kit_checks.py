@@ -82,7 +82,7 @@ def _standing(kit: Kit, record: ProcessRecord, since: str) -> tuple[bool | None,
     own = record.settings.get("medfedaug")
     if record.server_version and own != record.server_version:
         found = f"{told}; medfedaug {own} here, {record.server_version} at the server"
-        return False, found, f"pip install medfedaug=={record.server_version}"
+        return False, found, f"install the wheel of medfedaug {record.server_version}"
     return True, f"{told}; the server answers", ""
 
 

@@ -288,7 +288,7 @@ def test_a_process_of_another_version_than_the_server_is_not_ready(kit, run_as):
     found = the_process(kit)
     assert found.ok is False
     assert "0.0.1 at the server" in found.found
-    assert found.advice == "pip install medfedaug==0.0.1"
+    assert found.advice == "install the wheel of medfedaug 0.0.1"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "medfedaug.running_kit", "version": 1}'])
