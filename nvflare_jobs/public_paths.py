@@ -19,7 +19,7 @@ __all__ = ["find_public_paths", "public_path"]
 
 _PACKAGE = __name__.rpartition(".")[0]
 _ROOMS = {
-    "job": ("controller", "evaluation", "executor", "loop", "tracking"),
+    "job": ("controller", "evaluation", "executor", "loop", "tracking", "wandb_receiver"),
     "kit": ("app_validator", "kit_status", "launcher", "lost_jobs", "rejoin", "startup"),
 }
 _FILES = {f"{_PACKAGE}.{name}": f"{_PACKAGE}.{room}.{name}" for room in _ROOMS for name in _ROOMS[room]}

@@ -60,7 +60,7 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
     recipe._job.to_clients(RoundMetrics(), id="round_metrics")
     if tracker == "wandb":
         # Imported here: NVFlare's receiver needs the package.
-        from medfedaug.nvflare_jobs.wandb_receiver import OfflineWandB
+        from medfedaug.nvflare_jobs.job.wandb_receiver import OfflineWandB
 
         recipe._job.to_server(OfflineWandB(), "receiver")
     else:

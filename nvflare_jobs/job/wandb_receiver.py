@@ -10,7 +10,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
-from medfedaug.nvflare_jobs.tracking import TRACKING_FOLDER
+from medfedaug.nvflare_jobs.job.tracking import TRACKING_FOLDER
+from medfedaug.nvflare_jobs.public_paths import public_path
 
 __all__ = ["OfflineWandB"]
 
@@ -25,6 +26,7 @@ _NUMBERS_ALONE = {
 }
 
 
+@public_path
 class OfflineWandB(WandBReceiver):
     """Writes the sites' metrics for ``wandb sync`` into the server's run folder; it sends nothing itself.
 
