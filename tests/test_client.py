@@ -293,7 +293,35 @@ def test_a_script_for_another_job_is_refused_with_what_differs(scripted, script)
 
 def test_gradients_that_a_method_should_have_corrected_are_not_sent(scripted, script):
     text = refused(scripted, script(), "scaffold", answers=2)
-    assert "the training script train.py ended before round 1 was over; the site's log says why" in text
+    assert "the training script train.py ended before round 1 was over (medfedaug.errors." in text
+    assert "scaffold corrects the gradients: call before_step()" in text
+    assert text.endswith("; the site's log says why")
+
+
+def test_the_last_line_of_a_scripts_error_is_told_in_a_simulation_and_to_no_server(scripted, script):
+    path = script(first="raise OSError('no such disk\\nsecret of Meyer')")
+    assert "its first round (secret of Meyer); the site's log says why; it has to call" in refused(
+        scripted, path
+    )
+    reference = loop_reference(str(path))[0]
+    config = configured("fedavg", reference)
+    site = scripted(path, config, **ALLOWED, jobs={**RULES, "loops": [reference]})
+    text = site.answer(FederationServer(config).prepare()).error
+    assert "ended before its first round (…); the site's log says why" in text
+    assert "Meyer" not in text
+
+
+def test_the_loop_of_the_page_trains_on_a_phantom_as_the_command_writes_it(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).resolve().parents[1] / "docs/pipelines.md").read_text(encoding="utf-8")
+    text = page.split("\n## A loop of your own\n")[1]
+    (tmp_path / "train.py").write_text(text.split("```python\n")[1].split("```")[0])
+    calls = [block.split("```")[0].replace("\\\n", "") for block in text.split("```bash\n")[1:]]
+    (call,) = [shlex.split(one) for one in calls if "--check" in one]
+    assert run("phantom", "--out", "data", "--sites", 2, "--patients", 3)[0] == 0
+    code, out, err = run(*call[1:])
+    assert code == 0, err
+    assert "the loop is connected: the server takes its update" in out
 
 
 def test_a_loop_that_takes_no_step_sends_nothing(scripted, script):
@@ -366,7 +394,7 @@ def test_a_script_that_failed_is_started_again_for_the_next_round(scripted, scri
     assert not site.answer(expected[0][0]).error
     error = site.answer(expected[1][0]).error
     assert "site_A: the training script train.py ended before round 1 was over" in error
-    assert "OSError" not in error
+    assert "(OSError)" in error  # in a simulation, whose messages leave no site
     assert_same(site.answer(expected[1][0]), expected[1][1])  # the round is repeated
     assert_same(site.answer(expected[2][0]), expected[2][1])
 

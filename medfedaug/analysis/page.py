@@ -47,6 +47,7 @@ body { margin: 0 auto; max-width: 62rem; padding: 1rem 1rem 3rem; background: va
 h1 { font-size: 1.5rem; line-height: 1.2; margin: .5rem 0 }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem }
 h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
+.warning { border-left: .3rem solid #c0392b; padding-left: .6rem; font-weight: 600 }
 p { margin: .5rem 0 } .soft, figcaption { color: var(--soft); font-size: .875rem }
 .wide { overflow-x: auto; margin: .6rem 0 }
 /* Whole pixels: a column that stays in place is rounded apart from the others. */

@@ -1,4 +1,4 @@
-"""`write_predictions_page`: the cases of a prediction on one page, the least sure ones first."""
+"""`write_predictions_page`: the cases of a prediction on one page, below the test score of the model."""
 
 from __future__ import annotations
 
@@ -54,12 +54,18 @@ def write_predictions_page(out: str | Path) -> Path | None:
 def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     html, body = page.start_page("Predictions")
     cases, failed = record.get("cases", {}), record.get("failed", {})
-    order = list(dict.fromkeys([*look_first(cases), *sorted(cases)]))
+    test = record.get("test", {"score": "no test score in this record", "warning": ""})
+    if test["warning"]:
+        page.add(body, "p", f"Do not rely on these predictions: {test['warning']}.", **{"class": "warning"})
+    page.add(body, "p", f"The model: {test['score']}.")
+    # The order was measured for label maps, of models that had learned something (benchmarks/look_first.py).
+    ranked = record.get("task") == "segmentation" and "test" in record and not test["warning"]
+    order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
     for note in record.get("notes", ()):
         page.add(body, "p", f"{note[:1].upper()}{note[1:]}.", **{"class": "soft"})
     if cases:
-        _table(page.add(body, "section"), order, record)
+        _table(page.add(body, "section"), order, record, ranked=ranked)
         _pictures(page.add(body, "section"), out, order, cases)
     if failed:
         section = page.add(body, "section")
@@ -93,8 +99,8 @@ def _summary(record: Mapping[str, Any], cases: int, failed: int) -> str:
     return " · ".join(parts)
 
 
-def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any]) -> None:
-    page.add(section, "h2", "Look at the first ones first")
+def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any], *, ranked: bool) -> None:
+    page.add(section, "h2", "Look at the first ones first" if ranked else "Cases by name")
     cases = record["cases"]
     if record.get("task") == "segmentation":
         header, rows = _label_maps(order, cases, record["classes"][1:])
@@ -114,7 +120,7 @@ def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any])
     )
     if usual := record.get("training_range"):
         page.add(section, "p", _training_range(usual), **{"class": "soft"})
-    for text in _explanations(header):
+    for text in _explanations(header, ranked=ranked):
         page.add(section, "p", text, **{"class": "soft"})
 
 
@@ -156,10 +162,10 @@ def _training_range(usual: Mapping[str, Any]) -> str:
     return f"In the site's {usual['cases']} training cases: {'; '.join(parts)}."
 
 
-def _explanations(header: Sequence[str]) -> Iterator[str]:
+def _explanations(header: Sequence[str], *, ranked: bool) -> Iterator[str]:
     if "probability" in header:
         yield "Probability: that of the class, by the model; not calibrated."
-    else:
+    if ranked:
         yield "Sorted by how sure the model is of its least sure class: an order, no estimate of the Dice."
     if "agreement" in header:
         yield (
@@ -175,7 +181,7 @@ def _explanations(header: Sequence[str]) -> Iterator[str]:
 def _pictures(
     section: ET.Element, out: Path, order: Sequence[str], cases: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    page.add(section, "h2", "Cases")
+    page.add(section, "h2", "Pictures")
     grid = page.add(section, "div", **{"class": "cases"})
     for number, name in enumerate(order[:_MOST_PICTURES], start=1):
         entry = cases[name]

@@ -16,6 +16,7 @@ from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
+    from medfedaug.runs.model_score import ModelScore
     from medfedaug.runs.prediction.ensemble import Ensemble
     from medfedaug.runs.prediction.studies import StudyPredictions
 
@@ -238,7 +239,7 @@ def predict(
             cases = predicted.cases
             failed = {name: entry["error"] for name, entry in predicted.failed.items()}
     page = write_predictions_page(out)
-    _print(cases, settings.task, settings.classes[1:], out)
+    _print(cases, settings.task, settings.classes[1:], out, models.score(site or ""))
     if page is not None:
         say(f"page: {page}")
     if studies is not None:
@@ -294,10 +295,11 @@ def _print_stored(found: StudyPredictions, out: Path) -> None:
     say(f"who is who: {out.with_name(f'{out.name}.state')}")
 
 
-def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) -> None:
+def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, test: ModelScore) -> None:
     from medfedaug.runs.prediction.case_quality import look_first
 
     dense = task == "segmentation"
+    ranked = dense and not test.warning
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit = "ml" if millimetres else "pixels"
     measures = ["agreement"] if any("agreement" in entry for entry in cases.values()) else []
@@ -306,7 +308,7 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
         *(*(f"{name} ({unit})" for name in classes), *measures) if dense else ("class", "probability"),
         "unlike",
     )
-    order = dict.fromkeys([*look_first(cases), *sorted(cases)])
+    order = dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)])
     for name in [*order][:_MOST_ROWS]:
         entry = cases[name]
         if dense:
@@ -320,6 +322,9 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path) 
         out_console.print(table)
     if len(cases) > _MOST_ROWS:
         say(f"and {len(cases) - _MOST_ROWS} more in {out}/predictions.json")
-    if len(cases) > 1:
+    if len(cases) > 1 and ranked:
         say("look at the first ones first: the model is least sure of them")
+    say(f"the model: {test.score}")
+    if test.warning:
+        say(f"do not rely on these predictions: {test.warning}", "yellow", err=True)
     say(f"{len(cases)} case{'s' if len(cases) != 1 else ''} in {out}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from shlex import quote
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.options import split_pairs
 from medfedaug.errors import ConfigError
 
 __all__ = ["init", "project"]
@@ -38,8 +40,9 @@ def init(
     labels: Annotated[
         str | None,
         typer.Option(
-            help="Names of the classes, separated by commas, background first; by default those of a "
-            "dataset.json that is there, or class_1, ..."
+            help="Names of the classes, separated by commas, background first, or with their values in the "
+            "label maps: 0=background,255=lesion. By default those of a dataset.json that is there, or "
+            "class_1, ..."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
@@ -61,11 +64,11 @@ def init(
     An image is a file, or a folder of any depth with one file or one DICOM series. What is left out is named
     with the reason.
     """
-    from medfedaug.data.layouts import LISTING, has_layout, propose, write_proposal
+    from medfedaug.data.layouts import LISTING, check_alike, has_layout, propose, write_proposal
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     folders = [folder] if has_layout(folder) else [path for path in inside if has_layout(path)] or [folder]
-    names = [part.strip() for part in labels.split(",")] if labels else []
+    names = _classes(labels.split(",")) if labels else ()
     proposals = []
     for site in folders:
         with err_console.status(f"{site.name}: looking") as status:
@@ -101,6 +104,8 @@ def init(
                 say(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
         for note in proposal.notes:
             say(f"note: {proposal.folder.name}: {note}")
+    if len(proposals) > 1:
+        check_alike(proposals)
     taken = [proposal.folder / LISTING for proposal in proposals if proposal.replaces]
     if taken and not replace:
         raise ConfigError(
@@ -113,6 +118,20 @@ def init(
     for proposal in proposals:
         say(str(write_proposal(proposal, replace=replace)))
     say(f"next: medfedaug inspect --data {quote(str(folder))}")
+
+
+def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
+    """The classes of ``--labels``: names alone, or names by value."""
+    if not any("=" in part for part in parts):
+        return [part.strip() for part in parts]
+    pairs = split_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)
+    try:
+        found = {int(value): name for value, name in sorted(pairs, key=lambda pair: int(pair[0]))}
+    except ValueError as error:
+        raise ConfigError(f"--labels: a value is a whole number ({error})") from error
+    if len(found) < len(pairs):
+        raise ConfigError("--labels names one value twice")
+    return found
 
 
 def project(

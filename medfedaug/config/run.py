@@ -216,9 +216,9 @@ class RunConfig:
         "scale",
         "Scale of every image, before everything else, statistics included. scale: each volume scaled "
         "to [0, 1] by its own lowest and highest intensity, for scanners whose units do not compare, and "
-        "photographs divided by 255. raw: as stored. Both mean the same for every method. by_method: as "
-        "stored where a method normalises the input, scaled where none does, as in the papers' code; two "
-        "methods may then see different input.",
+        "photographs divided by their white, 255 or of 16 bits 65535. raw: as stored. Both mean the same for "
+        "every method. by_method: as stored where a method normalises the input, scaled where none does, as "
+        "in the papers' code; two methods may then see different input.",
         choices=("scale", "raw", "by_method"),
     )
     augmentation: str = setting(

@@ -79,11 +79,13 @@ class Listing(NamedTuple):
         classes: their names.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images, where they are named.
+        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
     """
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
     channel_names: tuple[str, ...] = ()
+    label_values: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class SiteFolder(ABC):
         classes: names of the classes.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images' channels in their order, where they are named.
+        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
         federation_channels: those that `load_image` gives, in its order, where the site's own have a place
             among them (`with_channels`).
         benchmark: the published data set that it is of, or ``phantom``; empty for a site's own data.
@@ -106,6 +109,7 @@ class SiteFolder(ABC):
     classes: tuple[str, ...]
     cases: dict[str, tuple[Case, ...]]
     channel_names: tuple[str, ...] = field(default=(), kw_only=True)
+    label_values: tuple[int, ...] = field(default=(), kw_only=True)
     federation_channels: tuple[str, ...] = field(default=(), kw_only=True)
     benchmark: str = field(default="", kw_only=True)
 
@@ -132,7 +136,14 @@ class SiteFolder(ABC):
         name = name or path.resolve().name
         listed = cls.list_cases(path, name)
         cases = {split: tuple(listed.cases.get(split, ())) for split in SPLITS}
-        site = cls(name, path, listed.classes, cases, channel_names=listed.channel_names)
+        site = cls(
+            name,
+            path,
+            listed.classes,
+            cases,
+            channel_names=listed.channel_names,
+            label_values=listed.label_values,
+        )
         if check:
             site.check_splits()
         return site.limited(limit)

@@ -1,7 +1,8 @@
 """``dataset.json``: MONAI's decathlon layout, with several files an image and the patient's name.
 
 ``{"labels": {"0": "background", "1": "lesion"}, "training": [...], "validation": [...], "test": [...]}``;
-each case is ``{"image": path or list of paths, "label": path, "patient": name}``, relative to the file.
+each case is ``{"image": path or list of paths, "label": path, "patient": name}``, relative to the file. The
+keys of ``labels`` are the values of the classes in the label maps; background is the lowest.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, withheld
 from medfedaug.utils.files import parse_json
 
-__all__ = ["UNNAMED", "read_listing", "read_test_images"]
+__all__ = ["LARGEST_VALUE", "UNNAMED", "read_listing", "read_test_images"]
 
 UNNAMED = ("background", "foreground")
 """The classes where ``dataset.json`` names none."""
+
+LARGEST_VALUE = 2**16 - 1
+"""The largest value that may stand for a class in a label map."""
 
 
 def read_listing(folder: Path, site: str) -> Listing:
@@ -38,7 +42,8 @@ def read_listing(folder: Path, site: str) -> Listing:
     listing, content = _read_object(folder, site)
     cases = {split: _read_split(listing, site, content, split) for split in SPLITS}
     names = _read_channels(listing, site, content)
-    return Listing(_read_labels(listing, site, content), _told_apart(folder, cases), names)
+    classes, values = _read_labels(listing, site, content)
+    return Listing(classes, _told_apart(folder, cases), names, values)
 
 
 def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing:
@@ -131,24 +136,30 @@ def _read_case(item: dict[str, Any], patient: str, labelled: bool) -> Case:
     )
 
 
-def _read_labels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str, ...]:
+def _read_labels(
+    listing: Path, site: str, content: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names of the classes, and their values in label maps where these are not 0, 1, 2, ..."""
     labels = content.get("labels", dict(enumerate(UNNAMED)))
     try:
-        named = {int(index): str(text) for index, text in labels.items()}
+        named = {int(value): str(text) for value, text in labels.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(
-            f"'labels' does not map class indices to names ({withheld(error)})", site=site, path=listing
-        ) from error
-    if sorted(named) != list(range(len(named))) or len(named) < 2:
-        raise DataError(
-            f"'labels' has the class indices {sorted(named)}",
+            f"'labels' does not map the values of label maps to names ({withheld(error)})",
             site=site,
             path=listing,
-            hint="They count 0, 1, 2, ...",
+        ) from error
+    if len(named) < max(2, len(labels)) or not all(0 <= value <= LARGEST_VALUE for value in named):
+        raise DataError(
+            f"'labels' has the values {sorted(map(str, labels))}",
+            site=site,
+            path=listing,
+            hint=f"Two classes or more, each with a whole number from 0 to {LARGEST_VALUE} of its own.",
         )
     if len(set(named.values())) < len(named):
         raise DataError("'labels' has two classes of one name", site=site, path=listing)
-    return tuple(named[index] for index in range(len(named)))
+    values = tuple(sorted(named))
+    return tuple(named[value] for value in values), () if values == (*range(len(values)),) else values
 
 
 def _read_channels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str, ...]:

@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case
+from medfedaug.data.base import SPLITS, Case, plain_name
+from medfedaug.data.checks.site_checks import check_classes
+from medfedaug.data.dataset_json import LARGEST_VALUE, UNNAMED
 from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
-from medfedaug.data.io.formats import image_suffix, voxel_suffixes
+from medfedaug.data.io.formats import image_suffix, is_lossy, voxel_suffixes
 from medfedaug.data.io.readers import load_label
 from medfedaug.data.splits import by_patient, split_patients
-from medfedaug.data.volumes import VolumeFolder
+from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
 
-__all__ = ["LISTING", "Proposal", "has_layout", "propose", "write_proposal"]
+__all__ = ["LISTING", "Proposal", "check_alike", "has_layout", "propose", "write_proposal"]
 
 LISTING, _BEFORE = "dataset.json", "dataset.before.json"
 _TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks"), ("image", "label"))
@@ -37,6 +39,7 @@ _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels
 _IGNORED = "ignore"
 _PART = re.compile(r"(.+)[-_][^-_]+")
 _SHOWN = 3
+_MOST_CLASSES = 200  # without names
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,23 @@ class Proposal:
     """A ``dataset.json`` that could be written.
 
     Args:
-        folder: the site's folder.
+        site: as it would be opened.
         content: what would be written.
         layout: the folders in which images and label maps were found.
         notes: what a user should know: what is left out, or looks odd.
         replaces: whether there is a ``dataset.json`` of another kind.
     """
 
-    folder: Path
+    site: VolumeFolder
     content: dict[str, Any]
     layout: str
     notes: tuple[str, ...]
     replaces: bool
+
+    @property
+    def folder(self) -> Path:
+        """The site's folder."""
+        return self.site.path
 
     @property
     def counts(self) -> dict[str, int]:
@@ -72,7 +80,7 @@ def propose(
     folder: str | Path,
     *,
     patient: str | None = None,
-    labels: Sequence[str] = (),
+    labels: Sequence[str] | Mapping[int, str] = (),
     seed: int = 0,
     series: str | None = None,
     on_label: Callable[[int, int], None] | None = None,
@@ -86,8 +94,8 @@ def propose(
         folder: the site's folder.
         patient: a regular expression whose first group is the patient in the name of a case, such as
             ``"(.+)_"``; ``None``: every case is a patient's own.
-        labels: names of the classes, background first; by default those of a ``dataset.json`` that is there,
-            or ``class_1``, ...
+        labels: names of the classes, background first, or by their value in the label maps; by default those
+            of a ``dataset.json`` that is there, or ``class_1``, ... Two names fit any two values.
         seed: of the split.
         series: which DICOM series is the image, where a case has several
             (`medfedaug.data.io.dicom_series.select`).
@@ -118,9 +126,14 @@ def propose(
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (cases, tested))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
-    classes = _classes([*cases, *tested], labels, there, name, folder, on_label)
-    notes += _other_labels(there, labels, name, folder)
-    content: dict[str, Any] = {"labels": {str(i): text for i, text in enumerate(classes)}}
+    classes = _classes([*cases, *tested], labels or _named(there) or (), name, on_label)
+    if not labels:
+        notes += _other_labels(there, name, folder)
+    values = () if (*classes,) == (*range(len(classes)),) else (*classes,)
+    if values:
+        told = ", ".join(f"{value} is {text}" for value, text in classes.items())
+        notes.append(f"values in the label maps: {told}")
+    content: dict[str, Any] = {"labels": {str(value): text for value, text in classes.items()}}
     named_channels = there.get("channel_names") or there.get("modality")
     if named_channels:
         content["channel_names"] = named_channels
@@ -129,10 +142,26 @@ def propose(
     if not split["training"]:
         notes.append("fewer than three patients: an unseen site, which is tested only")
     named = tuple(str(text) for text in named_channels.values()) if named_channels else ()
-    site = VolumeFolder(name, folder, classes, split, channel_names=named)
+    names = (*classes.values(),)
+    site = VolumeFolder(name, folder, names, split, channel_names=named, label_values=values)
     site.check_splits()
     site.check_files()
-    return Proposal(folder, content, " and ".join(found), tuple(notes), bool(there))
+    return Proposal(site, content, " and ".join(found), tuple(notes), bool(there))
+
+
+def check_alike(proposals: Sequence[Proposal]) -> None:
+    """Check that the sites of one federation have the same classes.
+
+    Raises:
+        DataError: naming a site and its classes.
+    """
+    first, *others = proposals
+    for other in others:
+        try:
+            check_classes(other.site, first.site.classes, f"site {first.site.name}")
+        except DataError as error:
+            problem = str(error).removesuffix(".")
+            raise DataError(problem, hint="Give --labels for all sites at once.") from error
 
 
 def write_proposal(proposal: Proposal, *, replace: bool = False) -> Path:
@@ -342,70 +371,103 @@ def _looks_grouped(cases: Sequence[Case]) -> str:
 
 def _classes(
     cases: Sequence[Case],
-    names: Sequence[str],
-    there: Mapping[str, Any],
+    given: Sequence[str] | Mapping[int, str],
     site: str,
-    folder: Path,
     on_label: Callable[[int, int], None] | None,
-) -> tuple[str, ...]:
-    values: set[int] = set()
+) -> dict[int, str]:
+    """The classes by their value in the label maps.
+
+    Args:
+        cases: whose label maps are read.
+        given: the names by value, or in the order of the values, where there are some.
+        site: its name, for messages.
+        on_label: see `propose`.
+
+    Raises:
+        DataError: naming a label map with a value that stands for no class.
+    """
+    holders: dict[float, Path] = {}
+    drawn: set[float] = set()
     for number, case in enumerate(cases, start=1):
         path = Path(case.label)
         try:
-            found = np.unique(np.asarray(load_label(path)))
+            found = np.unique(np.asarray(load_label(path))).tolist()
         except Exception as error:  # whatever a reader raises
             raise DataError(
                 f"cannot be read as a label map ({first_line(error)})", site=site, path=path
             ) from error
-        whole = {int(value) for value in found}
-        if any(value != int(value) or value < 0 for value in found) or max(whole, default=0) > 200:
-            raise DataError(
-                f"has the values {', '.join(f'{v:g}' for v in found[:6])}",
-                site=site,
-                path=path,
-                hint="Label maps hold the index of each voxel's class: 0, 1, 2, ...; write 255 as 1.",
-            )
-        values |= whole
+        drawn |= {0, 1} if is_black_and_white(path, found) else {*found}
+        holders |= {value: holders.get(value, path) for value in found}
         if on_label is not None:
             on_label(number, len(cases))
-    known = tuple(names) or _named(there)
-    needed = max(values, default=0) + 1
-    if not known:
-        known = ("background", *(f"class_{index}" for index in range(1, max(needed, 2))))
-    if len(known) < needed:
+    by_value = isinstance(given, Mapping) and {*holders} <= {*given}
+    masks = drawn <= {0, 1} and len(given or UNNAMED) == 2 and not by_value
+    values = sorted(drawn if masks else holders)
+    known = dict(given) if isinstance(given, Mapping) else _inferred(values, given)
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        classes = ", ".join(f"{value} is {text}" for value, text in known.items()) or "not named"
+        shown = ", ".join(f"{value:g}" for value in values[:6]) + (", ..." if len(values) > 6 else "")
+        holder = holders.get(unknown[0], Path(cases[0].label))
+        lossy = "JPEG changes values: write label images as PNG." if is_lossy(holder) else ""
         raise DataError(
-            f"label maps have values up to {needed - 1}, and {len(known)} names are given: "
-            f"{', '.join(known)}",
+            f"has the value {unknown[0]:g}, and the classes are: {classes}",
             site=site,
-            path=folder,
-            hint="Name all classes with --labels background,...",
+            path=holder,
+            hint=f"The label maps have the values {shown}. {lossy} Name the class of each with --labels "
+            "0=background,VALUE=NAME,...",
+        )
+    names = {plain_name(text) for text in known.values()} - {""}
+    if not 2 <= len(known) == len(names) or not all(0 <= value <= LARGEST_VALUE for value in known):
+        raise DataError(
+            f"has the classes {', '.join(f'{value} {text}' for value, text in known.items())}",
+            site=site,
+            hint=f"Two or more are needed, each with a name and a value from 0 to {LARGEST_VALUE}.",
         )
     return known
 
 
-def _named(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """The classes of a ``dataset.json``: names by index, as in the decathlon, or indices by name."""
+def _inferred(values: Sequence[float], names: Sequence[str]) -> dict[int, str]:
+    """The classes of label maps by their value: two of any two values, else of 0, 1, 2, ...
+
+    Args:
+        values: those of the label maps, sorted.
+        names: of the classes in the order of their values; none for ``background``, ``class_1``, ...
+    """
+    whole = [int(value) for value in values if 0 <= value <= LARGEST_VALUE and value == int(value)]
+    number = max(2, *(value + 1 for value in whole)) if whole else 2
+    pair = sorted({0, *whole}) if len(whole) == 1 else whole
+    two = len(whole) == len(values) and len(pair) == len(names or UNNAMED) == 2
+    # Values far apart are no indices: most of the classes would have no voxel.
+    indices = number <= len(names) if names else number <= min(2 * len(values), _MOST_CLASSES)
+    if two and not indices:
+        return dict(zip(pair, names or ("background", "class_1"), strict=True))
+    if names or not indices:
+        return dict(enumerate(names))
+    return {index: f"class_{index}" if index else "background" for index in range(number)}
+
+
+def _named(content: Mapping[str, Any]) -> dict[int, str]:
+    """The classes of a ``dataset.json`` by value: as in the decathlon, or values by name as in nnU-Net."""
     labels = content.get("labels")
     if not isinstance(labels, dict):
-        return ()
-    try:
-        pairs = {int(index): str(text) for index, text in labels.items()}
-    except (TypeError, ValueError):
+        return {}
+    for pairs in (labels.items(), ((value, text) for text, value in labels.items())):
         try:
-            pairs = {int(index): str(text) for text, index in labels.items()}
-        except (TypeError, ValueError):  # nnU-Net's regions
-            return ()
-    return tuple(pairs[i] for i in sorted(pairs)) if sorted(pairs) == list(range(len(pairs))) else ()
+            return dict(sorted((int(value), str(text)) for value, text in pairs))
+        except (TypeError, ValueError):  # the reverse, or nnU-Net's regions
+            continue
+    return {}
 
 
-def _other_labels(content: Mapping[str, Any], names: Sequence[str], site: str, folder: Path) -> list[str]:
+def _other_labels(content: Mapping[str, Any], site: str, folder: Path) -> list[str]:
     """Notes on labels of nnU-Net that are no classes of their own.
 
     Raises:
         DataError: for its label ``ignore``, which would be learned as a class.
     """
     labels = content.get("labels")
-    if names or not isinstance(labels, dict):
+    if not isinstance(labels, dict):
         return []
     found = [str(text).casefold() for pair in labels.items() for text in pair]
     if _IGNORED in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +22,7 @@ from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.data.preparation.preparation import Placement, Preparation
 from medfedaug.errors import DataError, own
 
-__all__ = ["VolumeFolder", "listed_sites"]
+__all__ = ["VolumeFolder", "is_black_and_white", "listed_sites"]
 
 _WHITE = 255
 _KINDS = {None: "a volume", 255: "a photograph of 8 bits", 65535: "a photograph of 16 bits"}
@@ -275,7 +275,7 @@ class VolumeFolder(SiteFolder):
             DataError: naming site and file, where it cannot be read, and for labels outside the classes.
         """
         # Slices of one file share its label map, and the number of classes says what black and white is.
-        kind = f"{type(self).__name__} label {case.index} {len(self.classes)}"
+        kind = f"{type(self).__name__} label {case.index} {len(self.classes)} {self.label_values}"
         return decoded(kind, [_label(case)], lambda: self._label_map(case))
 
     def affine(self, case: Case) -> torch.Tensor | None:
@@ -301,20 +301,32 @@ class VolumeFolder(SiteFolder):
 
     def _label_map(self, case: Case) -> torch.Tensor:
         label = self.read_label(case)
-        known, found = range(len(self.classes)), torch.unique(label).tolist()
-        # Black and white, as drawing programs write a mask.
-        if is_photograph(_label(case)) and len(known) == 2 and {*found} <= {0, _WHITE}:
+        values = self.label_values or (*range(len(self.classes)),)
+        found = torch.unique(label).tolist()
+        if values == (0, 1) and is_black_and_white(_label(case), found):
             return (label > 0).to(torch.uint8)
-        unknown = [value for value in found if value not in known]
+        unknown = [value for value in found if value not in values]
         if unknown:
-            values = ", ".join(f"{value:g}" for value in unknown[:5])
+            shown = ", ".join(f"{value:g}" for value in unknown[:5])
             raise DataError(
-                f"holds the label values {values}, dataset.json names {list(known)}",
+                f"holds the label values {shown}, dataset.json names {[*values]}",
                 site=self.name,
                 path=_label(case),
                 hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
             )
-        return label.to(torch.uint8 if label_bits(len(known)) == 8 else torch.int32)
+        if self.label_values:
+            label = torch.bucketize(label, torch.tensor(values, dtype=label.dtype))
+        return label.to(torch.uint8 if label_bits(len(values)) == 8 else torch.int32)
+
+
+def is_black_and_white(path: Path, found: Collection[float]) -> bool:
+    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1.
+
+    Args:
+        path: of the label map; a volume is none.
+        found: its values.
+    """
+    return is_photograph(path) and _WHITE in found and {*found} <= {0, _WHITE}
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:

@@ -26,7 +26,7 @@ from medfedaug.data.quality.file_hashes import (
     fingerprint_sites,
 )
 from medfedaug.data.quality.intensity_scales import uneven_sites
-from medfedaug.data.sites import SiteFolder, federation_settings, find_sites
+from medfedaug.data.sites import SiteFolder, check_voxels, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.experiments.engines import find_engine
 from medfedaug.federation import FederationServer
@@ -38,6 +38,7 @@ from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.run_definition import bundle_run_settings, define
 from medfedaug.federation.pooled import PooledEngine
 from medfedaug.federation.server.output import HASHES, file_hashes
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (
     check_results,
@@ -290,6 +291,7 @@ def _prepare(
     if engine.own_processes and not execution.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
         execution = replace(execution, threads=max(1, (os.cpu_count() or 1) // training))
+    _rehearse(config, sites, engine)
     prepared = FederationRun(
         config=config,
         data_dir=data_dir,
@@ -306,11 +308,24 @@ def _prepare(
     return _Simulation(run=prepared, engine=engine, composition=composition, out=out)
 
 
+def _rehearse(config: RunConfig, sites: Sequence[SiteFolder], engine: Engine) -> None:
+    """Build the server, and one site's model with all methods, as the processes of a run do.
+
+    Raises:
+        MedFedAugError: in the words of the server or the site, before either is started.
+    """
+    with torch.random.fork_rng(devices=[]):
+        FederationServer(config, travels=engine.travels)
+        site = next(site for site in sites if site.trains and site.name not in config.holdout)
+        SiteModel(config, site, "cpu").open(site.name)
+
+
 def _earlier_results(simulation: _Simulation, *, overwrite: bool, resume: bool) -> dict[str, Any] | None:
     """Make room for a run's files, or return the results of one that is finished and asked for again.
 
     Raises:
         ConfigError: when the folder holds something that the run may not replace or continue.
+        DataError: when a file of a site cannot be used; nothing is removed then.
     """
     out = simulation.out
     if not overwrite and is_json_with(out / RESULTS, "config", "rounds", "test"):
@@ -318,6 +333,7 @@ def _earlier_results(simulation: _Simulation, *, overwrite: bool, resume: bool) 
             return _finished(simulation)
         raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
     check_results(out)
+    check_voxels(simulation.run.sites)
     if overwrite:
         remove_results(out)
     checkpoint = server_checkpoint(simulation.state)

@@ -93,6 +93,7 @@ WORDS: dict[str, str] = {
     "complete_state_dict": "all that is trained, averaged or scored is in the network's state dict",
     "global_start": "the weights from which a site starts are the global model",
     "separate_sites": "the images of each site are at that site alone",
+    "averaged_parameters": "of what is trained some is averaged, and does not stay at the sites",
     "averaged_buffers": "running statistics are averaged with the model",
     "exchange": "something is exchanged beside the model",
     "given_shares": "a site's share of the mean is given by the run, not found by a method",

@@ -65,6 +65,7 @@ class DPFedAvg(Method):
     """
 
     name = "dp_fedavg"
+    requires = frozenset({"averaged_parameters"})
     # With a limit from the other sites, one site would move the model through their steps too.
     excludes = frozenset({"averaged_buffers", "exchange", "compared_steps"})
 

@@ -40,6 +40,7 @@ class FedAvgM(Method):
     """
 
     name = "fedavgm"
+    requires = frozenset({"averaged_parameters"})
 
     def __init__(self, momentum: float = 0.9, server_lr: float = 1.0) -> None:
         if not 0 <= momentum < 1 or not server_lr > 0:

@@ -54,6 +54,7 @@ class FedAWA(Method):
     """
 
     name = "fedawa"
+    requires = frozenset({"averaged_parameters"})
     excludes = frozenset({"given_shares"})
 
     def __init__(self, rate: float = 0.001, steps: int = 1) -> None:

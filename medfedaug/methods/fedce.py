@@ -74,7 +74,7 @@ class FedCE(Method):
     """
 
     name = "fedce"
-    requires = frozenset({"complete_state_dict", "global_start"})
+    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start"})
     excludes = frozenset({"given_shares"})
 
     def __init__(self, mode: str = "plus") -> None:

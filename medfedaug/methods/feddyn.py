@@ -43,7 +43,7 @@ class FedDyn(Method):
     """
 
     name = "feddyn"
-    requires = frozenset({"global_start"})
+    requires = frozenset({"averaged_parameters", "global_start"})
 
     def __init__(self, alpha: float = 0.01) -> None:
         if not alpha > 0:

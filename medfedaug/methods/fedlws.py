@@ -46,6 +46,7 @@ class FedLWS(Method):
     """
 
     name = "fedlws"
+    requires = frozenset({"averaged_parameters"})
 
     def __init__(self, beta: float = 0.03, least: float = 0.01, most: float = 0.2) -> None:
         if beta < 0 or not 0 <= least <= most:

@@ -50,7 +50,7 @@ class FedNova(Method):
     """
 
     name = "fednova"
-    requires = frozenset({"global_start"})
+    requires = frozenset({"averaged_parameters", "global_start"})
     excludes = frozenset({"given_shares"})
 
     def at_site(self, context: SiteContext) -> SitePart:

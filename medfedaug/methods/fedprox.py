@@ -26,7 +26,7 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    requires = frozenset({"global_start"})
+    requires = frozenset({"averaged_parameters", "global_start"})
 
     def __init__(self, mu: float = 0.001) -> None:
         if mu < 0:

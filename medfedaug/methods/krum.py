@@ -39,6 +39,7 @@ class Krum(Method):
     """
 
     name = "krum"
+    requires = frozenset({"averaged_parameters"})
 
     def __init__(self, hostile: int = 1) -> None:
         check_hostile(self.name, hostile)

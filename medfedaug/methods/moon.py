@@ -52,7 +52,7 @@ class MOON(Method):
     """
 
     name = "moon"
-    requires = frozenset({"complete_state_dict", "global_start"})
+    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start"})
     provides = frozenset({"extra_passes"})
 
     def __init__(self, weight: float = 1.0, temperature: float = 0.5, head: str | None = None) -> None:

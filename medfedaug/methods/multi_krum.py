@@ -31,6 +31,7 @@ class MultiKrum(Method):
     """
 
     name = "multi_krum"
+    requires = frozenset({"averaged_parameters"})
 
     def __init__(self, hostile: int = 1, keep: int = 0) -> None:
         check_hostile(self.name, hostile)

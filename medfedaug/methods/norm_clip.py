@@ -39,6 +39,7 @@ class NormClip(Method):
     """
 
     name = "norm_clip"
+    requires = frozenset({"averaged_parameters"})
 
     def __init__(self, limit: float = 0.0) -> None:
         if limit < 0:

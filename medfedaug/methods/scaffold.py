@@ -51,6 +51,7 @@ class Scaffold(Method):
     """
 
     name = "scaffold"
+    requires = frozenset({"averaged_parameters"})
 
     def at_site(self, context: SiteContext) -> SitePart:
         return ScaffoldSite(context)

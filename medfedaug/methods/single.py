@@ -23,6 +23,7 @@ class Single(Method):
     """
 
     name = "single"
+    excludes = frozenset({"averaged_parameters"})
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
         return frozenset(network.state_dict())

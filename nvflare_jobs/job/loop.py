@@ -16,11 +16,12 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.client.config import ExchangeFormat
+from nvflare.client.in_process.api import TOPIC_ABORT
 from nvflare.fuel.data_event.data_bus import DataBus
 
 from medfedaug.client import DESK, META
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import Desk, ForeignLoop
@@ -64,6 +65,14 @@ class ScriptLoop(ForeignLoop):
         self._api: _ClientAPI | None = None
         self._context: FLContext | None = None
         self._signal: Signal | None = None
+        self._error = ""
+        DataBus().subscribe([TOPIC_ABORT], self._ended)
+
+    def _ended(self, _topic: str, message: Any, _bus: DataBus) -> None:
+        """Keep the last line of the script's traceback, with which NVFlare ends the task."""
+        lines = [line for line in str(message).splitlines() if line.strip()]
+        if any("Traceback" in line for line in lines):  # other messages say that the task has ended
+            self._error = lines[-1]
 
     def enter(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
         """A request has come, in this context."""
@@ -75,6 +84,7 @@ class ScriptLoop(ForeignLoop):
             self._api.handle_event(event_type, fl_ctx)
             if event_type == EventType.END_RUN:
                 DataBus().put_data(DESK, None)
+                DataBus().unsubscribe(TOPIC_ABORT, self._ended)
 
     def start(self, desk: Desk) -> None:
         """Run the script until it waits for its first round."""
@@ -84,14 +94,14 @@ class ScriptLoop(ForeignLoop):
         if self._api is not None:
             self._api.handle_event(EventType.END_RUN, self._context)
         DataBus().put_data(DESK, (desk, f"medfedaug-{next(_starts)}"))
-        self._api = _ClientAPI(script)
+        self._api, self._error = _ClientAPI(script), ""
         self._api.handle_event(EventType.START_RUN, self._context)
         try:
             self._hand_over({}, 0)
         except MedFedAugError as error:
             if desk.error is not None:
                 raise desk.error from error
-            raise MedFedAugError(f"{error}; it has to call medfedaug.client.join") from error
+            raise MedFedAugError(f"{error.marked}; it has to call medfedaug.client.join") from error
 
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""
@@ -105,7 +115,8 @@ class ScriptLoop(ForeignLoop):
         result = self._api.execute(TRAIN, shareable, self._context, self._signal)
         if result.get_return_code() != ReturnCode.OK:
             when = f"before round {number} was over" if number else "before its first round"
+            reason = f" ({withheld(self._error)})" if self._error else ""
             raise MedFedAugError(
                 f"site {self._context.get_identity_name()}: the training script {self.loop.split('@')[0]} "
-                f"ended {when}; the site's log says why"
+                f"ended {when}{reason}; the site's log says why"
             )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from benchmark_files import write_volume
+from PIL import Image
 
 from medfedaug.data.sites import open_site
 
@@ -22,7 +23,7 @@ def fill(folder, images="imagesTr", labels="labelsTr", names=range(10), channels
                 folder / images / f"{name}{channel}.nii.gz", np.random.rand(8, 8, 4).astype(np.float32)
             )
         label = np.zeros((8, 8, 4), np.uint8)
-        label[2:4, 2:4] = value
+        label[2:4, 2:4] = np.reshape(value, (-1, 1))[..., None] if np.ndim(value) else value
         write_volume(folder / labels / f"{name}{ending}.nii.gz", label)
 
 
@@ -71,7 +72,7 @@ def test_no_name_is_cut_in_a_terminal_of_80_columns(run, tmp_path, monkeypatch):
 def test_the_decathlons_layout_and_flat_folders_are_split_by_patient_and_seed(run, tmp_path):
     fill(tmp_path / "A", names=[f"p{patient}_{visit}" for patient in range(5) for visit in (1, 2)])
     fill(tmp_path / "B", "images", "masks", ending="_mask", value=2)
-    code, out, err = run("init", tmp_path)
+    code, out, err = run("init", tmp_path / "A")
     assert code == 2
     assert "give --yes to write this" in err
     assert "A: several names begin alike (p0, ...)" in out
@@ -97,21 +98,124 @@ def test_the_decathlons_layout_and_flat_folders_are_split_by_patient_and_seed(ru
     assert content["labels"] == {"0": "background", "1": "class_1", "2": "class_2"}
 
 
+def masks(folder, *values, number=6, kind=np.uint8, turn=lambda image: image, suffix="png"):
+    """Photographs with label images in which a stripe has each value."""
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True)
+    for k in range(number):
+        pixels = np.random.default_rng(k).integers(0, np.iinfo(kind).max, (40, 40), kind, endpoint=True)
+        label = np.zeros((40, 40), kind)
+        for index, value in enumerate(values):
+            label[10 * index : 10 * index + 8, 5:30] = value[k % len(value)] if np.ndim(value) else value
+        Image.fromarray(pixels).save(folder / f"images/{k}.png")
+        turn(Image.fromarray(label)).save(folder / f"masks/{k}.{suffix}")
+
+
+def palette(image):
+    """The same as indices of colours."""
+    turned = image.convert("P")
+    turned.putpalette([0, 0, 0, 255, 0, 0] + [9, 9, 9] * 254)
+    return turned
+
+
+def read_as(run, site, *arguments):
+    """The classes that `init` writes, and the classes of the voxels that a run then reads."""
+    code, _, err = run("init", site, "--yes", *arguments)
+    assert code == 0, err
+    opened = open_site(site)
+    opened.check_files()
+    cases = [case for split in opened.cases.values() for case in split]
+    voxels = {value for case in cases for value in opened.load_label(case).unique().tolist()}
+    return json.loads((site / "dataset.json").read_text())["labels"], voxels
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        {},
+        {"suffix": "tif"},
+        {"turn": lambda image: image.convert("1")},
+        {"turn": lambda image: image.convert("RGB")},
+        {"turn": lambda image: image.convert("RGBA")},
+        {"turn": lambda image: image.convert("LA")},
+    ],
+)
+def test_masks_of_0_and_255_are_read_as_the_page_says(run, tmp_path, drawn):
+    masks(tmp_path / "site", 255, **drawn)
+    assert read_as(run, tmp_path / "site") == ({"0": "background", "1": "class_1"}, {0, 1})
+
+
+def test_masks_of_1_and_of_255_and_palettes_are_read_by_one_rule(run, tmp_path):
+    masks(tmp_path / "mixed", (1, 255))
+    masks(tmp_path / "palette", 1, turn=palette)
+    for site in ("mixed", "palette"):
+        assert read_as(run, tmp_path / site) == ({"0": "background", "1": "class_1"}, {0, 1})
+
+
+def test_any_two_values_are_two_classes(run, tmp_path):
+    masks(tmp_path / "grey", 128)
+    masks(tmp_path / "deep", 65535, kind=np.uint16)
+    fill(tmp_path / "volumes", value=255)
+    fill(tmp_path / "named", value=2)
+    assert read_as(run, tmp_path / "grey") == ({"0": "background", "128": "class_1"}, {0, 1})
+    assert read_as(run, tmp_path / "deep") == ({"0": "background", "65535": "class_1"}, {0, 1})
+    assert read_as(run, tmp_path / "volumes") == ({"0": "background", "255": "class_1"}, {0, 1})
+    names = ({"0": "background", "2": "lesion"}, {0, 1})
+    assert read_as(run, tmp_path / "named", "--labels", "background,lesion") == names
+    deep = open_site(tmp_path / "deep")
+    image = deep.load_image(deep.cases["training"][0], "scale")
+    assert float(image.max()) <= 1 < 65535 * float(image.max())  # divided by 65535, not by 255
+
+
+def test_classes_are_named_by_their_values(run, tmp_path):
+    masks(tmp_path / "three", 128, 255)
+    found = read_as(run, tmp_path / "three", "--labels", "0=background, 255=lesion, 128=organ")
+    assert found == ({"0": "background", "128": "organ", "255": "lesion"}, {0, 1, 2})
+    masks(tmp_path / "two", 255)
+    found = read_as(run, tmp_path / "two", "--labels", "0=background,255=lesion")
+    assert found == ({"0": "background", "255": "lesion"}, {0, 1})
+
+
+def test_sites_of_other_classes_are_named_at_once(run, tmp_path):
+    masks(tmp_path / "A", 255)
+    masks(tmp_path / "B", 1, 2)
+    code, _, err = run("init", tmp_path, "--yes")
+    assert code == 2
+    assert "site B" in err
+    assert "3 classes, site A has 2" in err
+    assert "Give --labels for all sites at once" in err
+    assert not list(tmp_path.rglob("dataset.json"))
+    code, _, err = run("init", tmp_path, "--yes", "--labels", "background,organ,lesion")
+    assert code == 2  # the white of A is neither of the three
+    assert "A/masks/0.png: has the value 255" in err
+
+
 def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path):
-    fill(tmp_path / "site", names=range(4), value=255)
+    fill(tmp_path / "site", names=range(4), value=[[64], [255]])
     (tmp_path / "empty/images").mkdir(parents=True)
     (tmp_path / "apart/images").mkdir(parents=True)
     fill(tmp_path / "apart", "images", "labels", ["x"])
     (tmp_path / "apart/images/x.nii.gz").rename(tmp_path / "apart/images/y.nii.gz")
     fill(tmp_path / "good", names=range(4))
     for arguments, words in (
-        (["site"], "has the values 0, 255. Label maps hold the index of each voxel's class"),
+        (
+            ["site"],
+            "has the value 0, and the classes are: not named. The label maps have the values 0, 64, 255.",
+        ),
+        (
+            ["site", "--labels", "0=background,64=a"],
+            "has the value 255, and the classes are: 0 is background, 64",
+        ),
+        (["site", "--labels", "0=a,64=b,255=a"], "has the classes 0 a, 64 b, 255 a. Two or more are needed"),
+        (["site", "--labels", "0=a,b"], "--labels takes VALUE=NAME, such as 0=background,255=lesion"),
+        (["site", "--labels", "x=a,y=b"], "--labels: a value is a whole number"),
+        (["site", "--labels", "1=a,1=b"], "--labels names one value twice"),
         (["empty"], "holds no images beside label maps. Looked for are imagesTr and labelsTr"),
         (["nowhere"], "no such folder"),
         (["apart"], "no image of images has a label map of its name in labels"),
         (["good", "--patient", "x(.+)"], "finds no patient in the name '0'"),
         (["good", "--patient", "("], "is no regular expression"),
-        (["good", "--labels", "background"], "up to 1, and 1 names are given"),
+        (["good", "--labels", "background"], "has the value 1, and the classes are: 0 is background."),
     ):
         code, _, err = run("init", tmp_path / arguments[0], "--yes", *arguments[1:])
         assert code == 2

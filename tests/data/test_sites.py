@@ -88,7 +88,7 @@ FAULTS = {
     "duplicate": lambda f: edit(f, lambda c: c["test"].append(c["training"][0])),
     "no list": lambda f: edit(f, lambda c: c.update(training="images")),
     "no label key": lambda f: edit(f, lambda c: c["training"][0].pop("label")),
-    "odd classes": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "5": "b"})),
+    "odd classes": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "-5": "b"})),
     "not JSON": lambda f: (f / "dataset.json").write_text("{"),
     "key twice": lambda f: (f / "dataset.json").write_text('{"test": [], "test": []}'),
     "class twice": lambda f: edit(f, lambda c: c.update(labels={"0": "a", "1": "a"})),

@@ -1,4 +1,4 @@
-"""Images that turn out to be unusable during a run: `simulate` names them, and what it did without."""
+"""Images that are unusable before a run, or turn out to be in it: `simulate` names them, and does without."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from benchmark_files import write_volume
 from running import TINY_NETWORK, TINY_OPTIONS
 
+from medfedaug.cli.progress import RoundProgress
 from medfedaug.config.run import RunConfig
 from medfedaug.experiments.simulate import simulate
 from medfedaug.methods import parse_methods
@@ -33,6 +34,21 @@ def spoil(data, number):
     return path, before
 
 
+@pytest.fixture
+def once_begun(monkeypatch):
+    """`once_begun(act)`: act when a run tells its first event, as a disk does that fails during a run."""
+    waiting = []
+    show = RoundProgress.show
+
+    def observe(self, event):
+        show(self, event)
+        while waiting:
+            waiting.pop()()
+
+    monkeypatch.setattr(RoundProgress, "show", observe)
+    return waiting.append
+
+
 def arguments(data, out, *extra):
     return [
         *("simulate", "--data", data, "--out", out, "--engine", "inprocess", "--device", "cpu"),
@@ -42,40 +58,70 @@ def arguments(data, out, *extra):
     ]
 
 
-def test_a_site_whose_test_image_is_unusable_is_named_and_left_out_of_the_mean(run, two_sites, tmp_path):
+@pytest.mark.parametrize("number", [TRAINING, VALIDATION, TEST])
+def test_an_unusable_image_is_named_before_anything_starts(run, two_sites, tmp_path, number):
+    path, _ = spoil(two_sites, number)
     out = tmp_path / "out"
-    path, before = spoil(two_sites, TEST)
+    for engine in ("inprocess", "nvflare"):
+        code, printed, err = run(*arguments(two_sites, out, "--methods", "fedavg"), "--engine", engine)
+        assert code == 2
+        assert err.splitlines()[-1] == f"medfedaug: site B, {path}: has NaN or infinite voxels."
+        assert "round" not in printed + err
+        assert not out.exists()
+
+
+def test_an_earlier_run_is_not_removed_for_one_that_cannot_begin(run, two_sites, tmp_path):
+    out = tmp_path / "out"
+    assert run(*arguments(two_sites, out, "--methods", "fedavg"))[0] == 0
+    before = (out / "results.json").read_bytes()
+    spoil(two_sites, TEST)
+    code, _, err = run(*arguments(two_sites, out, "--methods", "fedavg", "--overwrite"))
+    assert code == 2
+    assert "has NaN or infinite voxels" in err
+    assert (out / "results.json").read_bytes() == before
+
+
+def test_a_site_whose_test_image_is_unusable_is_named_and_left_out_of_the_mean(
+    run, two_sites, tmp_path, once_begun
+):
+    out, spoilt = tmp_path / "out", []
+    once_begun(lambda: spoilt.append(spoil(two_sites, TEST)))
     for extra in ((), ("--resume",)):  # a finished run is shown
         code, printed, err = run(*arguments(two_sites, out, "--methods", "fedavg", *extra))
         assert code == 0, err
+        ((path, before),) = spoilt
         assert f"B: not tested ({out}/results.json has the reason) and not in the mean" in err
         (row,) = (line for line in printed.splitlines() if "│ B " in line)
         assert "not tested" in row
         if not extra:
             assert "not tested: site B" in err
             assert f"{path}: has NaN or infinite voxels" in err
+            path.write_bytes(before)  # mended
     test = json.loads((out / "results.json").read_text())["test"]
     assert set(test["sites"]) == {"A"}
     assert set(test["missing"]) == {"B"}
     assert test["mean"]["dice"] == test["sites"]["A"]["dice"]
     # What it says to do then.
-    path.write_bytes(before)
     _, command = err.split("medfedaug evaluate ")
     code, printed, err = run("evaluate", *command.split())
     assert code == 0, err
     assert "not tested" not in printed
 
 
-def test_pooled_training_does_without_a_site_that_cannot_be_validated(run, two_sites, tmp_path):
-    path, before = spoil(two_sites, VALIDATION)
+def test_pooled_training_does_without_a_site_that_cannot_be_validated(run, two_sites, tmp_path, once_begun):
+    spoilt = []
+    once_begun(lambda: spoilt.append(spoil(two_sites, VALIDATION)))
     out, pooled = tmp_path / "out", ("--methods", "pooled")
     code, _, err = run(*arguments(two_sites, out, *pooled))
     assert code == 2
+    ((path, before),) = spoilt
     said = err.splitlines()[-1]
     assert "round 2: 1 of 2 needed updates could be used" in said
     assert f"site B, {path}: has NaN or infinite voxels" in said
     # Its training images are there all the same.
     fewer = tmp_path / "fewer"
+    path.write_bytes(before)
+    once_begun(lambda: spoil(two_sites, VALIDATION))
     code, _, err = run(*arguments(two_sites, fewer, *pooled, "--min-sites", 1))
     assert code == 0, err
     results = json.loads((fewer / "results.json").read_text())

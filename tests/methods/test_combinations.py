@@ -50,7 +50,7 @@ def test_the_record_has_every_kind_of_refusal():
     assert set(grounds) == {
         *("allowed", "method", "normalised_input", "global_model", "labels", "norm_layers"),
         *("complete_state_dict", "global_start", "separate_sites"),
-        *("averaged_buffers", "exchange", "given_shares", "soft_labels"),
+        *("averaged_parameters", "averaged_buffers", "exchange", "given_shares", "soft_labels"),
     }
 
 

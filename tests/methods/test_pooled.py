@@ -13,7 +13,7 @@ from running import TINY_NETWORK
 
 from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
@@ -178,7 +178,7 @@ def test_what_makes_no_sense_is_refused(phantom_dir, tiny_config):
         in_process(tiny_config("pooled"), phantom_dir, SITES, "cpu")
     with pytest.raises(ConfigError, match=r"a job requires separate_sites .*, pooled excludes it"):
         MedFedAugRecipe(config=tiny_config("pooled"))
-    with pytest.raises(RunFailed, match=r"fedprox acts on .* all stay at their sites"):
+    with pytest.raises(ConfigError, match=r"fedprox requires averaged_parameters .*, single excludes it"):
         in_process(tiny_config("single,fedprox"), phantom_dir, SITES, "cpu")
 
 

@@ -54,6 +54,21 @@ def balanced(run: Path, data: Path, site: str) -> Path:
     return rehashed(run)
 
 
+def with_scores(run: Path, dice: float | None) -> Path:
+    """Write other test scores, the same at all sites, into a record; ``None`` for a run without a test."""
+    record = json.loads((run / "results.json").read_text())
+    if dice is None:
+        record["test"] = {"sites": {}, "mean": {}}
+    else:
+        for entry in record["test"]["sites"].values():
+            entry["dice"] = dice
+            for scores in entry["classes"].values():
+                scores["dice"] = dice
+        record["test"]["mean"]["dice"] = dice
+    (run / "results.json").write_text(json.dumps(record))
+    return run
+
+
 def rehashed(run: Path) -> Path:
     """Write down that what is in the folder is what the run wrote, after a test has changed it."""
     record = json.loads((run / "results.json").read_text())

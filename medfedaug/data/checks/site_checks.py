@@ -132,8 +132,17 @@ def check_files_alone(site: SiteFolder, who: str) -> None:
         who: reads them, for the message.
 
     Raises:
-        DataError: where channels are missing or in another order, or images are in archives.
+        DataError: where channels are missing or in another order, images are in archives, or label maps have
+            other values than the indices of the classes.
     """
+    if site.label_values:
+        raise DataError(
+            f"has label maps with the values {', '.join(map(str, site.label_values))}, and {who} reads files "
+            "as they are",
+            site=site.name,
+            path=site.path,
+            hint="Write the index of each voxel's class: 0, 1, 2, ...",
+        )
     if site.channel_places:
         raise DataError(
             f"has other channels than the federation, or in another order, and {who} reads files as they are",

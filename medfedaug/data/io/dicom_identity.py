@@ -24,6 +24,7 @@ __all__ = ["ModelIdentity", "ObjectKind", "is_own_object", "is_own_series"]
 
 _NAME = "medfedaug"
 _SERIES = 9000
+_UNRELIABLE = ": DO NOT RELY ON IT"  # of a model that failed in its test; in a list of series
 _EQUIPMENT = ("Manufacturer", "ManufacturerModelName")
 
 
@@ -46,8 +47,8 @@ def is_own_series(number: str, description: str) -> bool:
         >>> is_own_series("9000", "medfedaug segmentation"), is_own_series("3", "T1 medfedaug")
         (True, False)
     """
-    known = {(str(kind.number), kind.description) for kind in ObjectKind}
-    return (number.strip(), description.strip().lower()) in known
+    told = description.strip().lower()
+    return any(number.strip() == str(k.number) and told.startswith(k.description) for k in ObjectKind)
 
 
 def is_own_object(dataset: Dataset) -> bool:
@@ -72,12 +73,16 @@ class ModelIdentity:
         site: whose layers and statistics it used; empty for none.
         again: a text that makes other objects of the same prediction; empty for the first ones.
         settings: a digest of what else decides over an object, such as codes of classes; empty for none.
+        test: the test score of the model; it decides over no UID.
+        warning: reason not to rely on the model; empty for none.
     """
 
     sha256: str
     site: str = ""
     again: str = ""
     settings: str = ""
+    test: str = ""
+    warning: str = ""
 
     def series_uid(self, source: str, kind: ObjectKind, part: str = "") -> str:
         """Return the SeriesInstanceUID of an object.
@@ -100,7 +105,7 @@ class ModelIdentity:
         return {
             "series_instance_uid": self.series_uid(series.uid, kind, series.part),
             "series_number": kind.number,
-            "series_description": kind.description,
+            "series_description": f"{kind.description}{_UNRELIABLE if self.warning else ''}",
             "sop_instance_uid": self._uid(series.uid, kind, series.part, "instance"),
             "instance_number": 1,
             "manufacturer": _NAME,
@@ -118,7 +123,7 @@ class ModelIdentity:
         return self._uid("", None, "", "device")
 
     def algorithm(self) -> AlgorithmIdentificationSequence:
-        """Return name, version and parameters of the algorithm: the model's hash, and the site."""
+        """Return name, version and parameters of the algorithm: the model's hash, its test, and the site."""
         import highdicom as hd
         from pydicom.sr.codedict import codes
 
@@ -132,7 +137,8 @@ class ModelIdentity:
     @property
     def parameters(self) -> dict[str, str]:
         """Parameters of the algorithm, by name."""
-        return {"model": self.sha256, **({"site": self.site} if self.site else {})}
+        told = {"model": self.sha256, "site": self.site, "test": self.test, "warning": self.warning}
+        return {name: text for name, text in told.items() if text}
 
     def _uid(self, source: str, kind: ObjectKind | None, part: str, level: str) -> str:
         word = kind.word if kind is not None else ""

@@ -131,6 +131,11 @@ def _report(
         imaging_measurements=groups,
         title=codes.DCM.ImagingMeasurementReport,
     )
+    if told := ". ".join(filter(None, [model.warning and f"DO NOT RELY ON IT: {model.warning}", model.test])):
+        comment = hd.sr.TextContentItem(
+            name=codes.DCM.Comment, value=told, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
+        )
+        content[0].ContentSequence.insert(0, comment)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of names without carets
         return hd.sr.EnhancedSR(

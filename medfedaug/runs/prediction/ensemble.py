@@ -16,6 +16,7 @@ from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.load_results import find_runs
+from medfedaug.runs.model_score import ModelScore
 from medfedaug.tasks import Prediction
 
 __all__ = ["Ensemble", "mean_prediction"]
@@ -76,6 +77,10 @@ class Ensemble:
         if len(self.runs) == 1:
             return self.first.sha256
         return hashlib.sha256("\n".join(run.sha256 for run in self.runs).encode()).hexdigest()
+
+    def score(self, site: str = "") -> ModelScore:
+        """Return how well the models did in their runs' tests, at a site or in the mean."""
+        return ModelScore.of([run.record for run in self.runs], site)
 
     def identity(self) -> dict[str, Any]:
         """The model's hash, run and round; of several their common hash, and these of each ``members``."""

@@ -84,6 +84,6 @@ def object_identity(
     if further:
         chosen["series"] = dict(further)
     text = json.dumps(chosen, sort_keys=True).encode()
-    return ModelIdentity(
-        models.sha256, origin.site, again, hashlib.sha256(text).hexdigest() if chosen else ""
-    )
+    digest = hashlib.sha256(text).hexdigest() if chosen else ""
+    tested = models.score(origin.site)
+    return ModelIdentity(models.sha256, origin.site, again, digest, tested.score, tested.warning)

@@ -329,6 +329,7 @@ class _Job:
             "classes": list(config.classes),
             "network": config.network,
             "methods": [method["name"] for method in config.methods],
+            "test": self.models.score(self.origin.site).record(),
             "models": [os.path.abspath(run.model.parent) for run in self.models.runs],
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),

@@ -260,5 +260,6 @@ _CONTENT = entries(
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
         "training_range": _RANGE,
+        "test": entries({"score": text, "warning": text}, needed=("score", "warning")),
     }
 )

@@ -8,8 +8,9 @@ from itertools import combinations
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
-from finished_runs import FEW, balanced, simulated
+from finished_runs import FEW, balanced, simulated, with_scores
 from results import Page
 from written_series import series
 
@@ -17,7 +18,7 @@ from written_series import series
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, phantom_dir):
     out = tmp_path_factory.mktemp("quality") / "run"
-    return balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C")
+    return with_scores(balanced(simulated(phantom_dir, out, "fedavg", *FEW), phantom_dir, "site_C"), 0.8)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,53 @@ def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, ph
     assert code == 2
     assert "choose another file" in err
     assert not (other / "predictions.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("dice", "score", "warning"),
+    [
+        (
+            0.0,
+            "test Dice 0.00 (mean of 3 sites, lowest 0.00)",
+            "the model learned nothing: every test Dice is 0",
+        ),
+        (
+            0.3,
+            "test Dice 0.30 (mean of 3 sites, lowest 0.30)",
+            "overlapped the reference with a Dice of 0.30 alone",
+        ),
+        (None, "no test score", "the run has no test score"),
+    ],
+)
+def test_a_model_without_a_good_test_is_not_believed(run, model, phantom_dir, tmp_path, dice, score, warning):
+    pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
+    useless, images, out = tmp_path / "run", tmp_path / "images", tmp_path / "out"
+    shutil.copytree(model, useless)
+    with_scores(useless, dice)
+    for number, file in enumerate(sorted((phantom_dir / "site_C/images").iterdir())[:2]):
+        volume = nibabel.load(file)
+        series(images / f"case{number}", (read(file) * 1000).astype(np.int16), volume.affine, f"1.2.{number}")
+    code, printed, err = run("predict", "--model", useless, "--images", images, "--out", out, "--report")
+    assert code == 0, err
+    assert f"do not rely on these predictions: {warning}" in err.replace("in its test the model ", "")
+    assert score in printed
+    assert "first ones first" not in printed
+    page = Page((out / "predictions.html").read_text())
+    assert page.text.index("Do not rely on these predictions") < page.text.index(score)
+    assert warning in page.text
+    assert page.text.index(score) < page.text.index("2 cases")
+    assert "first ones" not in page.text
+    assert page.text.index("case0") < page.text.index("case1")
+    assert predicted(run, out)["test"]["score"] == score
+    seg, report = (pydicom.dcmread(out / f"case0.{ending}") for ending in ("dcm", "sr.dcm"))
+    assert seg.SeriesDescription == "medfedaug segmentation: DO NOT RELY ON IT"
+    told = seg.SegmentSequence[0].SegmentationAlgorithmIdentificationSequence[0].AlgorithmParameters
+    assert f"test={score}" in told
+    assert warning in told
+    first = report.ContentSequence[0]
+    assert first.ConceptNameCodeSequence[0].CodeMeaning == "Comment"
+    assert first.TextValue.startswith("DO NOT RELY ON IT: ")
+    assert score in first.TextValue
 
 
 def test_a_case_unlike_the_sites_training_cases_is_named(run, model, image, phantom_dir, tmp_path):
