@@ -1,6 +1,7 @@
 """Draws the packages of medfedaug, floor by floor, from the imports themselves.
 
 python docs/pictures/house.py docs/pictures/house.svg
+python docs/pictures/house.py federation.svg federation    # the rooms inside a package
 
 A package stands one floor above the highest package that it imports. Each arrow is an import; an arrow is
 left out where a longer way of arrows leads to the same package. A test compares the file with the imports.
@@ -63,8 +64,8 @@ text { font-family: system-ui, sans-serif; text-anchor: middle; }
 """.strip()
 
 
-def imports(root: Path = ROOT) -> dict[str, set[str]]:
-    """Map each package below ``medfedaug`` to the packages that it imports, without type-checking imports."""
+def modules(root: Path = ROOT) -> dict[str, set[str]]:
+    """Map each module of ``medfedaug`` to the modules that it imports, without type-checking imports."""
     ignored = shutil.ignore_patterns("__pycache__", "jobs")
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "medfedaug"
@@ -76,17 +77,27 @@ def imports(root: Path = ROOT) -> dict[str, set[str]]:
             graph = grimp.build_graph("medfedaug", exclude_type_checking_imports=True, cache_dir=None)
         finally:
             sys.path.remove(folder)
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def imports(known: Mapping[str, set[str]], inside: str = "") -> dict[str, set[str]]:
+    """Map each room of ``medfedaug``, or inside a package of it, to the rooms that it imports.
+
+    Args:
+        known: of `modules`.
+        inside: the package, such as ``federation``.
+    """
+    home = f"medfedaug.{inside}." if inside else "medfedaug."
+
+    def room(module: str) -> str:
+        name = module.removeprefix(home).partition(".")[0] if module.startswith(home) else ""
+        return TOGETHER.get(name, name)
+
     found: dict[str, set[str]] = {}
-    for module in graph.modules:
-        room = _room(module)
-        found.setdefault(room, set()).update(map(_room, graph.find_modules_directly_imported_by(module)))
+    for module, used in known.items():
+        found.setdefault(room(module), set()).update(map(room, used))
     outside = {"", *LEFT_OUT}
-    return {room: found[room] - outside - {room} for room in sorted(found.keys() - outside)}
-
-
-def _room(module: str) -> str:
-    name = f"{module}.".split(".")[1]
-    return TOGETHER.get(name, name)
+    return {name: found[name] - outside - {name} for name in sorted(found.keys() - outside)}
 
 
 def floors(rooms: Mapping[str, set[str]]) -> list[list[str]]:
@@ -182,11 +193,12 @@ def draw(rooms: Mapping[str, set[str]]) -> str:
     for room in rooms:
         ((number, x),) = places[room].items()
         y, uses = TOP + number * STEP, ", ".join(sorted(rooms[room])) or "nothing of the package"
+        purpose = PURPOSE.get(room, "")
         lines += [
             f'<g id="{room}"><title>{room} imports {escape(uses)}</title>',
             f'<rect class="room" x="{x - WIDTH / 2:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
             f'<text class="name" x="{x:g}" y="{y + 19:g}">{room}</text>',
-            f'<text class="purpose" x="{x:g}" y="{y + 36:g}">{escape(PURPOSE[room])}</text></g>',
+            f'<text class="purpose" x="{x:g}" y="{y + 36:g}">{escape(purpose)}</text></g>',
         ]
     return "\n".join([*lines, "</svg>", ""])
 
@@ -220,4 +232,4 @@ def _arrow(arrow: Arrow, places: Mapping[str | Lane, Mapping[int, float]], drawn
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(draw(imports()), encoding="utf-8")
+    Path(sys.argv[1]).write_text(draw(imports(modules(), *sys.argv[2:])), encoding="utf-8")

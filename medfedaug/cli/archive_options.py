@@ -53,7 +53,8 @@ class ArchiveOptions:
         Raises:
             ConfigError: where none or several are named, and for values that are none.
         """
-        from medfedaug.data.pacs.archive import Access, open_archive
+        from medfedaug.data.pacs.archive import Access
+        from medfedaug.data.pacs.open_archive import open_archive
 
         access: Access = Access(**self.access)
         return open_archive(dicomweb=self.dicomweb, dimse=self.dimse, folder=folder, access=access)

@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
+from medfedaug.cli.described import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
 from medfedaug.cli.schema import File
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig

@@ -45,7 +45,16 @@ __all__ = [
 _KIND, _VERSION = "federation", 1
 
 
-BENCHMARKS: dict[str, Benchmark] = {}
+def _registered() -> dict[str, Benchmark]:
+    """Every entry of an object `BENCHMARKS` of a module in the package of data sets, by name."""
+    package, folder = f"{__package__}.datasets", Path(__file__).parent / "datasets"
+    modules = [
+        importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules([str(folder)])
+    ]
+    return {name: one for module in modules for name, one in getattr(module, "BENCHMARKS", {}).items()}
+
+
+BENCHMARKS = _registered()
 """The published data sets, by name."""
 
 OWN_DATA = "own_data"
@@ -232,16 +241,3 @@ def _parse_marker(path: Path, text: str) -> tuple[str, Path, dict[str, Any]]:
         raise ValueError("options cannot name the benchmark, its root or a limit")
     root = Path(os.path.normpath(path.parent / str(content.get("root", "."))))
     return str(content["benchmark"]), root, options
-
-
-def _registered() -> dict[str, Benchmark]:
-    """Every entry of an object `BENCHMARKS` of a module in the package of data sets, by name."""
-    package, folder = f"{__package__}.datasets", Path(__file__).parent / "datasets"
-    modules = [
-        importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules([str(folder)])
-    ]
-    return {name: one for module in modules for name, one in getattr(module, "BENCHMARKS", {}).items()}
-
-
-# Last, since the modules of data sets import what stands beside this one.
-BENCHMARKS.update(_registered())

@@ -41,7 +41,6 @@ __all__ = [
     "in_order",
     "known_fields",
     "matching",
-    "open_archive",
     "quiet_libraries",
     "require_pacs",
     "valid_uid",
@@ -400,47 +399,6 @@ class Archive(Protocol):
     ) -> None:
         self.close()
         self._quiet.__exit__(kind, error, trace)
-
-
-def open_archive(
-    *,
-    dicomweb: str | None = None,
-    dimse: str | None = None,
-    folder: str | Path | None = None,
-    access: Access | None = None,
-) -> Archive:
-    """Open the one archive that is named.
-
-    Args:
-        dicomweb: URL of a DICOMweb service, under which ``/studies`` is.
-        dimse: ``AET@HOST:PORT``.
-        folder: a folder of DICOM files, at any depth.
-        access: the way to it.
-
-    Raises:
-        ConfigError: where none or several are named, for an address that is none, and where a package is
-            missing.
-    """
-    given = [
-        name for name, value in (("--dicomweb", dicomweb), ("--dimse", dimse), ("--folder", folder)) if value
-    ]
-    if len(given) != 1:
-        what = " and ".join(given) if given else "no archive"
-        raise ConfigError(f"{what} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
-    access = access or Access()
-    if dicomweb:
-        require_pacs("dicomweb_client")
-        from medfedaug.data.pacs.dicomweb import DicomWebArchive
-
-        return DicomWebArchive(dicomweb, access)
-    if dimse:
-        require_pacs("pynetdicom")
-        from medfedaug.data.pacs.dimse import DimseArchive
-
-        return DimseArchive(dimse, access)
-    from medfedaug.data.pacs.folder import FolderArchive
-
-    return FolderArchive(Path(str(folder)))
 
 
 def require_pacs(*modules: str) -> None:

@@ -18,15 +18,8 @@ from pydicom.uid import (
 )
 from pynetdicom.acse import ACSE
 
-from medfedaug.data.pacs.archive import (
-    Access,
-    ArchiveError,
-    FetchError,
-    FoundSeries,
-    FoundStudy,
-    Wanted,
-    open_archive,
-)
+from medfedaug.data.pacs.archive import Access, ArchiveError, FetchError, FoundSeries, FoundStudy, Wanted
+from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.errors import ConfigError
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (48, 40, 5)).astype(np.int16)

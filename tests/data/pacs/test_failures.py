@@ -22,9 +22,10 @@ from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
 from medfedaug.data.base import SPLITS
-from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted, open_archive
+from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted
 from medfedaug.data.pacs.choice import ImportSettings, plan_import
 from medfedaug.data.pacs.importer import import_studies
+from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms
 
 COUNT = 5

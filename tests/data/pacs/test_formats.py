@@ -27,9 +27,10 @@ from pydicom.uid import (
 )
 
 from medfedaug.data.io.readers import load_volume
-from medfedaug.data.pacs.archive import Wanted, open_archive
+from medfedaug.data.pacs.archive import Wanted
 from medfedaug.data.pacs.choice import ImportSettings, plan_import
 from medfedaug.data.pacs.importer import import_studies
+from medfedaug.data.pacs.open_archive import open_archive
 
 VOXELS = np.random.default_rng(3).integers(-900, 900, (40, 36, 6)).astype(np.int16)
 SYNTAXES = {

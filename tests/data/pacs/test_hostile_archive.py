@@ -22,7 +22,8 @@ from pydicom.uid import CTImageStorage, DeflatedExplicitVRLittleEndian, generate
 from pynetdicom import AE
 
 from medfedaug.data.pacs import arrival, dicomweb, dimse, object_check, web_session
-from medfedaug.data.pacs.archive import Access, ArchiveError, open_archive
+from medfedaug.data.pacs.archive import Access, ArchiveError
+from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.errors import MedFedAugWarning
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (20, 16, 4)).astype(np.int16)

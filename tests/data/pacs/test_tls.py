@@ -16,7 +16,8 @@ from cryptography.x509.oid import NameOID
 from dicom_files import write_slices
 from orthanc import free_port, running_orthanc
 
-from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted, open_archive
+from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted
+from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.errors import ConfigError
 
 VOXELS = np.zeros((8, 8, 2), np.int16)

@@ -23,7 +23,8 @@ from pydicom.uid import generate_uid
 
 from medfedaug.cli.predict import key_folder
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.pacs.archive import Wanted, open_archive
+from medfedaug.data.pacs.archive import Wanted
+from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.studies import predict_studies
