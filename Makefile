@@ -68,12 +68,9 @@ lint: install types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Types are checked as a user gets them: the folders are named differently here than when installed.
 types: install
-	rm -rf build/typed build/lib build/bdist*
-	$(BIN)/python -m pip install --quiet --no-deps --target build/typed .
-	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml
-	cd build/typed && ../../$(BIN)/lint-imports --no-cache --config ../../pyproject.toml
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # What the commands `methods`, `networks` and `datasets` show: made from the classes, after a change of their texts,
 # arguments or defaults. The command reads the file, and so needs no PyTorch.
@@ -157,4 +154,4 @@ release: install
 	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 
 clean:
-	rm -rf $(VENV) $(DEMO) docs/tutorials docs/gallery build dist *.egg-info
+	rm -rf $(VENV) $(DEMO) docs/tutorials docs/gallery build dist src/*.egg-info
