@@ -112,7 +112,6 @@ wheel: install
 	$(BIN)/python -m pytest -q -m slow tests/integration/test_package.py
 	cd $(WHEEL) && env/bin/python -c "import medfedaug, sys; assert medfedaug.__file__.startswith(sys.prefix)"
 	cd $(WHEEL) && OMP_NUM_THREADS=1 env/bin/python -m pytest -q -c ../../pyproject.toml ../../tests/cli/test_app.py
-	cd $(WHEEL) && env/bin/medfedaug demo --quick --out demo
 
 # All wheels of an installation, with their SHA-256, for machines without internet (docs/offline.md).
 # CUDA=1 takes the build of PyTorch with CUDA; EXTRAS names extras of this package.
