@@ -20,9 +20,9 @@ def soft_histogram(
     .. math:: \pi_c = \frac{1}{N}\sum_i \mathrm{softmax}\bigl((w \hat z_c^i + b) / \tau\bigr), \qquad
               \hat z_c^i = \frac{z_c^i - z_c^{\min}}{z_c^{\max} - z_c^{\min}}
 
-    with :math:`w = [1, \ldots, L]`, :math:`b = [0, -\rho_1, \ldots, -\sum_{l=1}^{L-1} \rho_l]` and the
-    L - 1 cut points :math:`\rho = [0, 1, \ldots, L-2] / (L-2)`. The first and the last cut point are the ends of the
-    range, so L - 2 bins divide the range and the two outermost ones are open to either side.
+    with :math:`w = [1, \ldots, L]`, :math:`b = [0, -\rho_1, \ldots, -\sum_{l=1}^{L-1} \rho_l]` and the L - 1
+    cut points :math:`\rho = [0, 1, \ldots, L-2] / (L-2)`. The first and the last cut point are the ends of
+    the range, so L - 2 bins divide the range and the two outermost ones are open to either side.
 
     Args:
         z: samples, (N, C).
