@@ -68,12 +68,9 @@ lint: install types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Types are checked as a user gets them: the folders are named differently here than when installed.
 types: install
-	rm -rf build/typed build/lib build/bdist*
-	$(BIN)/python -m pip install --quiet --no-deps --target build/typed .
-	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml
-	cd build/typed && ../../$(BIN)/lint-imports --no-cache --config ../../pyproject.toml
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # What the commands `methods`, `networks` and `datasets` show: made from the classes, after a change of their texts,
 # arguments or defaults. The command reads the file, and so needs no PyTorch.
@@ -115,7 +112,6 @@ wheel: install
 	$(BIN)/python -m pytest -q -m slow tests/integration/test_package.py
 	cd $(WHEEL) && env/bin/python -c "import medfedaug, sys; assert medfedaug.__file__.startswith(sys.prefix)"
 	cd $(WHEEL) && OMP_NUM_THREADS=1 env/bin/python -m pytest -q -c ../../pyproject.toml ../../tests/cli/test_app.py
-	cd $(WHEEL) && env/bin/medfedaug demo --quick --out demo
 
 # All wheels of an installation, with their SHA-256, for machines without internet (docs/offline.md).
 # CUDA=1 takes the build of PyTorch with CUDA; EXTRAS names extras of this package.
@@ -159,4 +155,4 @@ release: install
 	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 
 clean:
-	rm -rf $(VENV) $(DEMO) docs/tutorials docs/gallery build dist *.egg-info
+	rm -rf $(VENV) $(DEMO) docs/tutorials docs/gallery build dist src/*.egg-info

@@ -20,8 +20,6 @@ import medfedaug
 INTERNAL = {"finished"}
 # Packages whose names are commands, or the means of others.
 INTERNAL_PACKAGES = {"cli", "experiments", "data", "utils"}
-# Packages of ours that an editable install finds in folders of their own.
-FOLDERS = {"models", "nvflare_jobs", "transforms"}
 
 
 class _Page(HTMLParser):
@@ -62,7 +60,7 @@ def broken_links(root: Path) -> list[str]:
 def public_names() -> set[str]:
     """What a user may import: the names in ``__all__`` of the packages and of the modules beside them."""
     names = set()
-    beside = {found.name for found in pkgutil.iter_modules(medfedaug.__path__)} | FOLDERS
+    beside = {found.name for found in pkgutil.iter_modules(medfedaug.__path__)}
     for part in beside - INTERNAL - INTERNAL_PACKAGES:
         if not part.startswith("_"):
             module = importlib.import_module(f"medfedaug.{part}")

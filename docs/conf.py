@@ -4,6 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+from docutils.nodes import SkipNode
+from docutils.utils.math.latex2mathml import tex2mathml
+
 from medfedaug import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,11 +24,11 @@ release = __version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "myst_parser",
     "sphinx_gallery.gen_gallery",
 ]
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"medfedaug {__version__}"
 html_show_sourcelink = False
 html_static_path = ["static"]
@@ -65,6 +68,19 @@ def _escape_shapes(app, what, name, obj, options, lines):
     lines[:] = [line.replace(r"\*spatial", "*spatial").replace("*spatial", r"\*spatial") for line in lines]
 
 
+def _formula(translator, node):
+    """MathML, which browsers draw themselves: the pages need neither a network nor JavaScript."""
+    translator.body.append(tex2mathml(node.astext(), as_block=False))
+    raise SkipNode
+
+
+def _formula_apart(translator, node):
+    lines = "".join(tex2mathml(line, as_block=True) for line in node.astext().split("\n\n"))
+    translator.body.append(f'<div class="formula">{lines}</div>')
+    raise SkipNode
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))
     app.connect("autodoc-process-docstring", _escape_shapes)

@@ -17,15 +17,7 @@ The sub-packages, by what a user looks for:
 * `medfedaug.nvflare_jobs`: the same federation as an NVFlare job.
 """
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import lazy_loader
-
-# In the folder of the repository Python finds this folder before the installed package, and transforms/,
-# models/ and nvflare_jobs/ lie beside it there. An editable install finds them by itself.
-if find_spec("medfedaug.transforms") is None:
-    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 # Names are imported when they are used; the stub beside this file lists them.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

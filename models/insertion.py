@@ -10,7 +10,7 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from medfedaug.models.ffa import FFALayer
 from medfedaug.models.hooks import PickledHook
 from medfedaug.models.stage_layer import StageLayer
 from medfedaug.models.stages import Stage, known_stages, output_channels, supported_networks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["ffa_layers", "insert_ffa", "insert_layers", "remove_ffa", "remove_layers", "stage_layers"]
 
@@ -68,10 +71,22 @@ class _AugmentInput(_Hook):
         return (module.get_submodule(self.path)(features), *args[1:])
 
 
+class FFAArguments(TypedDict, total=False):
+    """Arguments of `FFALayer` other than the number of channels, for type checkers."""
+
+    prob: float
+    momentum: float
+    eps: float
+    variance: str
+    running: str
+    bias_correction: bool
+    synchronise: bool
+
+
 def insert_ffa(
     net: Network,
     stages: Sequence[int | str] | Mapping[str, int] | None = None,
-    **ffa: Any,
+    **ffa: Unpack[FFAArguments],
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
 

@@ -23,7 +23,7 @@ Network = TypeVar("Network", bound=nn.Module)
 class StyleControlNorm(UnsavedModule, StageLayer):
     r"""Mix normalised features and the features themselves, in training and in evaluation (SCNorm).
 
-    .. math:: \hat x = \gamma\big(s_1\, \mathrm{IN}(x) + s_2\, x\big) + \beta, \qquad
+    .. math:: \hat x = \gamma\bigl(s_1\, \mathrm{IN}(x) + s_2\, x\bigr) + \beta, \qquad
               s = \mathrm{softmax}(h / T)
 
     which is `medfedaug.functional.control_style`. γ, β and h are trained with the network, and are parameters

@@ -86,7 +86,7 @@ def head_weights(count: int) -> list[float]:
 class DeepSupervision:
     r"""Makes a network return its finest head, and weighs all heads in the loss.
 
-    .. math:: \ell = \sum_h w_h\, \ell_h, \qquad w_h = 2^{-h} \Big/ \sum_i 2^{-i}
+    .. math:: \ell = \sum_h w_h\, \ell_h, \qquad w_h = 2^{-h} / \sum_i 2^{-i}
 
     over the heads h = 0, 1, ..., the finest first (nnU-Net, Isensee et al., Nature Methods 2021). For a head
     of lower resolution the targets are resized by nearest neighbour. A network with one output gives the

@@ -9,9 +9,7 @@ left out where a longer way of arrows leads to the same package. A test compares
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import combinations, pairwise
@@ -20,11 +18,6 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (
-    "models",
-    "nvflare_jobs",
-    "transforms",
-)  # folders of the repository that are installed as parts of medfedaug
 TOGETHER = {"errors": "utils"}  # each imports the other
 LEFT_OUT = {"__main__", "_version"}
 PURPOSE = {
@@ -66,17 +59,11 @@ text { font-family: system-ui, sans-serif; text-anchor: middle; }
 
 def modules(root: Path = ROOT) -> dict[str, set[str]]:
     """Map each module of ``medfedaug`` to the modules that it imports, without type-checking imports."""
-    ignored = shutil.ignore_patterns("__pycache__", "jobs")
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "medfedaug"
-        shutil.copytree(root / "medfedaug", package, ignore=ignored)
-        for name in FOLDERS:
-            shutil.copytree(root / name, package / name, ignore=ignored)
-        sys.path.insert(0, folder)
-        try:
-            graph = grimp.build_graph("medfedaug", exclude_type_checking_imports=True, cache_dir=None)
-        finally:
-            sys.path.remove(folder)
+    sys.path.insert(0, str(root))
+    try:
+        graph = grimp.build_graph("medfedaug", exclude_type_checking_imports=True, cache_dir=None)
+    finally:
+        sys.path.remove(str(root))
     return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
 
 

@@ -44,9 +44,9 @@ def slices() -> dict[str, torch.Tensor]:
         }
 
 
-def show(panel, image, low, high, title="", colour=None):
-    """A slice in a window of grey levels."""
-    panel.imshow(image.numpy().T, cmap="gray", vmin=low, vmax=high, origin="lower", interpolation="bilinear")
+def show(panel, image, low, high, title="", colour=None, cmap="gray"):
+    """A slice in a window of grey levels, or of colours."""
+    panel.imshow(image.numpy().T, cmap=cmap, vmin=low, vmax=high, origin="lower", interpolation="bilinear")
     panel.set_title(title, fontsize=9)
     panel.set(xticks=[], yticks=[])
     for spine in panel.spines.values():
@@ -115,8 +115,16 @@ def main(out: str) -> None:
     for seed in range(60):
         torch.manual_seed(seed)
         moved.append(layer(batch))
-    for panel, one in zip(panels[2, 1:4], moved, strict=False):
-        show(panel, one[patient, SHOWN], 0, top, "after FFA", COLOURS[0])
+    changes = sorted((one[patient, SHOWN] - plain for one in moved), key=torch.sum)
+    widest = max(float(one.abs().max()) for one in changes)
+    for panel, one, draw in zip(
+        panels[2, 1:4],
+        (changes[0], changes[len(changes) // 2], changes[-1]),
+        ("lowest", "median", "highest"),
+        strict=True,
+    ):
+        show(panel, one, -widest, widest, f"FFA's change: {draw}", COLOURS[0], cmap="RdBu_r")
+    panels[2, 2].set_xlabel(f"of {len(moved)} draws; blue lowers the feature, red raises it", fontsize=8)
     cloud = [F.feature_statistics(one) for one in moved]
     scatter = panels[2, 4]
     scatter.scatter(
@@ -136,7 +144,7 @@ def main(out: str) -> None:
         panel.set_ylabel(text, fontsize=10, fontweight="bold")
     drawn_at = BytesIO()
     figure.savefig(drawn_at, dpi=110)
-    Image.open(drawn_at).convert("RGB").quantize(96).save(out, optimize=True)
+    Image.open(drawn_at).convert("RGB").quantize(192).save(out, optimize=True)
 
 
 if __name__ == "__main__":

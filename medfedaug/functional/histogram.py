@@ -17,12 +17,12 @@ def soft_histogram(
 ) -> Tensor:
     r"""Differentiable histogram of every channel (FedFA+ Eq. 11 and 12).
 
-    .. math:: \pi_c = \frac{1}{N}\sum_i \mathrm{softmax}\big((w \hat z_c^i + b) / \tau\big), \qquad
+    .. math:: \pi_c = \frac{1}{N}\sum_i \mathrm{softmax}\bigl((w \hat z_c^i + b) / \tau\bigr), \qquad
               \hat z_c^i = \frac{z_c^i - z_c^{\min}}{z_c^{\max} - z_c^{\min}}
 
-    with :math:`w = [1, \dots, L]`, :math:`b = [0, -\rho_1, \dots, -\sum_{l=1}^{L-1} \rho_l]` and the L - 1
-    cut points :math:`\rho = [0, 1, \dots, L-2] / (L-2)`. The first and the last cut point are the ends of the
-    range, so L - 2 bins divide the range and the two outermost ones are open to either side.
+    with :math:`w = [1, \ldots, L]`, :math:`b = [0, -\rho_1, \ldots, -\sum_{l=1}^{L-1} \rho_l]` and the L - 1
+    cut points :math:`\rho = [0, 1, \ldots, L-2] / (L-2)`. The first and the last cut point are the ends of
+    the range, so L - 2 bins divide the range and the two outermost ones are open to either side.
 
     Args:
         z: samples, (N, C).
@@ -78,7 +78,7 @@ def soft_histogram(
 def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
     r"""Symmetric Kullback-Leibler divergence of two histograms (FedFA+ Eq. 14).
 
-    .. math:: \frac{1}{C}\sum_c \tfrac{1}{2}\big(D_{KL}(p_c \| q_c) + D_{KL}(q_c \| p_c)\big)
+    .. math:: \frac{1}{C}\sum_c \tfrac{1}{2}\bigl(D_{KL}(p_c \| q_c) + D_{KL}(q_c \| p_c)\bigr)
               = \frac{1}{2C}\sum_{c,l} (p_{cl} - q_{cl})(\log p_{cl} - \log q_{cl})
 
     Args:

@@ -23,7 +23,7 @@ def control_style(
 
     With amplitudes :math:`\alpha` and phases :math:`\rho` over space, of each channel of each image:
 
-    .. math:: \hat x = \gamma\, \mathcal{F}^{-1}\big(a,\ \rho(x)\big) + \beta, \qquad
+    .. math:: \hat x = \gamma\, \mathcal{F}^{-1}\bigl(a,\ \rho(x)\bigr) + \beta, \qquad
               a = s_1\, \alpha(\mathrm{IN}(x)) + s_2\, \alpha(x)
 
     Computed is the same as :math:`\gamma (s_1\, \mathrm{IN}(x) + s_2\, x) + \beta`: instance norm scales all
@@ -62,7 +62,7 @@ def control_content(
 ) -> Tensor:
     r"""Normalised features with the phases of features from which less was subtracted (DAC-SC's CCNorm).
 
-    .. math:: \hat x = \mathcal{F}^{-1}\big(\alpha(y),\ \rho(x - \lambda\mu)\big), \qquad
+    .. math:: \hat x = \mathcal{F}^{-1}\bigl(\alpha(y),\ \rho(x - \lambda\mu)\bigr), \qquad
               y = \frac{x - \mu}{\sigma}
 
     with :math:`\lambda = 0` PCNorm, which keeps the phases of x; with 1 the norm itself. Only the phase at

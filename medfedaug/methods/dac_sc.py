@@ -31,7 +31,7 @@ class DACSC(Method):
     Amplitudes of features over space are taken for style and phases for content. After every stage but the
     last one stands an SCNorm, in training and in evaluation,
 
-    .. math:: \hat x = \gamma\big(s_1\, \mathrm{IN}(x) + s_2\, x\big) + \beta, \qquad
+    .. math:: \hat x = \gamma\bigl(s_1\, \mathrm{IN}(x) + s_2\, x\bigr) + \beta, \qquad
               s = \mathrm{softmax}(h / T)
 
     and in the shortcuts of residual blocks CCNorm in the place of the batch norm, which keeps the phases of

@@ -27,8 +27,8 @@ class FedRobust(Method):
 
     Gradient descent ascent: with each step of the model down its gradient, the shift makes one up its own,
 
-    .. math:: \Lambda \leftarrow \Lambda + \eta\,\big(\nabla_\Lambda \ell - 2\lambda(\Lambda - I)\big), \qquad
-              \delta \leftarrow \delta + \eta\,\big(\nabla_\delta \ell - 2\lambda'\delta\big),
+    .. math:: \Lambda \leftarrow \Lambda + \eta\,\bigl(\nabla_\Lambda \ell - 2\lambda(\Lambda - I)\bigr),
+              \qquad \delta \leftarrow \delta + \eta\,\bigl(\nabla_\delta \ell - 2\lambda'\delta\bigr),
 
     both at the model and the shift of before, from one pass. A shift begins with Λ = I and δ = 0, stays at
     its site across rounds and restarts, and is never used in evaluation. With η = 0 it is FedAvg, bit for

@@ -59,7 +59,7 @@ class FedSR(Method):
     class asks for, the second an upper bound of the conditional mutual information I(x; z | y):
 
     .. math:: \ell = \mathrm{CE} + \alpha_{L2R}\,\mathbb{E}\lVert z\rVert^2
-              + \alpha_{CMI}\,\mathbb{E}\,\mathrm{KL}\big(p(z|x)\,\Vert\,r(z|y)\big)
+              + \alpha_{CMI}\,\mathbb{E}\,\mathrm{KL}\bigl(p(z|x)\,\Vert\,r(z|y)\bigr)
 
     with a Gaussian r(z|y) for every class, which is learned. μ(x) are the network's features, the input of
     its last layer; σ(x) is the softplus of a layer on them. In evaluation z = μ(x), which is the network as

@@ -69,7 +69,7 @@ class FRAug(Method):
 
     .. math:: L_{gen} = \mathrm{CE}(h(\hat u), y) - \alpha\, \mathrm{MMD}(\hat u, u), \qquad
               L_{rt} = -H(h(\hat u)) - \sum_c H(h(\hat u_c))
-              + \beta\,\big(\mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c)\big)
+              + \beta\,\bigl(\mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c)\bigr)
 
     Batch norms stay at their site, by module type. Embeddings are the input of the network's last layer.
 

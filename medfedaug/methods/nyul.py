@@ -35,8 +35,9 @@ _STEPS = len(F.PERCENTILES) - 1
 class Nyul(Method):
     r"""Histogram standardisation (Nyúl and Udupa, 1999; Nyúl, Udupa and Zhang, IEEE TMI 2000), federated.
 
-    In its first step the method learns a standard scale. The landmarks :math:`l_{i,0} \le \dots \le l_{i,10}`
-    of image i are percentiles of its foreground, in each channel; brought to [0, 1], they are averaged:
+    In its first step the method learns a standard scale. The landmarks
+    :math:`l_{i,0} \le \ldots \le l_{i,10}` of image i are percentiles of its foreground, in each channel;
+    brought to [0, 1], they are averaged:
 
     .. math:: s_j = \frac{1}{N} \sum_k \frac{1}{n_k} \sum_{i \in k}
               \frac{l_{i,j} - l_{i,0}}{l_{i,10} - l_{i,0}}

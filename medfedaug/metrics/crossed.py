@@ -42,7 +42,7 @@ def crossed_test(differences: Sequence[Sequence[float]]) -> CrossedTest | None:
     :math:`s_b^2` that of the patients' means,
 
     .. math:: T = \bar d / \sqrt{v}, \qquad v = s_a^2 / S + s_b^2 / P, \qquad
-        f = v^2 \Big/ \Big(\frac{(s_a^2 / S)^2}{S - 1} + \frac{(s_b^2 / P)^2}{P - 1}\Big)
+        f = v^2 / \Bigl(\frac{(s_a^2 / S)^2}{S - 1} + \frac{(s_b^2 / P)^2}{P - 1}\Bigr)
 
     has about Student's t distribution with f degrees of freedom (Satterthwaite, Biometrics Bulletin, 1946).
     Both variances contain the residual, which makes v rather too large than too small.

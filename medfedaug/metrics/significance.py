@@ -77,7 +77,7 @@ def mean_interval(
     .. math::
 
         \bar{x} \pm t_{m-1} \frac{1}{n} \sqrt{\frac{m}{m - 1} \sum_{p=1}^m
-        \Big(\sum_{i \in p} (x_i - \bar{x})\Big)^2}, \qquad \text{within } [0, \text{largest}]
+        \Bigl(\sum_{i \in p} (x_i - \bar{x})\Bigr)^2}, \qquad \text{within } [0, \text{largest}]
 
     It is the linearised error of a mean over clusters (Cochran, Sampling Techniques, 1977, Section 9A). With
     one value of each patient it is the usual :math:`\bar{x} \pm t_{n-1} \, s / \sqrt{n}`.

@@ -20,9 +20,7 @@ from dockerfile_parse import DockerfileParser
 from packaging.requirements import Requirement
 from rehearsal_processes import left_running
 from tried_versions import pins, tried
-from typer.main import get_command
 
-from medfedaug.cli import app
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.startup import check_startup
 
@@ -306,15 +304,7 @@ def test_pip_installs_the_wheels_of_a_wheelhouse_and_refuses_one_that_was_exchan
 @pytest.mark.parametrize(
     "page", ["deploy.md", "containers.md", "offline.md", "releasing.md", "howto/certificates.md"]
 )
-def test_commands_of_the_page_exist_with_their_options(page):
-    commands = get_command(app).commands
+def test_files_that_a_page_names_are_there(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    blocks = "\n".join(re.findall(r"^ *```bash\n(.*?)^ *```", text, re.M | re.S))
-    lines = [line.split(" #")[0] for line in blocks.splitlines()]
-    assert lines
-    for line in lines:
-        for name, rest in re.findall(r"(?<![/\w])medfedaug ([a-z][a-z-]+)([^|;&]*)", line):
-            options = {text for parameter in commands[name].params for text in parameter.opts}
-            assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= options | {"--help"}, line
     for path in re.findall(r"`?(deploy/[\w./@-]+\w)", text):
         assert (ROOT / path).exists(), path

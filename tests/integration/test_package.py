@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from our_modules import FOLDERS, ROOT, modules
+from our_modules import ROOT, modules
+
+APART = ("models", "nvflare_jobs", "transforms")
 
 
 @pytest.mark.slow  # `make wheel` runs it
@@ -36,21 +39,37 @@ def test_the_wheel_holds_every_module_and_nothing_generic(tmp_path):
         "assert medfedaug.__file__.startswith(sys.argv[1]), medfedaug.__file__; "
         "[importlib.import_module(name) for name in sys.argv[2:]]"
     )
-    # Isolated from the working folder and from the editable install, whose finder comes later.
+    # Isolated from the working folder; the folder of an installation comes later.
     subprocess.run([sys.executable, "-I", "-c", script, str(target), *modules()], check=True, cwd=tmp_path)
 
 
-def test_the_folder_of_the_repository_hides_no_part_of_an_installed_package(tmp_path):
-    """`pip install .`, and then Python is started in this folder, which comes first on its path."""
-    script = (
-        "import sys; from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder; "
-        "sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]; "  # no editable install
-        "sys.path.insert(0, sys.argv[1]); from importlib.util import find_spec; "
-        "print(*(find_spec(name).origin for name in sys.argv[2:]), sep='\\n')"
+def test_type_checkers_find_the_package_where_python_does(tmp_path):
+    """They know the folders of `sys.path`, and no hook that finds modules as Python runs."""
+    script = "import sys; print(*sys.path, sep='\\n')"
+    run = [sys.executable, "-I", "-c", script]
+    folders = subprocess.run(run, check=True, cwd=tmp_path, text=True, capture_output=True).stdout
+    (package,) = {
+        p for p in (Path(f, "medfedaug") for f in folders.splitlines()) if (p / "py.typed").exists()
+    }
+    for name in APART:
+        assert (package / name / "__init__.py").exists()
+
+
+def test_a_checkout_beside_another_takes_no_part_of_it(tmp_path):
+    """Python is started in it, with the other one installed."""
+    shutil.copytree(
+        ROOT / "medfedaug", tmp_path / "medfedaug", symlinks=True, ignore=shutil.ignore_patterns("__*__")
     )
-    run = [sys.executable, "-I", "-c", script, str(ROOT), *FOLDERS]
+    for name in APART:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "medfedaug/__init__.py").touch()
+    names = [f"medfedaug.{name}" for name in ("utils", *APART)]
+    script = (
+        f"from importlib.util import find_spec; print(*(find_spec(n).origin for n in {names}), sep='\\n')"
+    )
+    run = [sys.executable, "-c", script]
     found = subprocess.run(run, check=True, cwd=tmp_path, text=True, capture_output=True).stdout
-    assert found.splitlines() == [str(ROOT / folder / "__init__.py") for folder in FOLDERS.values()]
+    assert all(Path(file).resolve().is_relative_to(tmp_path) for file in found.splitlines()), found
 
 
 def imports(path: Path) -> set[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from running import TINY_AXES, TINY_OPTIONS
+from page_blocks import ROOT, blocks, carry_out
 from written_series import series
 
 from medfedaug.data.datasets.phantom import make_phantom
@@ -18,20 +16,7 @@ from medfedaug.data.io.segment_codes import read_segment_codes
 from medfedaug.methods import registry
 from medfedaug.statistics import load_statistics
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/use.md").read_text(encoding="utf-8")
-SMALL = TINY_OPTIONS
-FAST = {
-    "simulate": (*SMALL, "--engine", "inprocess", "--rounds", "1", "--no-report"),
-    "predict": ("--device", "cpu"),
-    "benchmark": ("--set", "rounds=1", *TINY_AXES, "--no-pictures"),
-    "bundle": (),
-    "statistics": (),
-    "card": (),
-}
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs/use.md").read_text(encoding="utf-8")
 
 
 def kinds(content: dict) -> dict:
@@ -39,7 +24,7 @@ def kinds(content: dict) -> dict:
     return {key: kinds(value) if isinstance(value, dict) else type(value) for key, value in content.items()}
 
 
-def test_the_commands_run(run, tmp_path, monkeypatch):
+def test_the_commands_run(tmp_path, monkeypatch):
     """In the order of the page, with sites whose voxels are kept."""
     monkeypatch.chdir(tmp_path)
     make_phantom("data", sites=2, patients=3, shape=(32, 32, 6), seed=0)
@@ -50,13 +35,16 @@ def test_the_commands_run(run, tmp_path, monkeypatch):
             shutil.copy(file, f"{folder}/{name}.nii.gz")
     image = load_volume(files[0]).numpy()[0]
     series(Path("series"), (image * 1000).astype("int16"), read_header(files[0]).affine, "1.2.3")
-    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
-    commands = [words for words in map(shlex.split, lines) if words[0] == "medfedaug"]
-    assert {words[1] for words in commands} == set(FAST)
-    assert len(commands) == 13
-    for words in commands:
-        code, _, err = run(*words[1:], *FAST[words[1]])
-        assert code == 0, (words, err)
+    done = carry_out("docs/use.md", monkeypatch)
+    assert {words[0] for words, _ in done} == {
+        "simulate",
+        "predict",
+        "benchmark",
+        "bundle",
+        "statistics",
+        "card",
+    }
+    assert len(done) == 13
     found = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
     assert set(found) == {"one", "all", "averaged", "checked", "first", "later", "seg"}
     assert len(found["averaged"]["model"]["members"]) == 3
@@ -68,7 +56,7 @@ def test_the_commands_run(run, tmp_path, monkeypatch):
     ]
     used, own = (load_statistics(name) for name in ("runs/fedrdn/statistics.json", "own.json"))
     assert [pair["mean"] for pair in pairs] == [used["site_A"].mean.tolist(), own["site_B"].mean.tolist()]
-    _, codes, example = blocks("json")
+    _, codes, example = (block.text for block in blocks("docs/use.md", "json"))
     Path("codes.json").write_text(codes)
     assert set(read_segment_codes("codes.json", ("background", "lesion"))) == {"lesion"}
     confidence = found["one"]["cases"]["patient"]["confidence"]

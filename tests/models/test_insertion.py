@@ -1,6 +1,7 @@
 """FFA layers in networks: where they are, that skips stay clean, and that removal leaves nothing."""
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -17,6 +18,7 @@ from medfedaug.models import (
     network_names,
     remove_ffa,
 )
+from medfedaug.models.insertion import FFAArguments
 from medfedaug.models.stages import known_stages
 
 WIDTHS = (4, 6, 8, 10, 12)
@@ -469,3 +471,7 @@ def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tm
     )
     assert code == 2
     assert "--set 'METHOD.stages=[...]'" in " ".join(err.split())
+
+
+def test_type_checkers_know_every_argument_of_the_layer():
+    assert [*inspect.signature(FFALayer).parameters] == ["num_channels", *FFAArguments.__annotations__]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {
-    "medfedaug": "medfedaug",
-    **{f"medfedaug.{name}": name for name in ("transforms", "models", "nvflare_jobs")},
-}
 
 
 def modules() -> dict[str, Path]:
     found = {}
-    for package, folder in FOLDERS.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
-            found[".".join(part for part in parts if part != "__init__")] = path
-    return found
+    for folder, _, files in os.walk(ROOT / "medfedaug", followlinks=True):
+        for path in (Path(folder, file) for file in files if file.endswith(".py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(part for part in parts if part != "__init__")] = path.resolve()
+    return dict(sorted(found.items()))

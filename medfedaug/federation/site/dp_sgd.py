@@ -44,7 +44,7 @@ _HOOKS = (
 class PrivateTraining(LocalTraining):
     r"""Local training by DP-SGD (Abadi et al., CCS 2016).
 
-    .. math:: g = \frac{1}{qn}\Big(\sum_{i \in S} g_i \min(1, C/\lVert g_i\rVert) + \sigma C\,\xi\Big),
+    .. math:: g = \frac{1}{qn}\Bigl(\sum_{i \in S} g_i \min(1, C/\lVert g_i\rVert) + \sigma C\,\xi\Bigr),
         \qquad \xi \sim N(0, I)
 
     over a set S that each of the n cases is in with probability q, on its own and anew in every step, with
