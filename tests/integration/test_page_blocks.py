@@ -18,7 +18,6 @@ import medfedaug
 from medfedaug.cli.app import app
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.experiments import one_run
-from medfedaug.runs import finished_run
 
 # Results are records of commands that took hours, on data that are elsewhere.
 PAGES = [
@@ -148,7 +147,7 @@ def test_examples_of_docstrings_without_prompt_run(small, tmp_path, monkeypatch)
     """In the order of a script: a run, and the run that is opened again."""
     shutil.copytree(small, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    for thing in (medfedaug, finished_run.load_run):
+    for thing in (medfedaug, medfedaug.load_run):
         (example,) = re.findall(r"::\n\n((?:    .*\n|\n)+)", f"{inspect.getdoc(thing)}\n\n")
         run_python(inspect.cleandoc(example), {}, monkeypatch)
     assert inspect.cleandoc(example).splitlines()[0] in str(inspect.getdoc(one_run.simulate))

@@ -29,7 +29,7 @@ def load_run(folder: str | Path, *, state: str | Path | None = None) -> LoadedRu
             import medfedaug as mfa
 
             run = mfa.load_run("runs/fedrdn")
-            pandas.DataFrame(run.test_table())
+            run.test_table()  # a row for each site; pandas.DataFrame takes it
             run.predict("new/patient.nii.gz", "predicted", site="site_A")
             network = run.network()
     """
