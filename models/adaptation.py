@@ -10,7 +10,7 @@ interpolate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import mix_statistics, working_precision
 from medfedaug.functional.features import normalising
+from medfedaug.functional.operators import InterpolateAtOnce, has_operators, instance_share
 from medfedaug.functional.passes import scale_by_moments
 
 __all__ = [
     "AdaptiveBatchNorm",
+    "BesideItself",
     "FixedAlpha",
     "InstanceAdapter",
     "InstanceAware",
@@ -76,7 +78,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     """
 
     inference: Interpolation | None
-    override: Interpolation | None
+    override: Interpolation | BesideItself | None
     global_mean: Tensor | None
     global_var: Tensor | None
     adapter: InstanceAdapter  # only where one was inserted
@@ -106,21 +108,45 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         how = self.override if self.override is not None or self.training else self.inference
         if how is None:
             return super().forward(x)
+        if isinstance(how, BesideItself):
+            return how.normalised(self, x)
+        return self.interpolated(x, how)
+
+    def interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
+        """Normalise with interpolated statistics, without a change of the running ones."""
         if x.dim() == 2:
             # A feature without spatial dimensions has no statistics of its own: in training those of the
             # batch are the local ones, and at inference the federation's are used alone.
             if not isinstance(how, RandomMix):
                 return nn.functional.batch_norm(x, *self._global(), self.weight, self.bias, eps=self.eps)
-            return self._interpolated(x.t()[None], how)[0].t()
-        return self._interpolated(x, how)
+            return self.interpolated(x.t()[None], how)[0].t()
+        if isinstance(how, RandomMix | LearnedAlpha) and has_operators(x):
+            return self.at_once(x, **how.shares(self, x))
 
-    def _interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
         def move(mean: Tensor, var: Tensor) -> Statistics:
             own = mean, (var + self.eps).sqrt()
             mixed = how(self, own, self.global_statistics(), math.prod(x.shape[2:]))
             return normalising(*mixed, self.weight, self.bias)
 
         return scale_by_moments(x, move)
+
+    def at_once(
+        self,
+        x: Tensor,
+        share: Tensor | None = None,
+        z: Tensor | None = None,
+        floor: float = 0.0,
+        adapter: Sequence[Tensor] = (),
+        plain: int = 0,
+    ) -> Tensor:
+        """Normalise by the operators; arguments as of `medfedaug.functional.operators.InterpolateAtOnce`."""
+        x = x if type(x) is Tensor else x.as_subclass(Tensor)
+        running = (self.running_mean, self.running_var) if plain else (None, None)
+        scalars = self.eps, floor, self.momentum or 0.0, plain
+        normalised: Tensor = InterpolateAtOnce.apply(
+            x, self.weight, self.bias, share, self._global(), running, scalars, z, *adapter
+        )
+        return normalised
 
 
 class AdaptiveBatchNorm1d(AdaptiveBatchNorm, nn.BatchNorm1d):
@@ -159,9 +185,33 @@ class RandomMix:
         """Eq. 2, with the same u for the mean and the standard deviation."""
         u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
         mean, std = (mix_statistics(*pair, u) for pair in zip(own, federation, strict=True))
-        if self.low >= 0 and self.high <= 1:  # between two deviations that have eps in their roots
-            return mean, std
-        return mean, std.clamp_min(math.sqrt(norm.eps))
+        return mean, std.clamp_min(self._floor(norm)) if self._floor(norm) else std
+
+    def _floor(self, norm: AdaptiveBatchNorm) -> float:
+        """0 between two deviations that have eps in their roots."""
+        return 0.0 if self.low >= 0 and self.high <= 1 else math.sqrt(norm.eps)
+
+    def shares(self, norm: AdaptiveBatchNorm, x: Tensor) -> dict[str, Any]:
+        """Draw u; arguments of `AdaptiveBatchNorm.at_once`."""
+        u = torch.empty_like(working_precision(norm._global()[0])).uniform_(self.low, self.high)
+        return {"share": u, "floor": self._floor(norm)}
+
+
+@dataclass
+class BesideItself:
+    """The way of a batch that is there twice: its first half as ever, its second half interpolated."""
+
+    how: RandomMix
+
+    def normalised(self, norm: AdaptiveBatchNorm, x: Tensor) -> Tensor:
+        """Normalise both halves; the first moves the running statistics."""
+        if norm.training and norm.momentum is not None and x.dim() > 2 and has_operators(x):
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.add_(1)
+            return norm.at_once(x, **self.how.shares(norm, x), plain=len(x) // 2)
+        first, second = x.chunk(2)
+        plain = nn.modules.batchnorm._BatchNorm.forward(norm, first)
+        return torch.cat([plain, norm.interpolated(second, self.how)])
 
 
 @dataclass
@@ -244,6 +294,13 @@ class LearnedAlpha:
         z = own[0].new_empty(images, 1).normal_() if self.noise else None
         return _mixed(own, federation, norm.adapter(own[0] - federation[0], own[1] - federation[1], z))
 
+    def shares(self, norm: AdaptiveBatchNorm, x: Tensor) -> dict[str, Any]:
+        """Draw z; arguments of `AdaptiveBatchNorm.at_once`."""
+        if not hasattr(norm, "adapter"):
+            return {"share": x.new_zeros(norm.num_features)}
+        z = working_precision(x[:0]).new_empty(len(x), 1).normal_() if self.noise else None
+        return {"z": z, "adapter": norm.adapter.weights()}
+
 
 def _mixed(own: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
     """Eq. 6, which is Eq. 2 with one α per image, (B, 1), in place of one u per channel."""
@@ -296,14 +353,11 @@ class InstanceAdapter(UnsavedModule):
 
     def forward(self, mean_difference: Tensor, std_difference: Tensor, z: Tensor | None = None) -> Tensor:
         """α, (B, 1), from two differences (B, C) and z (B, 1); without z, z = 0, its mean."""
-        differences = torch.cat([mean_difference, std_difference], dim=1)
-        # Of a network in half precision, the weights are rounded and the statistics are not.
-        weights = (self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias)
-        weight, bias, out_weight, out_bias = (value.to(differences) for value in weights)
-        hidden = nn.functional.linear(differences, weight, bias).relu()
-        out = nn.functional.linear(hidden, out_weight, out_bias).to(differences)
-        delta, epsilon = out.split(1, dim=1)
-        return (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+        return instance_share(mean_difference, std_difference, *self.weights(), z)
+
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """G's parameters, layer by layer."""
+        return self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias
 
 
 def adapt_batch_norm(net: Network) -> Network:
@@ -401,7 +455,7 @@ def instance_adapters(net: nn.Module) -> dict[str, InstanceAdapter]:
 
 
 @contextmanager
-def interpolating(net: nn.Module, how: Interpolation) -> Iterator[None]:
+def interpolating(net: nn.Module, how: Interpolation | BesideItself) -> Iterator[None]:
     """A context in which all adaptive batch norms interpolate, in training mode as well.
 
     Running statistics do not change in it.

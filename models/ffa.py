@@ -2,6 +2,8 @@
 
 # TorchScript reads the annotations of the buffers, so they must not be postponed to strings.
 from collections.abc import Callable
+from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from medfedaug.functional import (
     working_precision,
 )
 from medfedaug.functional.augmentation import augment_at_once, within_torch_func
+from medfedaug.functional.operators import AugmentAtOnce, has_operators
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
@@ -198,6 +201,8 @@ class FFALayer(StageLayer):
         if together:
             drawn = drawn_together(torch.rand((), device=x.device))
             return self._augment(x, None, True) if float(drawn) < self.prob else x
+        if has_operators(x):
+            return self._augment_by_operators(x)
         # The draw is made on the CPU, so that a GPU need not be waited for.
         return self._augment(x) if float(torch.rand(1)) < self.prob else x
 
@@ -267,6 +272,27 @@ class FFALayer(StageLayer):
         mean, std = found.statistics.mean(dim=1)
         self._accumulate(mean, std, found.sampled_std)
         return found.features
+
+    @torch.jit.unused
+    def _augment_by_operators(self, x: Tensor) -> Tensor:
+        """Algorithm 2 in a few operators, active or not as a draw on the device says."""
+        x = x if type(x) is Tensor else x.as_subclass(Tensor)
+        draws = torch.empty(
+            2 * x.shape[:2].numel() + 1, dtype=working_precision(x[:0]).dtype, device=x.device
+        )
+        counts = self.num_active_batches, self.negative_std_count, self.sampled_std_count
+        augmented: Tensor = AugmentAtOnce.apply(
+            x,
+            draws.normal_(),
+            (self.gamma_mean, self.gamma_std),
+            (self.running_mean, self.running_std, *counts),
+            1.0 - self.momentum,
+            self.eps,
+            _quantile(self.prob),
+            float(self.variance in ("adaptive", "direct")),
+            0.5 if self.variance == "random" else -1.0,
+        )
+        return augmented
 
     def _gammas(self) -> tuple[Tensor, Tensor]:
         if self.variance == "client":
@@ -362,3 +388,9 @@ class FFALayer(StageLayer):
         if self.bias_correction:
             text += ", bias_correction=True"
         return f"{text}, stage='{self.stage}'" if self.stage else text
+
+
+@cache
+def _quantile(prob: float) -> float:
+    """The number that a standard normal draw is below with a probability."""
+    return NormalDist().inv_cdf(prob) if 0.0 < prob < 1.0 else (2.0 * prob - 1.0) * float("inf")

@@ -6,11 +6,14 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import SitePart, Step
+from medfedaug.functional.operators import has_operators
+from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models import find_head
 
 __all__ = ["DiversifiedSite", "Weights", "mixing_range"]
@@ -56,7 +59,12 @@ class DiversifiedSite(SitePart):
         self.ready = False  # until the server has sent what to diversify with
         self._seen: Tensor | None = None
         self._features: Tensor | None = None
+        # On a GPU the batch and its diversified self pass through the network together, in one batch.
+        self._together: AbstractContextManager[Any] | None = None
+        self._diversified: tuple[Any, Tensor] | None = None
         find_head(network, weights.head).register_forward_pre_hook(self._keep)
+        network.register_forward_pre_hook(self._double)
+        network.register_forward_hook(self._halve, always_call=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._seen = F.working_precision(args[0]) if module.training else None
@@ -64,6 +72,38 @@ class DiversifiedSite(SitePart):
     @abstractmethod
     def diversified(self) -> AbstractContextManager[Any]:
         """A context in which the network computes diversified features."""
+
+    def beside_itself(self) -> AbstractContextManager[Any] | None:
+        """A context in which the network diversifies the second half of a batch, if it can."""
+        return None
+
+    def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
+        """Prepare the coming pass through the network."""
+        self._together = self.beside_itself() if self._diversifies() and has_operators(inputs) else None
+        return inputs, targets
+
+    def _diversifies(self) -> bool:
+        return self.ready and bool(self.weights.lambda1 or self.weights.lambda2)
+
+    def _double(self, network: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self._together is None:
+            return None
+        self._together.__enter__()
+        return torch.cat([args[0], args[0]]), *args[1:]
+
+    def _halve(self, network: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self._together is None:
+            return None
+        self._together.__exit__(None, None, None)
+        self._together = None
+        if output is None or self._seen is None:  # the pass failed
+            return None
+        values, form = tree_flatten(output)
+        pairs = [value.split(len(value) // 2) for value in values]
+        outputs, others = (tree_unflatten(half, form) for half in zip(*pairs, strict=True))
+        self._seen, seen = self._seen.split(len(self._seen) // 2)
+        self._diversified = others, seen
+        return outputs
 
     def after_pass(self, step: Step) -> None:
         """Take f."""
@@ -73,13 +113,16 @@ class DiversifiedSite(SitePart):
         """The term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
         features, self._features = self._features, None
         weights = self.weights
-        if not self.ready or not (weights.lambda1 or weights.lambda2):
+        if not self._diversifies():
             return None
-        with self.diversified():
-            outputs = step.network(step.inputs)
-        diversified, self._seen = self._seen, None
+        if self._diversified is not None:
+            (outputs, diversified), self._diversified = self._diversified, None
+        else:
+            with self.diversified():
+                outputs = step.network(step.inputs)
+            assert self._seen is not None
+            diversified, self._seen = self._seen, None
         assert features is not None
-        assert diversified is not None
         classification = weights.lambda1 * (step.criterion(outputs, step.targets) - step.task_loss)
         distance = feature_distance(features, diversified)
         if weights.distance == "mean":

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import (
@@ -18,7 +19,15 @@ from medfedaug.methods.base import (
     SitePart,
 )
 from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
-from medfedaug.models.adaptation import RandomMix, adapt_batch_norm, adaptive_norms, interpolating
+from medfedaug.models.adaptation import (
+    AdaptiveBatchNorm,
+    BesideItself,
+    RandomMix,
+    adapt_batch_norm,
+    adaptive_norms,
+    interpolating,
+)
+from medfedaug.models.stage_layer import StageLayer
 
 __all__ = ["FedFD", "FedFDSite"]
 
@@ -122,6 +131,14 @@ class FedFDSite(DiversifiedSite, SiteExchange):
     def diversified(self) -> AbstractContextManager[Any]:
         """Batch norms mix statistics (Eq. 2)."""
         return interpolating(self.network, self.method.mix)
+
+    def beside_itself(self) -> AbstractContextManager[Any] | None:
+        """The same of the second half of a batch, where no other layer of the network mixes images."""
+        mixing = (StageLayer, _BatchNorm)
+        others = (m for m in self.network.modules() if isinstance(m, mixing))
+        if all(isinstance(module, AdaptiveBatchNorm) for module in others):
+            return interpolating(self.network, BesideItself(self.method.mix))
+        return None
 
     def collect(self) -> Payload:
         """The batch norms' statistics."""
