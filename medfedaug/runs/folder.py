@@ -23,6 +23,7 @@ from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 __all__ = [
     "CARDS",
     "REPORT",
+    "SERVER_TRACKING",
     "check_results",
     "is_json_with",
     "keep_fingerprint",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 REPORT, LOG, TRACKING = "report.html", "nvflare.log", "tracking"
+SERVER_TRACKING = f"medfedaug/{TRACKING}"  # below the server's run folder
 CARDS = ("model_card.md", "model_card.html")
 
 _FILES = (

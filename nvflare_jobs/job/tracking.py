@@ -18,15 +18,13 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.job.messages import reply_from_model
 from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
 
 if TYPE_CHECKING:
     from nvflare.recipe.spec import Recipe
 
-__all__ = ["MLFLOW_FILE", "TRACKERS", "TRACKING_FOLDER", "RoundMetrics", "add_tracking", "tracked"]
-
-TRACKING_FOLDER = "medfedaug/tracking"
-"""Folder of TensorBoard's events below the server's run folder, with a folder for each site."""
+__all__ = ["MLFLOW_FILE", "TRACKERS", "RoundMetrics", "add_tracking", "tracked"]
 
 MLFLOW_FILE = "mlflow.db"
 """MLflow's store in the server's run folder."""
@@ -38,7 +36,7 @@ TRACKERS = {
 }
 """The trackers, and the packages that each needs."""
 
-_CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": TRACKING_FOLDER}, "mlflow": {}}
+_CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": SERVER_TRACKING}, "mlflow": {}}
 
 
 def add_tracking(recipe: Recipe, tracker: str) -> None:

@@ -10,8 +10,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
-from medfedaug.nvflare_jobs.job.tracking import TRACKING_FOLDER
 from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.runs.folder import SERVER_TRACKING
 
 __all__ = ["OfflineWandB"]
 
@@ -42,7 +42,7 @@ class OfflineWandB(WandBReceiver):
     def initialize(self, fl_ctx: FLContext) -> None:
         """Start a run for each site."""
         run = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
-        folder = run / TRACKING_FOLDER
+        folder = run / SERVER_TRACKING
         folder.mkdir(parents=True, exist_ok=True)
         self.wandb_args["dir"] = str(folder)
         super().initialize(fl_ctx)

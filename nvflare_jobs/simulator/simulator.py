@@ -22,7 +22,7 @@ from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESU
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.nvflare_jobs.job.events import WARNING
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
-from medfedaug.nvflare_jobs.job.tracking import MLFLOW_FILE, TRACKING_FOLDER
+from medfedaug.nvflare_jobs.job.tracking import MLFLOW_FILE
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes
 from medfedaug.nvflare_jobs.provisioning.project import check_site_name
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
@@ -267,8 +267,8 @@ def run_job(
             f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
         )
     if (run / MLFLOW_FILE).is_file():
-        (run / TRACKING_FOLDER).mkdir(exist_ok=True)
-        (run / MLFLOW_FILE).rename(run / TRACKING_FOLDER / MLFLOW_FILE)
+        (run / SERVER_TRACKING).mkdir(exist_ok=True)
+        (run / MLFLOW_FILE).rename(run / SERVER_TRACKING / MLFLOW_FILE)
     return output
 
 
