@@ -12,7 +12,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.nvflare_jobs import MedFedAugRecipe
-from medfedaug.nvflare_jobs import tracking as module
+from medfedaug.nvflare_jobs.job import tracking as module
 from medfedaug.nvflare_jobs.job.tracking import tracked
 
 
