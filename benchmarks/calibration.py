@@ -48,7 +48,7 @@ from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import parse_methods
-from medfedaug.runs.convergence import is_converged
+from medfedaug.metrics.convergence import is_converged
 from medfedaug.simulate import configure
 
 METHODS = ("fedavg", "single", "norm", "fedrdn", "fedfa", "fedbn", "fixbn", "ditto", "pooled")
