@@ -9,7 +9,7 @@ where, with whole families left out, 70% of the gains lie in the 80% interval an
 mean of the families, and half in each family. It beats the yardstick, 0 plus and minus the quantile of the
 gains of the other families, where its intervals are narrower and have the smaller interval score, with any
 family left out too. With `--real`, runs of several seeds are predicted from the whole table. With
-`--simulate`, tables of the same size are drawn, in which gains follow the pilot or do not. Nothing is trained.
+`--simulate`, tables of the same size are drawn, in which gains follow the pilot or do not.
 """
 
 from __future__ import annotations

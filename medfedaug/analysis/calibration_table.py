@@ -122,14 +122,6 @@ class Calibration:
         """The largest number of seeds of a federation."""
         return max(Counter(one.name for one in self.federations).values(), default=0)
 
-    def without(self, family: str) -> Calibration:
-        """Leave a family out."""
-        return Calibration(tuple(one for one in self.federations if one.family != family))
-
-    def of_family(self, family: str) -> Calibration:
-        """Keep the federations of a family."""
-        return Calibration(tuple(one for one in self.federations if one.family == family))
-
     def of_origin(self, origin: str) -> Calibration:
         """Keep the federations of phantoms (`PHANTOM`), or of patients (`REAL`)."""
         return Calibration(tuple(one for one in self.federations if one.origin == origin))

@@ -111,7 +111,6 @@ def test_federations_are_told_apart_by_origin_and_metric(given, tmp_path):
     assert {one.name for one in table.of_origin(PHANTOM).federations} == {"0_0", "0_1"}
     assert {one.name for one in table.of_origin(REAL).federations} == {"1_0", "1_1"}
     assert {one.name for one in table.scored_by("accuracy").federations} == {"1_1"}
-    assert table.of_family("family 1").families == ["family 1"]
     assert all(one.unconverged == {"fedfa"} for one in table.federations)
 
 
