@@ -218,5 +218,5 @@ def recorded_rows(
 def _rows(found: list[tuple[float, float, str, str]], over: str) -> GainRows | None:
     if len({name for *_, name in found}) < 2:
         return None
-    columns = (np.array(column) for column in zip(*found, strict=True))
-    return GainRows(*columns, falls=over == SINGLE)
+    pilot, gains, families, federations = (np.array(column) for column in zip(*found, strict=True))
+    return GainRows(pilot, gains, families, federations, falls=over == SINGLE)

@@ -197,7 +197,7 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
             [
                 f"{methods} over {SINGLE}" if methods == FEDAVG else methods,
                 "–" if gain is None else f"{gain.mean:+.3f}",
-                *(_ends(found) for found in (gain and gain.interval80, gain and gain.interval95)),
+                *(["–"] * 2 if gain is None else map(_ends, (gain.interval80, gain.interval95))),
                 "–" if gain is None else "more than 2000" if needed is None else str(needed),
                 *(_around(found) for found in (yardstick.interval80, yardstick.interval95)),
             ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from medfedaug.cli.progress import CaseProgress, RoundProgress
 __all__ = ["prospect"]
 
 
-class _Norm(StrEnum):
+class _Norm(str, Enum):
     batch = "batch"
     instance = "instance"
 

@@ -69,8 +69,8 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     """
     if server.config.prospect:
         _prospect(server, carrier)
-        for training in pilot_trainings(server):
-            run(training, carrier)
+        for one in pilot_trainings(server):
+            run(one, carrier)
         return
     if server.config.planning:
         everybody = carrier.connected()
