@@ -45,10 +45,11 @@ from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.experiments.prospective import SMALL
 from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import parse_methods
-from medfedaug.runs.convergence import is_converged
+from medfedaug.metrics.convergence import is_converged
 from medfedaug.simulate import configure
 
 METHODS = ("fedavg", "single", "norm", "fedrdn", "fedfa", "fedbn", "fixbn", "ditto", "pooled")
@@ -198,18 +199,15 @@ def _share_out(path: Path, number: int) -> None:
 def train(data: Path, methods: str, norm: str, seed: int, rounds: int, dimensions: int) -> dict[str, Any]:
     """Train one combination; return the test Dice by site and the mean validation score of each round."""
     folders = find_sites(data)
+    # An epoch has as many steps as there are slices or volumes.
+    sizes = {} if dimensions == 2 else {"local_epochs": 8, "batch_size": 2}
     config = configure(
         folders,
         methods=tuple(parse_methods(methods)),
-        network_args={"features": [8, 8, 16, 32, 64, 8], "norm": norm},
         rounds=rounds,
-        # An epoch has as many steps as there are slices or volumes.
-        local_epochs=4 if dimensions == 2 else 8,
-        batch_size=8 if dimensions == 2 else 2,
         plan=Plan(spatial_dims=dimensions),
-        learning_rate=0.006,
-        schedule="cosine",
         seed=seed,
+        **{**SMALL, **sizes, "network_args": {**SMALL["network_args"], "norm": norm}},
     )
     run = run_pooled if methods == "pooled" else run_in_process
     results = run(config, data, folders, "cpu").results()

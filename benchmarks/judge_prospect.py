@@ -1,147 +1,120 @@
-r"""Judge the predictions of `medfedaug prospect`: each family of federations is predicted from all others.
+r"""Judge the predictions of `medfedaug prospect --pilot`: each family of federations from all others.
 
-    python benchmarks/judge_prospect.py --out docs/results/prospect/judged.md \
-        --json medfedaug/analysis/judged.json
+    python benchmarks/judge_prospect.py --real docs/results/retina/runs.tar.xz --simulate 200 \
+        --out docs/results/prospect/judged.md
     python benchmarks/judge_prospect.py --calibration own.csv
 
-The first table has, for each method and level, the share of measured gains within the 80% and 95% intervals,
-the mean width of the 80% interval, and the mean absolute error beside that of always saying 0 and of the gain
-by distance of `shift_gain.py`. A claim holds where 70 to 90% lie in the 80% interval and 90% or more in the
-95% one, of 20 federations or more; it has skill where the error is below that of 0 by two standard errors.
-The tables of real data sets have their gains as they are predicted from phantoms. Nothing is trained.
+The pilot of a gain is training alone minus FedAvg of another seed of the same federation. A claim holds
+where, with whole families left out, 70% of the gains lie in the 80% interval and 90% in the 95% one in the
+mean of the families, and half in each family. It beats the yardstick, 0 plus and minus the quantile of the
+gains of the other families, where its intervals are narrower and have the smaller interval score, with any
+family left out too. With `--real`, runs of several seeds are predicted from the whole table. With
+`--simulate`, tables of the same size are drawn, in which gains follow the pilot or do not.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 
-from medfedaug.analysis.calibration_table import FEDAVG, PHANTOM, REAL, SINGLE, Calibration
-from medfedaug.analysis.fingerprint_distance import appearance, distances
-from medfedaug.analysis.gain_prediction import LEVELS, GainModel
-from medfedaug.analysis.prediction_judge import (
-    Judgement,
-    Prediction,
-    judge_anew,
-    judge_predictions,
-    judged_over,
-    left_out,
-    predictions,
-    write_judgements,
-)
+import numpy as np
+from recorded_federations import parts_of
 
-DISTANCE_TABLE = Path(__file__).parents[1] / "docs/results/shift/gain_by_distance.csv"
-"""Mean gains by distance, which `shift_gain.py --csv` writes."""
+from medfedaug.analysis.calibration_table import FEDAVG, REAL, SINGLE, Calibration
+from medfedaug.analysis.gain_prediction import GainModel, GainRows, gain_rows
+from medfedaug.analysis.prediction_judge import Judgement, judge_rows, judge_table
 
 CLAIMS = (
-    *("method", "over", "level", "holds", "skill", "in 80%", "in 95%", "width of 80%", "error", "error of 0"),
-    *("error of the distance", "federations", "families"),
+    *("method", "over", "level", "said", "holds", "beats", "in 80%", "worst family", "width of 80%"),
+    *("width of yardstick", "score of 80%", "of yardstick", "error", "error of 0", "federations", "families"),
 )
-REAL_SETS = (
-    *("federation", "seeds", "method", "over", "measured", "from phantoms", "80%", "in 80%", "unlike"),
-)
-TOGETHER = ("method", "over", "gains of real sets", "in 80%", "error", "error of 0")
-RESTS = ("method", "over", "level", "predicted by")
+FAMILIES = ("method", "level", "family", "in 80%", "in 80% of yardstick", "in 95%", "in 95% of yardstick")
+REAL_SETS = ("method", "gains", "pilots", "predicted", "80%", "in 80%", "0 ± yardstick", "in yardstick")
 
 
-def by_distance(one: Prediction, methods: str, level: str) -> float | None:
-    """The gain that the table by distance has for a federation as far apart; ``None`` where it has none."""
-    rows = [line for line in distance_table() if line["methods"] == methods and line["at"] == "mean"]
-    if methods == FEDAVG or level == "worst" or not rows:
-        return None
-    apart = fmean(appearance(kinds) for kinds in distances(one.federation.sites).values())
-    there = (row for row in rows if float(row["nearest"]) <= apart < float(row["farthest"]))
-    return next((float(row["mean"]) for row in there), 0.0)
-
-
-@cache
-def distance_table() -> list[dict[str, str]]:
-    """Read `DISTANCE_TABLE`."""
-    return list(csv.DictReader(DISTANCE_TABLE.read_text(encoding="utf-8").splitlines()))
-
-
-def number(value: float | None, form: str) -> str:
-    """Format a number that may be missing."""
-    return "–" if value is None else format(value, form)
-
-
-def claims(table: Calibration, judged: Sequence[Judgement]) -> Iterator[list[str]]:
-    """A line for each claim of two federations or more; training alone over FedAvg is FedAvg's mirror."""
+def claims(judged: Sequence[Judgement]) -> Iterator[list[str]]:
+    """A line for each claim."""
     for one in judged:
-        if one.methods == SINGLE or one.federations < 2:
+        if not one.pilot:
             continue
-        found = left_out(table, one.methods, one.over, one.level)
-        known = [(by_distance(gain, one.methods, one.level), gain.gain) for gain in found]
-        apart = [abs(value - gain) for value, gain in known if value is not None]
-        yield cells(one, fmean(apart) if len(apart) == len(found) else None)
+        pilot, yardstick = one.pilot[0], one.yardstick[0]
+        yield [
+            *(f"`{one.methods}`", f"`{one.over}`", one.level),
+            *("yes" if found else "no" for found in (one.is_said, one.holds, one.beats)),
+            *(f"{pilot.coverage:.0%}", f"{pilot.worst} {pilot.inside[pilot.worst]:.0%}"),
+            *(f"{fmean(found.width.values()):.3f}" for found in (pilot, yardstick)),
+            *(f"{fmean(found.loss.values()):.3f}" for found in (pilot, yardstick)),
+            *(f"{one.error:.4f}", f"{one.error_of_zero:.4f}", str(one.federations), str(one.families)),
+        ]
 
 
-def cells(one: Judgement, of_distance: float | None) -> list[str]:
-    """The cells of a claim, in the order of `CLAIMS`."""
-    return [
-        *(f"`{one.methods}`", f"`{one.over}`", one.level),
-        *("yes" if one.holds else "no", "yes" if one.has_skill else "no"),
-        *(number(one.coverage80, ".0%"), number(one.coverage95, ".0%"), number(one.width80, ".3f")),
-        *(f"{one.error:.4f}", f"{one.error_of_zero:.4f}", number(of_distance, ".4f")),
-        *(str(one.federations), str(one.families)),
-    ]
+def by_family(judged: Sequence[Judgement]) -> Iterator[list[str]]:
+    """A line for each family of the claims about the mean of the sites."""
+    for one in judged:
+        if one.pilot and one.level == "mean":
+            for family in one.pilot[0].inside:
+                shares = [
+                    f"{of[place].inside[family]:.0%}" for place in (0, 1) for of in (one.pilot, one.yardstick)
+                ]
+                yield [f"`{one.methods}`", one.level, family, *shares]
 
 
-def from_phantoms(table: Calibration) -> dict[str, list[Prediction]]:
-    """Predictions of the mean gain of real data sets from phantoms alone, by methods."""
-    phantoms, real = table.of_origin(PHANTOM), table.of_origin(REAL)
-    asked = [FEDAVG, *(methods for methods in table.methods if methods != SINGLE)]
-    found = {m: predictions(phantoms, real, m, judged_over(m), "mean") for m in asked}
-    return {methods: of for methods, of in found.items() if of}
+def real_sets(table: Calibration, archive: Path) -> Iterator[list[str]]:
+    """A line for each method of a real record: its gains, predicted with the pilot of another seed."""
+    cases: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for part in parts_of(str(archive)):
+        for site, scores in part.scores.items():
+            cases[part.seed, part.methods][site] += [score for score in scores.values() if score is not None]
+    means: dict[int, dict[str, float]] = defaultdict(dict)
+    for (seed, name), sites in cases.items():
+        means[seed][name] = fmean(fmean(scores) for scores in sites.values())
+    for methods in table.methods:
+        rows = gain_rows(table, methods)
+        pairs = [
+            (means[ours][methods] - means[ours][FEDAVG], means[other][SINGLE] - means[other][FEDAVG])
+            for ours, other in permutations(means, 2)
+            if methods in means[ours] and SINGLE in means[other]
+        ]
+        if rows is None or not pairs or methods == SINGLE:
+            continue
+        model, flat = GainModel(rows), GainModel(rows, yardstick=True).half_width(0.8)
+        half = model.half_width(0.8)
+        assert half is not None
+        assert flat is not None
+        gains, pilots = (np.array(column) for column in zip(*pairs, strict=True))
+        predicted = np.array([model.mean_at(pilot) for pilot in pilots])
+        yield [
+            *(f"`{methods}`", f"{gains.min():+.3f} to {gains.max():+.3f}"),
+            *(f"{found.min():+.3f} to {found.max():+.3f}" for found in (pilots, predicted)),
+            *(f"± {half:.3f}", f"{(np.abs(gains - predicted) <= half).mean():.0%}"),
+            *(f"{flat:.3f}", f"{(np.abs(gains) <= flat).mean():.0%}"),
+        ]
 
 
-def real_sets(found: dict[str, list[Prediction]]) -> Iterator[list[str]]:
-    """A line for each real federation and method, in the mean of its seeds."""
-    for methods, of in found.items():
-        for name in dict.fromkeys(one.federation.name for one in of):
-            seeds = [one for one in of if one.federation.name == name]
-            ends = [one.expected.interval80 for one in seeds if one.expected.interval80 is not None]
-            low, high = (fmean(end) for end in zip(*ends, strict=True)) if ends else (None, None)
-            gain = fmean(one.gain for one in seeds)
-            inside = "–" if low is None or high is None else "yes" if low <= gain <= high else "no"
-            yield [
-                *(f"`{name}`", str(len(seeds)), f"`{methods}`", f"`{judged_over(methods)}`", f"{gain:+.3f}"),
-                f"{fmean(one.expected.mean for one in seeds):+.3f}",
-                "–" if low is None else f"{low:+.3f} to {high:+.3f}",
-                inside,
-                "yes" if any(one.expected.is_unlike for one in seeds) else "no",
-            ]
+def simulated(tables: int) -> Iterator[list[str]]:
+    """How often a prediction is said of tables of eleven families, two federations and two seeds each."""
+    families, federations = np.repeat(np.arange(11), 4).astype(str), np.repeat(np.arange(22), 2).astype(str)
+    for law in (True, False):
+        said = []
+        for seed in range(tables):
+            R = np.random.RandomState(seed)
+            ahead = np.repeat(np.clip(R.normal(0, 0.15, 22), -0.3, 0.5), 2)
+            own = np.repeat(R.normal(0, 0.03 if law else 0.1, 22), 2)
+            pilot, noise = ahead + R.normal(0, 0.03, 44), R.normal(0, 0.03, 44)
+            gains = law * np.maximum(ahead, 0) + own + noise
+            rows = GainRows(pilot, gains, families, federations, falls=False)
+            said.append(judge_rows(rows, "drawn", FEDAVG, "mean").is_said)
+        yield ["follow the pilot" if law else "do not", str(tables), f"{np.mean(said):.1%}"]
 
 
-def together(found: dict[str, list[Prediction]]) -> Iterator[list[str]]:
-    """A line for each method: how far predictions from phantoms are from real data sets."""
-    for methods, of in found.items():
-        judged = judge_predictions(of, methods, judged_over(methods), "mean")
-        if judged is not None:
-            inside = number(judged.coverage80, ".0%")
-            errors = f"{judged.error:.4f}", f"{judged.error_of_zero:.4f}"
-            yield [f"`{methods}`", f"`{judged_over(methods)}`", str(judged.rows), inside, *errors]
-
-
-def rests_on(table: Calibration) -> Iterator[list[str]]:
-    """A line for each claim: of what the prediction from the whole table is made."""
-    for methods in (FEDAVG, *table.methods):
-        for level in LEVELS if methods != SINGLE else ():
-            try:
-                model = GainModel(table, methods, judged_over(methods), level)
-            except ValueError:
-                continue
-            yield [f"`{methods}`", f"`{judged_over(methods)}`", level, model.explanation]
-
-
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], words: Sequence[int]) -> str:
-    """A table; columns that are not of words stand at the right."""
-    rule = ["---" if place in words else "---:" for place in range(len(header))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *lines))
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    rows = (header, ["---"] * len(header), *lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in rows)
 
 
 def told(table: Calibration) -> str:
@@ -161,28 +134,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--calibration", type=Path, nargs="*", default=[], help="tables of your own besides")
     parser.add_argument("--norm", default="batch", help="normalisation of the networks")
+    parser.add_argument(
+        "--real", type=Path, help="archive of runs with several seeds, with single and FedAvg"
+    )
+    parser.add_argument("--simulate", type=int, default=0, metavar="N", help="also judge N drawn tables")
     parser.add_argument("--out", type=Path, help="Markdown file")
-    parser.add_argument("--json", type=Path, help="record of the first table, of which pages are made")
     options = parser.parse_args()
     table = Calibration.load(options.calibration, options.norm).scored_by("dice")
-    found, judged = from_phantoms(table), judge_anew(table)
-    if options.json:
-        write_judgements(table, judged, options.json)
-    parts = [
-        told(table),
-        "### Each family from all others\n",
-        markdown(CLAIMS, claims(table, judged), words=(0, 1, 2, 3, 4)),
-    ]
-    if found:
-        parts += [
-            "### Real data sets from phantoms alone\n",
-            markdown(TOGETHER, together(found), words=(0, 1)),
-            markdown(REAL_SETS, real_sets(found), words=(0, 2, 3, 7, 8)),
-        ]
-    parts += [
-        "### What the predictions of the whole table rest on\n",
-        markdown(RESTS, rests_on(table), words=range(4)),
-    ]
+    judged = judge_table(table)
+    parts = [told(table), "### Each family from all others\n", markdown(CLAIMS, claims(judged))]
+    parts += ["### By family, of the mean of the sites\n", markdown(FAMILIES, by_family(judged))]
+    if options.real:
+        parts += ["### A real data set\n", markdown(REAL_SETS, real_sets(table, options.real))]
+    if options.simulate:
+        header = ("gains", "tables", "a prediction is said")
+        parts += ["### Drawn tables\n", markdown(header, simulated(options.simulate))]
     text = "\n".join(parts)
     print(text)
     if options.out:

@@ -26,7 +26,7 @@ from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numb
 from medfedaug.data.sites import arrange_channels
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import RESULTS
-from medfedaug.runs.convergence import is_converged
+from medfedaug.metrics.convergence import is_converged
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import Run
 
@@ -126,7 +126,7 @@ def of_results(
         tell: called with a line about each record that is left out, with the reason.
     """
     groups: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    for part in (part for one in given for part in _parts(one)):
+    for part in (part for one in given for part in parts_of(one)):
         if part.methods in methods:
             groups[part.federation, part.norm].append(part)
     found = []
@@ -252,7 +252,7 @@ def _merged(folds: Sequence[ImageFingerprint]) -> ImageFingerprint:
     return replace(folds[0], entries=entries, test_patients=sum(one.test_patients for one in folds), **counts)
 
 
-def _parts(given: str) -> Iterator[Part]:
+def parts_of(given: str) -> Iterator[Part]:
     name, _, file = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
     path = Path(file)
     if path.is_file() and path.suffix == ".json" and path.name != RESULTS:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, median
 
-from medfedaug.analysis.fingerprint_distance import appearance, check_together, distances
+from medfedaug.analysis.fingerprint_distance import check_together
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 
 __all__ = [
     "COLUMNS",
-    "FEATURES",
     "FEDAVG",
     "PHANTOM",
     "REAL",
     "SINGLE",
     "Calibration",
     "TrainedFederation",
-    "features",
 ]
 
 FEDAVG, SINGLE = "fedavg", "single"
@@ -41,12 +36,6 @@ COLUMNS = (
 third of the rounds brought at most 0.01 to the validation score, and is empty where that is not known;
 ``patient_deviation`` is the deviation over test patients of the difference from FedAvg; ``fingerprint`` is
 `ImageFingerprint.to_dict` as JSON, in one row of a site and seed at least."""
-
-FEATURES = (
-    *("appearance", "polarity", "noise", "sharpness", "geometry", "size", "pieces", "prevalence"),
-    *("own patients", "all patients"),
-)
-"""Names of the numbers of a site from which a gain is predicted: distances, and logarithms of patients."""
 
 _TABLE = "analysis/calibration.csv"
 
@@ -78,11 +67,6 @@ class TrainedFederation:
     scores: Mapping[str, Mapping[str, float]]
     deviations: Mapping[str, tuple[float, ...]]
     unconverged: frozenset[str] = frozenset()
-
-    @cached_property
-    def features(self) -> dict[str, list[float]]:
-        """The features of each site (`features`)."""
-        return features(self.sites)
 
 
 @dataclass(frozen=True)
@@ -117,16 +101,6 @@ class Calibration:
                 ) from error
         return cls(tuple(one for name, text in texts for one in _read(name, text, norm)))
 
-    @cached_property
-    def digest(self) -> str:
-        """A hash of all that a prediction is made of."""
-        told = [
-            [one.name, one.family, one.origin, one.norm, one.metric, one.seed, one.scores, one.deviations]
-            for one in self.federations
-        ]
-        sites = [site.to_dict() for one in self.federations for site in one.sites]
-        return hashlib.sha256(json.dumps([told, sites], sort_keys=True).encode()).hexdigest()
-
     @property
     def number(self) -> int:
         """The number of federations, whatever their seeds."""
@@ -147,14 +121,6 @@ class Calibration:
     def seeds(self) -> int:
         """The largest number of seeds of a federation."""
         return max(Counter(one.name for one in self.federations).values(), default=0)
-
-    def without(self, family: str) -> Calibration:
-        """Leave a family out."""
-        return Calibration(tuple(one for one in self.federations if one.family != family))
-
-    def of_family(self, family: str) -> Calibration:
-        """Keep the federations of a family."""
-        return Calibration(tuple(one for one in self.federations if one.family == family))
 
     def of_origin(self, origin: str) -> Calibration:
         """Keep the federations of phantoms (`PHANTOM`), or of patients (`REAL`)."""
@@ -177,31 +143,6 @@ class Calibration:
         """Return the median over sites of the patients' deviation, of a difference from FedAvg."""
         known = [value for one in self.federations for value in one.deviations.get(methods, ())]
         return median(known) if known else None
-
-
-def features(sites: Sequence[ImageFingerprint]) -> dict[str, list[float]]:
-    """Numbers of each site from which a gain is predicted (`FEATURES`).
-
-    Raises:
-        ConfigError: when the sites cannot be compared.
-    """
-    apart, everybody = distances(sites), sum(site.patients for site in sites)
-    return {
-        site.site: [
-            math.log1p(appearance(kinds)),
-            math.log1p(kinds["polarity"]),
-            kinds["noise"],
-            kinds["sharpness"],
-            kinds["resolution"] + kinds["field_of_view"],
-            kinds["size"],
-            kinds["pieces"],
-            kinds["prevalence"],
-            math.log2(max(site.patients, 1)),
-            math.log2(max(everybody, 1)),
-        ]
-        for site in sites
-        for kinds in [apart[site.site]]
-    }
 
 
 def _read(name: str, text: str, norm: str) -> Iterator[TrainedFederation]:

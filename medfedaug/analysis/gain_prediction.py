@@ -1,261 +1,222 @@
-"""`GainModel`: the gain to expect of a method, with intervals, from the fingerprints of the sites."""
+"""`GainModel`: the gain of a method to expect after a pilot, and the yardstick that it must beat."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
+from itertools import permutations
 from statistics import fmean
 
 import numpy as np
 
-from medfedaug.analysis.calibration_table import FEATURES, FEDAVG, SINGLE, Calibration, TrainedFederation
-from medfedaug.analysis.gain_effects import GainRows, Way, distance_to_nearest, ways_to_predict
-from medfedaug.data.quality.image_fingerprint import ImageFingerprint
+from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
 
-__all__ = ["LEVELS", "Expected", "GainModel", "at_level", "measured_gains", "tested_patients"]
+__all__ = ["LEVELS", "Expected", "GainModel", "GainRows", "at_level", "gain_rows", "recorded_rows"]
 
 LEVELS = ("site", "mean", "worst")
 """Levels of a gain: of a site, of the mean over the sites, of the lowest score of a site."""
 
-_Z80, _Z95 = 1.2816, 1.9600  # of the normal distribution
+_WIDEST = 1.0
+"""Width from which an interval says nothing: half of the gains that are possible, from -1 to 1."""
 
-_UNLIKE = 0.95
-"""Quantile of the distances between families beyond which a federation is unlike anything measured."""
+_Z = {0.8: 1.2816, 0.95: 1.9600}  # of the normal distribution
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A predicted gain with intervals; an interval is ``None`` where the table has too few federations.
+    """A predicted gain with intervals.
 
     Attributes:
         mean: the gain.
-        interval80: its 80% interval.
+        interval80: its 80% interval; ``None`` where it is not known: the table has too few federations, or
+            the interval covers half of the possible gains or more.
         interval95: its 95% interval.
-        is_unlike: whether the fingerprints are unlike anything in the table.
-        from_noise: deviation of the prediction by the noise that sites added to their fingerprints.
     """
 
     mean: float
     interval80: tuple[float, float] | None
     interval95: tuple[float, float] | None
-    is_unlike: bool
-    from_noise: float = 0.0
 
     def widened(self, deviation: float) -> Expected:
-        """Widen the intervals by the noise of fingerprints, whose error adds in squares to that of the gain.
+        """Widen the intervals by an error of a deviation, which adds in squares to that of the gain."""
 
-        Args:
-            deviation: of the prediction by that noise.
-        """
-
-        def wider(ends: tuple[float, float] | None, z: float) -> tuple[float, float] | None:
+        def wider(ends: tuple[float, float] | None, level: float) -> tuple[float, float] | None:
             if ends is None:
                 return None
-            low, high = (math.hypot(end - self.mean, z * deviation) for end in ends)
-            return _possible(self.mean - low, self.mean + high)
+            return _known(self.mean, math.hypot((ends[1] - ends[0]) / 2, _Z[level] * deviation))
 
-        intervals = wider(self.interval80, _Z80), wider(self.interval95, _Z95)
-        return replace(self, interval80=intervals[0], interval95=intervals[1], from_noise=deviation)
+        return replace(self, interval80=wider(self.interval80, 0.8), interval95=wider(self.interval95, 0.95))
 
-    def to_dict(self) -> dict[str, float | bool | None]:
-        """Return the numbers as ``prospect.json`` has them."""
-        found: dict[str, float | bool | None] = {
-            "mean": self.mean,
-            "unlike_anything_measured": self.is_unlike,
-            "deviation_from_noise": self.from_noise,
-        }
-        for name, ends in (("80", self.interval80), ("95", self.interval95)):
-            low, high = ends or (None, None)
-            found |= {f"low{name}": low, f"high{name}": high}
-        return found
+
+@dataclass(frozen=True)
+class GainRows:
+    """Measured gains, each with the pilot of another training.
+
+    Attributes:
+        pilot: training alone minus FedAvg, measured with another seed, (N,).
+        gains: (N,).
+        families: of each row, (N,).
+        federations: of each row, (N,).
+        falls: whether the gain is one over training alone, which falls with the pilot.
+    """
+
+    pilot: np.ndarray
+    gains: np.ndarray
+    families: np.ndarray
+    federations: np.ndarray
+    falls: bool
+
+    @cached_property
+    def lost(self) -> np.ndarray:
+        """The part of the pilot that a gain may follow, (N,)."""
+        return lost(self.pilot, falls=self.falls)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Weights with which every federation counts once, (N,)."""
+        _, inverse, counts = np.unique(self.federations, return_inverse=True, return_counts=True)
+        return np.asarray(1.0 / counts[inverse])
+
+    @property
+    def number(self) -> int:
+        """The number of federations."""
+        return len(set(self.federations.tolist()))
+
+    def among(self, kept: np.ndarray) -> GainRows:
+        """Keep rows by a mask."""
+        arrays = {name: getattr(self, name)[kept] for name in ("pilot", "gains", "families", "federations")}
+        return replace(self, **arrays)
+
+    def by_family(self) -> list[tuple[str, np.ndarray]]:
+        """Each family with the mask of its rows."""
+        return [(str(name), self.families == name) for name in dict.fromkeys(self.families.tolist())]
 
 
 class GainModel:
-    r"""A gain predicted from a few features, with conformal intervals.
+    r"""A gain predicted from a pilot, with conformal intervals; or the yardstick, which is always 0.
 
-    The way to predict is the simplest of `medfedaug.analysis.gain_effects.ways_to_predict` whose mean square
-    error, when whole families are left out, is within a standard error of the least. The standard error is
-    that of the difference over families. With the simplest of all the prediction is 0.
+    With p the pilot, training alone minus FedAvg, a gain over FedAvg is predicted as
+    :math:`b \max(0, p)`: a method can give back what averaging lost, and where it lost nothing, nothing is
+    predicted. FedAvg's gain over training alone is predicted as :math:`-b p`. The slope b is that of least
+    squares, of which every federation counts once.
 
-    Intervals. With :math:`r_i` the error at row i when its family is left out, :math:`d_i` the distance of
-    its features from the nearest row of another family, :math:`\bar d` the median of these, and :math:`v_i`
-    the variance of a measured gain by its number of test patients, the scores are :math:`|r_i| / s_i`,
-    :math:`s_i^2 = \tau^2 f_i^2 + v_i`, :math:`f_i = 1 + \max(0, d_i / \bar d - 1)`, where
-    :math:`\tau^2 = \sum (r_i^2 - v_i) / \sum f_i^2`, at least a tenth of what it is without v. The interval
-    of level L around a prediction is :math:`\pm q s`, q the quantile :math:`L (n + 1) / n` of the scores, n
-    the number of federations, each of which has weight 1 (split conformal prediction, with groups as units).
-    Where that is above 1 there is none; no end is beyond a gain of 1 or -1. The interval is of a gain that is
-    measured with the sites' own test patients.
+    The interval of level L is the prediction plus and minus the quantile :math:`L (n + 1) / n` of the
+    absolute errors of the rows, each predicted without its family, with n federations of the same weight
+    (split conformal prediction, with groups as units). It is not known where that is above 1, and where it
+    covers half of the possible gains. It does not become narrower where fewer cases were tested
+    (`Expected.widened`).
+
+    Args:
+        rows: of `gain_rows`, or of `recorded_rows` for the yardstick.
+        yardstick: predict 0, whatever the pilot is.
 
     Deviations:
         Conformal prediction assumes that federations are exchangeable. A user's federation is of no family of
-        the table, so the errors are of federations whose whole family was left out;
-        `medfedaug.analysis.prediction_judge.judge_predictions` measures what holds.
-
-    Args:
-        table: the federations.
-        methods: the combination.
-        over: the methods over which it gains.
-        level: one of `LEVELS`.
-
-    Raises:
-        ValueError: when fewer than two federations were trained with both.
+        the table; `medfedaug.analysis.prediction_judge` measures by families what holds.
     """
 
-    def __init__(self, table: Calibration, methods: str, over: str = FEDAVG, level: str = "site") -> None:
-        self.deviation = _patient_deviation(table, methods, over)
-        rows = _rows(table, methods, over, level, self.deviation)
-        if rows is None or rows.number < 2:
-            raise ValueError(f"fewer than two federations were trained with {methods} and {over}")
-        self.level, self.rows = level, rows
-        ways = ways_to_predict(_signs(methods, over))
-        errors = [rows.left_out(partial(_of_way, way)) - rows.y for way in ways]
-        chosen = _simplest(rows, errors)
-        self.way = ways[chosen]
-        self.predictor = self.way.fit(rows)
-        near = rows.left_out(distance_to_nearest)
-        self._usual = max(float(np.median(near)), 1e-6)
-        self._far = float(np.quantile(near, _UNLIKE))
-        squares, factors, w = errors[chosen] ** 2, self._factor(near) ** 2, rows.weights
-        spread = max(float(w @ (squares - rows.variances)), 0.1 * float(w @ squares)) / float(w @ factors)
-        self._spread = max(spread, 1e-9)
-        self._scores = np.abs(errors[chosen]) / self._scale(near, rows.variances)
+    def __init__(self, rows: GainRows, *, yardstick: bool = False) -> None:
+        self.rows, self.yardstick = rows, yardstick
+        self.slope = self._fit(rows)
+        errors = np.zeros(len(rows.gains))
+        for _, there in rows.by_family():
+            errors[there] = rows.gains[there] - self._fit(rows.among(~there)) * rows.lost[there]
+        self._errors = np.abs(errors)
+
+    def _fit(self, rows: GainRows) -> float:
+        squares = float(rows.weights @ rows.lost**2)
+        if self.yardstick or squares == 0:
+            return 0.0
+        return float(rows.weights @ (rows.lost * rows.gains)) / squares
 
     @property
-    def federations(self) -> int:
-        """The number of federations behind it."""
-        return self.rows.number
+    def highest(self) -> float:
+        """The largest pilot of the table; beyond it nothing is predicted."""
+        return float(self.rows.pilot.max())
 
-    @property
-    def explanation(self) -> str:
-        """A description of the prediction and what it rests on."""
-        return self.predictor.explain(FEATURES)
-
-    def _factor(self, near: np.ndarray) -> np.ndarray:
-        return np.asarray(1 + np.maximum(0.0, near / self._usual - 1))
-
-    def _scale(self, near: np.ndarray, variances: np.ndarray) -> np.ndarray:
-        return np.asarray(np.sqrt(self._spread * self._factor(near) ** 2 + variances))
-
-    def _quantile(self, level: float) -> float | None:
-        n = self.federations
+    def half_width(self, level: float) -> float | None:
+        """Return the half width of an interval; ``None`` where the federations are too few for its level."""
+        n = self.rows.number
         wanted = level * (n + 1) / n
         if wanted > 1:
             return None
-        order = np.argsort(self._scores)
+        order = np.argsort(self._errors)
         reached = np.cumsum(self.rows.weights[order]) / self.rows.weights.sum()
-        return float(self._scores[order][min(int(np.searchsorted(reached, wanted - 1e-9)), len(order) - 1)])
+        place = min(int(np.searchsorted(reached, wanted - 1e-9)), len(order) - 1)
+        return float(self._errors[order][place])
 
-    def mean_at(self, x: Sequence[float]) -> float:
-        """Predict the gain at features, without intervals."""
-        return float(self.predictor(np.asarray([x], dtype=np.float64))[0])
+    def mean_at(self, pilot: float) -> float:
+        """Predict the gain without intervals."""
+        return self.slope * float(lost(np.array([pilot]), falls=self.rows.falls)[0])
 
-    def predict(self, x: Sequence[float], tested: Sequence[int]) -> Expected:
-        """Predict the gain that a number of test patients would show.
-
-        Args:
-            x: features (`medfedaug.analysis.calibration_table.features`), of a site or the mean over sites.
-            tested: test patients, of the site or of each site.
-        """
-        point = np.asarray([x], dtype=np.float64)
-        mean, near = self.mean_at(x), distance_to_nearest(self.rows, point)
-        variance = _variance(self.deviation, tested, self.level)
-        scale = float(self._scale(near, np.array([variance]))[0])
-
-        def around(level: float) -> tuple[float, float] | None:
-            quantile = self._quantile(level)
-            if quantile is None:
-                return None
-            return _possible(mean - quantile * scale, mean + quantile * scale)
-
-        return Expected(mean, around(0.8), around(0.95), bool(near[0] > self._far))
+    def predict(self, pilot: float = 0.0) -> Expected:
+        """Predict the gain after a pilot."""
+        mean = self.mean_at(pilot)
+        intervals = [
+            None if (half := self.half_width(level)) is None else _known(mean, half) for level in (0.8, 0.95)
+        ]
+        return Expected(mean, *intervals)
 
 
-def _possible(low: float, high: float) -> tuple[float, float]:
-    """An interval without gains that no score between 0 and 1 allows."""
-    return max(low, -1.0), min(high, 1.0)
+def _known(mean: float, half: float) -> tuple[float, float] | None:
+    """An interval within the possible gains; ``None`` where it covers half of them or more."""
+    low, high = max(mean - half, -1.0), min(mean + half, 1.0)
+    return (low, high) if 2 * half < _WIDEST else None
 
 
-def _of_way(way: Way, others: GainRows, x: np.ndarray) -> np.ndarray:
-    return way.fit(others)(x)
+def lost(pilot: np.ndarray, *, falls: bool) -> np.ndarray:
+    """The part of a pilot that a gain follows: of one over FedAvg what averaging lost."""
+    return -pilot if falls else np.maximum(pilot, 0.0)
 
 
-def _simplest(rows: GainRows, errors: Sequence[np.ndarray]) -> int:
-    """The first way whose mean square error is within a standard error of the least one.
-
-    Every federation counts once; the standard error is of the difference, with families as units.
-    """
-    w = rows.weights / rows.weights.sum()
-    squares = [found**2 for found in errors]
-    least = min(squares, key=lambda found: float(w @ found))
-    for number, found in enumerate(squares):
-        excess = found - least
-        mean = float(w @ excess)
-        apart = w * (excess - mean)
-        by_family = [apart[rows.families == family].sum() for family in set(rows.families.tolist())]
-        if mean <= math.sqrt(sum(value**2 for value in by_family)):
-            return number
-    raise AssertionError("the way of the least error is within a standard error of itself")
-
-
-def _signs(methods: str, over: str) -> tuple[int, ...]:
-    """In which direction a gain can change with each of `FEATURES`.
-
-    Sites that differ more can only gain more by what is made for them, and lose more by plain averaging.
-    """
-    distances = len(FEATURES) - 2
-    if over == FEDAVG:
-        return (1,) * distances + ((1, -1) if methods == SINGLE else (0, 0))
-    if methods == FEDAVG:
-        return (-1,) * distances + (-1, 1)
-    return (0,) * len(FEATURES)
-
-
-def _patient_deviation(table: Calibration, methods: str, over: str) -> float:
-    """Deviation over patients of the gain; 0 where it is not known."""
-    known = [table.patient_deviation(name) for name in (methods, over) if name != FEDAVG]
-    return max((value for value in known if value), default=0.0)
-
-
-def _variance(deviation: float, tested: Sequence[int], level: str) -> float:
-    """Variance of a measured gain by the number of test patients of each site."""
-    of_sites = [deviation**2 / max(number, 1) for number in tested]
-    return fmean(of_sites) / (len(of_sites) if level == "mean" else 1)
-
-
-def at_level(found: dict[str, list[float]], level: str) -> dict[str, list[float]]:
-    """Features of each site, or of the federation: the mean over its sites, under the empty name."""
+def at_level(scores: Mapping[str, float], level: str) -> dict[str, float]:
+    """Return the score of each site, or of the federation under the empty name."""
     if level == "site":
-        return found
-    return {"": np.mean(list(found.values()), axis=0).tolist()}
+        return dict(scores)
+    return {"": (fmean if level == "mean" else min)(scores.values())}
 
 
-def tested_patients(sites: Sequence[ImageFingerprint], level: str) -> dict[str, list[int]]:
-    """Numbers of test patients of each site, or of all sites under the empty name."""
-    if level == "site":
-        return {site.site: [site.test_patients] for site in sites}
-    return {"": [site.test_patients for site in sites]}
+def _difference(
+    scores: Mapping[str, Mapping[str, float]], ours: str, theirs: str, level: str
+) -> dict[str, float]:
+    first, second = at_level(scores[ours], level), at_level(scores[theirs], level)
+    return {name: first[name] - second[name] for name in sorted(first.keys() & second.keys())}
 
 
-def measured_gains(one: TrainedFederation, methods: str, over: str, level: str) -> dict[str, float]:
-    """Return the measured gain of each site, or of the federation under the empty name."""
-    ours, theirs = one.scores[methods], one.scores[over]
-    if level == "site":
-        return {site: ours[site] - theirs[site] for site in ours.keys() & theirs.keys()}
-    summary = fmean if level == "mean" else min
-    return {"": summary(ours.values()) - summary(theirs.values())}
-
-
-def _rows(table: Calibration, methods: str, over: str, level: str, deviation: float) -> GainRows | None:
-    found = []
+def gain_rows(table: Calibration, methods: str, over: str = FEDAVG, level: str = "mean") -> GainRows | None:
+    """Pair each gain with the pilot of each other seed of its federation; ``None`` where there is none."""
+    by_name: dict[str, list] = {}
     for one in table.federations:
-        if methods not in one.scores or over not in one.scores:
-            continue
-        gains, tested = measured_gains(one, methods, over, level), tested_patients(one.sites, level)
-        for name, x in sorted(at_level(one.features, level).items()):
-            if name in gains:
-                variance = _variance(deviation, tested[name], level)
-                found.append((x, gains[name], variance, one.family, one.name))
-    return GainRows(*(np.array(column) for column in zip(*found, strict=True))) if found else None
+        by_name.setdefault(one.name, []).append(one)
+    found = [
+        (pilot[name], gain, ours.family, ours.name)
+        for seeds in by_name.values()
+        for ours, other in permutations(seeds, 2)
+        if {methods, over} <= ours.scores.keys() and {SINGLE, FEDAVG} <= other.scores.keys()
+        for pilot in [_difference(other.scores, SINGLE, FEDAVG, level)]
+        for name, gain in _difference(ours.scores, methods, over, level).items()
+        if name in pilot
+    ]
+    return _rows(found, over)
+
+
+def recorded_rows(
+    table: Calibration, methods: str, over: str = FEDAVG, level: str = "mean"
+) -> GainRows | None:
+    """Return all gains of the table, for the yardstick; their pilots are 0."""
+    found = [
+        (0.0, gain, one.family, one.name)
+        for one in table.federations
+        if {methods, over} <= one.scores.keys()
+        for gain in _difference(one.scores, methods, over, level).values()
+    ]
+    return _rows(found, over)
+
+
+def _rows(found: list[tuple[float, float, str, str]], over: str) -> GainRows | None:
+    if len({name for *_, name in found}) < 2:
+        return None
+    pilot, gains, families, federations = (np.array(column) for column in zip(*found, strict=True))
+    return GainRows(pilot, gains, families, federations, falls=over == SINGLE)

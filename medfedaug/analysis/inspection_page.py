@@ -201,7 +201,7 @@ def _page(
 
 
 def _expected(section: ET.Element, sentences: Sequence[str]) -> None:
-    add(section, "h2", "Is training together worth it?")
+    add(section, "h2", "How far apart are the sites?")
     for sentence in sentences:
         add(section, "p", sentence)
     add(section, "p", "medfedaug prospect has all numbers.", **{"class": "soft"})

@@ -1,193 +1,167 @@
-"""`judge_predictions`: predicted gains of federations that took no part in them, against measured ones."""
+"""`judge_table`: predictions of federations whose family took no part in them, against what was measured."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.resources import files
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import fmean
 
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration, TrainedFederation
-from medfedaug.analysis.gain_prediction import (
-    LEVELS,
-    Expected,
-    GainModel,
-    at_level,
-    measured_gains,
-    tested_patients,
-)
+import numpy as np
+
+from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
+from medfedaug.analysis.gain_prediction import LEVELS, GainModel, GainRows, gain_rows
 
 __all__ = [
+    "LEAST_FAMILIES",
     "LEAST_FEDERATIONS",
+    "IntervalRecord",
     "Judgement",
-    "Prediction",
-    "judge_anew",
-    "judge_predictions",
+    "judge_rows",
     "judge_table",
     "judged_over",
-    "left_out",
-    "predictions",
-    "write_judgements",
+    "record_intervals",
 ]
 
-_RECORD = "analysis/judged.json"
+LEAST_FEDERATIONS, LEAST_FAMILIES = 20, 10
+"""Judged federations, and families, below which nothing is shown."""
 
-LEAST_FEDERATIONS = 20
-"""Judged federations below which coverage is not shown."""
-
-_SURE = 2.0  # standard errors
+_INSIDE = {0.8: 0.7, 0.95: 0.9}
+_INSIDE_A_FAMILY = 0.5
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """A predicted and a measured gain.
+class IntervalRecord:
+    """Intervals of one level, by the family that was left out.
 
     Attributes:
-        federation: that was trained, with one seed.
-        site: the site; empty where the gain is of the federation.
-        gain: as measured.
-        expected: as predicted of other federations.
+        level: of the intervals.
+        inside: share of the family's gains that lie in them.
+        width: their mean width.
+        loss: their mean interval score (Gneiting and Raftery, 2007): the width, and beyond an end 2 / (1 - L)
+            times the distance from it. A narrow interval that misses costs more than a wide one that holds.
     """
 
-    federation: TrainedFederation
-    site: str
-    gain: float
-    expected: Expected
+    level: float
+    inside: Mapping[str, float]
+    width: Mapping[str, float]
+    loss: Mapping[str, float]
 
     @property
-    def error(self) -> float:
-        """Absolute error of the prediction."""
-        return abs(self.expected.mean - self.gain)
+    def coverage(self) -> float:
+        """The share inside, in the mean of the families."""
+        return fmean(self.inside.values())
+
+    @property
+    def worst(self) -> str:
+        """The family of which the smallest share lies inside."""
+        return min(self.inside, key=lambda family: self.inside[family])
+
+    @property
+    def holds(self) -> bool:
+        """Return whether 70% (90% in 95% intervals) lie inside in the mean, and half in each family."""
+        return self.coverage >= _INSIDE[self.level] and self.inside[self.worst] >= _INSIDE_A_FAMILY
+
+    def beats(self, other: IntervalRecord) -> bool:
+        """Return whether it is narrower and has less loss, with each family left out in turn too."""
+        gains = {family: other.loss[family] - loss for family, loss in self.loss.items()}
+        without = [sum(gains.values()) - one for one in gains.values()]
+        narrower = fmean(self.width.values()) <= fmean(other.width.values())
+        return narrower and sum(gains.values()) > 0 and min(without) > 0
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Predictions of federations that took no part in them, against what was measured.
+    """Predictions after a pilot, and the yardstick, of families that took no part in them.
 
     Attributes:
         methods: the combination.
         over: the methods over which it gains.
         level: one of `medfedaug.analysis.gain_prediction.LEVELS`.
         federations: how many were predicted.
-        families: how many families they are of.
-        rows: how many gains were predicted: of each site, or one of each federation.
-        coverage80: share of the gains within the 80% interval; ``None`` without an interval.
-        coverage95: share within the 95% interval.
-        width80: mean width of the 80% interval.
-        error: mean absolute error.
+        rows: how many gains were predicted.
+        error: mean absolute error, in the mean of the families.
         error_of_zero: the same of always saying 0.
-        standard_error: of the difference of these two, with families as units.
+        pilot: the 80% and the 95% intervals after a pilot; empty where the federations are too few.
+        yardstick: those of always saying 0.
     """
 
     methods: str
     over: str
     level: str
     federations: int
-    families: int
     rows: int
-    coverage80: float | None
-    coverage95: float | None
-    width80: float | None
     error: float
     error_of_zero: float
-    standard_error: float
+    pilot: tuple[IntervalRecord, ...]
+    yardstick: tuple[IntervalRecord, ...]
+
+    @property
+    def families(self) -> int:
+        """The number of families."""
+        return len(self.pilot[0].inside) if self.pilot else 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Return whether the federations and families are enough to show anything."""
+        return self.federations >= LEAST_FEDERATIONS and self.families >= LEAST_FAMILIES
 
     @property
     def holds(self) -> bool:
-        """Return whether 70 to 90% lie in the 80% interval and 90% or more in the 95% one, of enough."""
-        if self.federations < LEAST_FEDERATIONS or self.coverage80 is None or self.coverage95 is None:
-            return False
-        return 0.7 <= self.coverage80 <= 0.9 and self.coverage95 >= 0.9
+        """Return whether both intervals hold, of enough federations."""
+        return self.is_enough and all(one.holds for one in self.pilot)
 
     @property
-    def has_skill(self) -> bool:
-        """Return whether the error is below that of always saying 0, by two standard errors or more."""
-        better = self.error_of_zero - self.error
-        return self.federations >= LEAST_FEDERATIONS and better > _SURE * self.standard_error
+    def beats(self) -> bool:
+        """Return whether both intervals beat the yardstick."""
+        return self.is_enough and all(
+            one.beats(other) for one, other in zip(self.pilot, self.yardstick, strict=True)
+        )
+
+    @property
+    def is_said(self) -> bool:
+        """Return whether the prediction is worth saying."""
+        return self.holds and self.beats
 
 
-def predictions(
-    known: Calibration, asked: Calibration, methods: str, over: str = FEDAVG, level: str = "site"
-) -> list[Prediction]:
-    """Predict the gains of trained federations from others; empty where these are too few.
-
-    Args:
-        known: the federations from which is predicted.
-        asked: those that are predicted.
-        methods: the combination.
-        over: the methods over which it gains.
-        level: one of `medfedaug.analysis.gain_prediction.LEVELS`.
-    """
-    both = [one for one in asked.federations if methods in one.scores and over in one.scores]
-    if not both:
-        return []
-    try:
-        model = GainModel(known, methods, over, level)
-    except ValueError:
-        return []
-    found = []
-    for one in both:
-        x, tested = at_level(one.features, level), tested_patients(one.sites, level)
-        for name, gain in measured_gains(one, methods, over, level).items():
-            found.append(Prediction(one, name, gain, model.predict(x[name], tested[name])))
-    return found
-
-
-def left_out(table: Calibration, methods: str, over: str = FEDAVG, level: str = "site") -> list[Prediction]:
-    """Predict each family's federations from all others."""
-    return [
-        one
-        for family in table.families
-        for one in predictions(table.without(family), table.of_family(family), methods, over, level)
-    ]
-
-
-def judge_predictions(
-    found: Sequence[Prediction], methods: str, over: str = FEDAVG, level: str = "site"
-) -> Judgement | None:
-    """Judge predictions.
-
-    Args:
-        found: of `left_out` or `predictions`, with the same methods and level.
-        methods: the combination.
-        over: the methods over which it gains.
-        level: one of `medfedaug.analysis.gain_prediction.LEVELS`.
+def record_intervals(rows: GainRows, *, yardstick: bool) -> tuple[tuple[IntervalRecord, ...], float]:
+    """Predict each family from all others.
 
     Returns:
-        ``None`` where there are none.
+        The 80% and the 95% intervals, and the mean absolute error; empty where the others are too few.
     """
-    if not found:
-        return None
+    models = {
+        family: (GainModel(rows.among(~there), yardstick=yardstick), rows.among(there))
+        for family, there in rows.by_family()
+    }
+    errors = {
+        family: np.abs(own.gains - np.array([model.mean_at(pilot) for pilot in own.pilot]))
+        for family, (model, own) in models.items()
+    }
+    found = []
+    for level in _INSIDE:
+        halves = {family: model.half_width(level) for family, (model, _) in models.items()}
+        known = {family: half for family, half in halves.items() if half is not None}
+        if len(known) < len(halves):
+            return (), 0.0
+        beyond = {family: np.maximum(errors[family] - half, 0) for family, half in known.items()}
+        found.append(
+            IntervalRecord(
+                level,
+                inside={family: float(np.mean(over == 0)) for family, over in beyond.items()},
+                width={family: 2 * half for family, half in known.items()},
+                loss={f: 2 * known[f] + 2 / (1 - level) * float(over.mean()) for f, over in beyond.items()},
+            )
+        )
+    return tuple(found), fmean(float(one.mean()) for one in errors.values())
 
-    def share(name: str) -> float | None:
-        ends = [(getattr(one.expected, name), one.gain) for one in found]
-        inside = [pair[0] <= gain <= pair[1] for pair, gain in ends if pair is not None]
-        return fmean(inside) if len(inside) == len(found) else None
 
-    intervals = [one.expected.interval80 for one in found]
-    widths = [pair[1] - pair[0] for pair in intervals if pair is not None]
-    better: dict[str, list[float]] = {}
-    for one in found:
-        better.setdefault(one.federation.family, []).append(abs(one.gain) - one.error)
-    mean = fmean(value for values in better.values() for value in values)
-    apart = [sum(value - mean for value in values) for values in better.values()]
-    return Judgement(
-        methods=methods,
-        over=over,
-        level=level,
-        federations=len({one.federation.name for one in found}),
-        families=len(better),
-        rows=len(found),
-        coverage80=share("interval80"),
-        coverage95=share("interval95"),
-        width80=fmean(widths) if len(widths) == len(found) else None,
-        error=fmean(one.error for one in found),
-        error_of_zero=fmean(abs(one.gain) for one in found),
-        standard_error=math.sqrt(sum(value**2 for value in apart)) / len(found),
+def judge_rows(rows: GainRows, methods: str, over: str, level: str) -> Judgement:
+    """Judge the predictions of some gains."""
+    few = len(rows.by_family()) < 3  # of two families the rest is one, which leaves no other to learn from
+    (pilot, error), (yardstick, zero) = (
+        ((), 0.0) if few else record_intervals(rows, yardstick=flat) for flat in (False, True)
     )
+    return Judgement(methods, over, level, rows.number, len(rows.gains), error, zero, pilot, yardstick)
 
 
 def judged_over(methods: str) -> str:
@@ -196,31 +170,10 @@ def judged_over(methods: str) -> str:
 
 
 def judge_table(table: Calibration) -> list[Judgement]:
-    """Judge each claim of a table by leaving families out; of the package's table from its record."""
-    recorded = _recorded(table)
-    return judge_anew(table) if recorded is None else recorded
-
-
-def judge_anew(table: Calibration) -> list[Judgement]:
     """Judge each claim of a table by leaving families out."""
-    found = []
-    for methods in (FEDAVG, *table.methods):
-        over = judged_over(methods)
-        for level in LEVELS:
-            judged = judge_predictions(left_out(table, methods, over, level), methods, over, level)
-            found += [judged] if judged is not None else []
-    return found
-
-
-def write_judgements(table: Calibration, found: Sequence[Judgement], path: Path) -> None:
-    """Write a record of judgements; `judge_table` reads that of the package where the table is the same."""
-    told = {"table": table.digest, "judged": [asdict(one) for one in found]}
-    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-
-
-def _recorded(table: Calibration) -> list[Judgement] | None:
-    path = files("medfedaug") / _RECORD
-    if not path.is_file():
-        return None
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return [Judgement(**one) for one in told["judged"]] if told["table"] == table.digest else None
+    return [
+        judge_rows(rows, methods, judged_over(methods), level)
+        for methods in (FEDAVG, *(name for name in table.methods if name != SINGLE))
+        for level in LEVELS
+        if (rows := gain_rows(table, methods, judged_over(methods), level)) is not None
+    ]

@@ -1,22 +1,19 @@
-"""`make_prospect`: the gain that sites can expect of training together, from their fingerprints alone."""
+"""`make_prospect`: what differs between sites, and the gains that a pilot lets them expect."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean, pstdev
+from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import Any
 
-import numpy as np
-import torch
-
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration, features
+from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
 from medfedaug.analysis.fingerprint_distance import appearance, check_together, distances
-from medfedaug.analysis.gain_prediction import LEVELS, Expected, GainModel, at_level, tested_patients
-from medfedaug.analysis.prediction_judge import Judgement, judge_table
+from medfedaug.analysis.gain_prediction import LEVELS, Expected, GainModel, gain_rows, recorded_rows
+from medfedaug.analysis.pilot import METRICS, Pilot
+from medfedaug.analysis.prediction_judge import Judgement, judge_table, judged_over
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
-from medfedaug.errors import ConfigError
 from medfedaug.metrics.significance import detectable_difference
 
 __all__ = ["NOT_A_REMEDY", "Prospect", "make_prospect"]
@@ -24,10 +21,8 @@ __all__ = ["NOT_A_REMEDY", "Prospect", "make_prospect"]
 NOT_A_REMEDY = (SINGLE, "pooled")
 """Methods of the table that are no way of training together without sharing images."""
 
-_METRICS = {"segmentation": "dice", "classification": "accuracy"}
 _MOST_PATIENTS = 2000
 _BEYOND_CHANCE = 2.0  # times; the farthest of several sites is judged
-_DRAWS = 30  # of the noise of fingerprints, for the deviation that it gives to predictions
 _NOTICEABLE = {
     "polarity": 1.5,
     "size": 1.0,
@@ -40,83 +35,57 @@ _NOTICEABLE = {
 
 @dataclass(frozen=True)
 class Prospect:
-    """Expected gains of a federation that has not trained.
+    """Measurements of a federation before it trains, and expected gains after a pilot.
 
     Attributes:
         sites: the fingerprints.
         distances: by site and kind (`medfedaug.analysis.fingerprint_distance.KINDS`).
-        gains: by level and methods, of each site or of the federation under the empty name: the gain over
-            FedAvg.
-        over_single: the same over each site training for itself; of ``fedavg`` too.
-        judged: by level and methods, of the gain over FedAvg; and of ``fedavg`` over training alone.
-        table: behind it; its federations have the task of the sites.
+        table: the recorded federations with the task and the norm of the sites' networks.
+        norm: of the networks.
+        yardsticks: by methods the range of the recorded gains over FedAvg in the mean of the sites, 0 plus
+            and minus a quantile; the gain of ``fedavg`` is that over training alone.
+        pilot: the measured pilot.
+        judged: by methods and level the judgements of predictions after a pilot; empty without one.
+        gains: by level and methods, of each site or of the federation under the empty name, the expected
+            gains that are worth saying.
         missing: sites that did not take part, with the reason.
     """
 
     sites: tuple[ImageFingerprint, ...]
     distances: Mapping[str, Mapping[str, float]]
-    gains: Mapping[str, Mapping[str, Mapping[str, Expected]]]
-    over_single: Mapping[str, Mapping[str, Mapping[str, Expected]]]
-    judged: Mapping[tuple[str, str], Judgement]
     table: Calibration = field(repr=False)
+    norm: str
+    yardsticks: Mapping[str, Expected]
+    pilot: Pilot | None = None
+    judged: Mapping[tuple[str, str], Judgement] = field(default_factory=dict)
+    gains: Mapping[str, Mapping[str, Mapping[str, Expected]]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def is_predicted(self) -> bool:
-        """Return whether the table has federations from which some gain is predicted."""
-        return bool(self.gains["mean"] or self.over_single["mean"])
-
-    @property
-    def together(self) -> Expected | None:
-        """The gain of FedAvg over training alone, in the mean of the sites."""
-        return self.over_single["mean"].get(FEDAVG, {}).get("")
+    def expected(self, methods: str, level: str = "mean", site: str = "") -> Expected | None:
+        """Return an expected gain; ``None`` where nothing is known of it."""
+        return self.gains.get(level, {}).get(methods, {}).get(site)
 
     @property
     def remedy(self) -> str:
-        """The method with the largest gain that is predicted with skill and has an 80% interval above 0.
-
-        FedAvg where there is none.
-        """
+        """The method with the largest expected gain whose 80% interval lies above 0; FedAvg without one."""
         surely = {
             methods: found[""].mean
-            for methods, found in self.gains["mean"].items()
-            if methods not in NOT_A_REMEDY
-            and self.has_skill(methods)
+            for methods, found in self.gains.get("mean", {}).items()
+            if methods not in (FEDAVG, *NOT_A_REMEDY)
             and found[""].interval80 is not None
             and found[""].interval80[0] > 0
         }
         return max(surely, key=lambda methods: surely[methods], default=FEDAVG)
 
-    @property
-    def is_unlike(self) -> bool:
-        """Return whether nothing in the table is like the sites, by gains of which something is shown."""
-        gains = self.gains["mean"]
-        shown = [methods for methods in gains if self.is_shown(methods)] or list(gains)
-        return any(gains[methods][""].is_unlike for methods in shown)
-
-    def holds(self, methods: str, level: str = "mean") -> bool:
-        """Return whether it is shown that the intervals of a gain hold."""
-        judged = self.judged.get((methods, level))
-        return judged is not None and judged.holds
-
-    def has_skill(self, methods: str, level: str = "mean") -> bool:
-        """Return whether predictions of a gain erred less than always saying 0."""
-        judged = self.judged.get((methods, level))
-        return judged is not None and judged.has_skill
-
-    def is_shown(self, methods: str, level: str = "mean") -> bool:
-        """Return whether anything is shown of a gain: that its intervals hold, or that there is skill."""
-        return self.holds(methods, level) or self.has_skill(methods, level)
-
     def patients_needed(self, methods: str) -> int | None:
-        """Return the number of test patients that would show the gain of a method over FedAvg.
+        """Return the number of test patients that would show the expected gain of a method over FedAvg.
 
-        ``None`` where it would be more than 2000, or no deviation between patients is known.
+        ``None`` where it would be more than 2000, or the gain or its deviation between patients is not known.
         """
-        spread, found = self.table.patient_deviation(methods), self.gains["mean"].get(methods)
-        if not spread or not found:
+        spread, found = self.table.patient_deviation(methods), self.expected(methods)
+        if not spread or found is None:
             return None
-        gain = abs(found[""].mean)
+        gain = abs(found.mean)
         low, high = 2, _MOST_PATIENTS
         if detectable_difference(spread, high) > gain:
             return None
@@ -127,12 +96,12 @@ class Prospect:
 
     def detectable(self, patients: int) -> float | None:
         """Return the smallest difference between two methods that so many test patients would show."""
-        spreads = [self.table.patient_deviation(methods) for methods in self.gains["mean"]]
+        spreads = [self.table.patient_deviation(methods) for methods in self.table.methods]
         known = [spread for spread in spreads if spread]
         return detectable_difference(max(known), patients) if known and patients > 1 else None
 
     def reasons(self, site: str | None = None) -> list[str]:
-        """Name what differs noticeably between the sites, or at one site, each with what follows from it."""
+        """Name what differs noticeably between the sites, or at one site."""
         kinds = [self.distances[site]] if site else list(self.distances.values())
         worst = {kind: max(one[kind] for one in kinds) for kind in kinds[0]}
         found = []
@@ -140,25 +109,22 @@ class Prospect:
         apart, farthest = max((appearance(self.distances[name]), name) for name in names)
         if worst["polarity"] >= _NOTICEABLE["polarity"]:
             found.append(
-                f"images of a site lie {worst['polarity']:.1f} deviations from 0 under another's statistics, "
-                "as where one stores dark what the other stores bright: agree on the polarity first"
+                f"images of a site lie {worst['polarity']:.1f} deviations from 0 under another's statistics; "
+                "one site may store bright what another stores dark: look at images of both"
             )
         elif apart >= max(1.0, _BEYOND_CHANCE * self._by_chance(farthest)):
-            found.append(
-                f"intensities differ by {apart:.1f} deviations of the images within a site: harmonise them "
-                "(norm, FedRDN) or train against it (FedFA)"
-            )
+            found.append(f"intensities differ by {apart:.1f} deviations of the images within a site")
         if worst["resolution"] >= _NOTICEABLE["resolution"]:
             found.append(
                 f"voxels differ by a factor of {2 ** worst['resolution']:.1f}: bring them to one spacing "
                 "(medfedaug plan)"
             )
         if worst["noise"] >= _NOTICEABLE["noise"]:
-            found.append(f"noise differs by a factor of {2 ** worst['noise']:.1f}: augment with noise")
+            found.append(f"noise differs by a factor of {2 ** worst['noise']:.1f}")
         if worst["size"] >= _NOTICEABLE["size"]:
             found.append(
                 f"volumes of a class differ by a factor of {2 ** worst['size']:.1f}: compare outlines on "
-                "a few cases and agree on them, or let each site keep layers of its own (FedBN, Ditto)"
+                "a few cases"
             )
         if worst["pieces"] >= _NOTICEABLE["pieces"]:
             found.append(f"numbers of pieces differ by a factor of {2 ** worst['pieces']:.1f}")
@@ -174,44 +140,46 @@ class Prospect:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types: ``prospect.json``."""
-        together = self.together
         return {
             "sites": {site.site: self._site(site) for site in self.sites},
-            "expected": self._expected("mean"),
-            "worst": self._expected("worst"),
-            "together": None if together is None else together.to_dict(),
+            "expected": self._all_expected("mean"),
+            "worst": self._all_expected("worst"),
+            "together": self._together("mean"),
+            "pilot": None if self.pilot is None else self.pilot.to_dict(),
             "remedy": self.remedy,
             "reasons": self.reasons(),
             "patients_needed": self.patients_needed(self.remedy) if self.remedy != FEDAVG else None,
-            "unlike_anything_measured": self.is_unlike,
             "missing": dict(self.missing),
             "calibration": {
                 "federations": self.table.number,
                 "families": self.table.families,
                 "seeds": self.table.seeds,
-                "judged": [
-                    {**vars(one), "holds": one.holds, "has_skill": one.has_skill}
-                    for one in self.judged.values()
-                ],
+                "norm": self.norm,
+                "judged": [_judgement(one) for one in self.judged.values()],
             },
         }
 
-    def _expected(self, level: str, name: str = "") -> dict[str, Any]:
+    def _together(self, level: str, site: str = "") -> dict[str, Any] | None:
+        found = self.expected(FEDAVG, level, site)
+        return None if found is None else _numbers(found)
+
+    def _all_expected(self, level: str, site: str = "") -> dict[str, Any]:
+        """Numbers of each method of the table; ``null`` where nothing is known."""
         found = {}
-        for methods, gains in self.gains[level].items():
-            over = self.over_single[level].get(methods, {})
+        for methods in self.table.methods:
+            gain, yardstick = self.expected(methods, level, site), self.yardsticks.get(methods)
             found[methods] = {
-                **gains[name].to_dict(),
-                "over_single": over[name].to_dict() if name in over else None,
+                **_numbers(gain),
+                "known": gain is not None,
+                "yardstick80": None
+                if yardstick is None
+                else yardstick.interval80 and yardstick.interval80[1],
                 "patients_needed": self.patients_needed(methods),
-                "shown_to_hold": self.holds(methods, level),
-                "shown_to_have_skill": self.has_skill(methods, level),
             }
         return found
 
     def _site(self, site: ImageFingerprint) -> dict[str, Any]:
         kinds = self.distances[site.site]
-        alone = self.over_single["site"].get(FEDAVG, {}).get(site.site)
         return {
             "distance": appearance(kinds),
             "distances": dict(kinds),
@@ -221,79 +189,129 @@ class Prospect:
             "test_patients": site.test_patients,
             "noise": site.noise,
             **({"scanners": dict(site.scanners)} if site.scanners else {}),
-            "expected": self._expected("site", site.site),
-            "together": None if alone is None else alone.to_dict(),
+            "expected": self._all_expected("site", site.site),
+            "together": self._together("site", site.site),
             "detectable": self.detectable(site.test_patients),
         }
 
 
-def _with_more_noise(sites: Sequence[ImageFingerprint]) -> list[dict[str, list[float]]]:
-    """Features of the sites with the noise of their fingerprints drawn again, several times.
+def _numbers(found: Expected | None) -> dict[str, float | None]:
+    ends = [(None, None)] * 2 if found is None else [found.interval80, found.interval95]
+    (low80, high80), (low95, high95) = (pair or (None, None) for pair in ends)
+    mean = None if found is None else found.mean
+    return {"mean": mean, "low80": low80, "high80": high80, "low95": low95, "high95": high95}
 
-    This noise hides nobody, and its seed is fixed: the same fingerprints give the same page.
-    """
-    R = np.random.RandomState(0)
 
-    def drawn(site: ImageFingerprint) -> ImageFingerprint:
-        entries = {
-            name: (value + site.noise * torch.from_numpy(R.normal(size=tuple(value.shape)))).clamp(0, 1)
-            for name, value in site.entries.items()
-        }
-        return replace(site, entries=entries)
-
-    return [features([drawn(site) if site.noise else site for site in sites]) for _ in range(_DRAWS)]
+def _judgement(one: Judgement) -> dict[str, Any]:
+    names = ("methods", "over", "level", "federations", "families", "rows", "error", "error_of_zero")
+    return {
+        **{name: getattr(one, name) for name in (*names, "holds", "beats", "is_said")},
+        **{
+            f"{name}{100 * record.level:.0f}": {
+                "inside": dict(record.inside),
+                "width": fmean(record.width.values()),
+            }
+            for name, records in (("pilot", one.pilot), ("yardstick", one.yardstick))
+            for record in records
+        },
+    }
 
 
 def make_prospect(
-    sites: Sequence[ImageFingerprint], table: Calibration, missing: Mapping[str, str] | None = None
+    sites: Sequence[ImageFingerprint],
+    table: Calibration,
+    missing: Mapping[str, str] | None = None,
+    *,
+    norm: str = "batch",
+    pilot: Pilot | None = None,
 ) -> Prospect:
-    """Predict gains from fingerprints; none where the table has no federations with the task of the sites.
+    """Compare the sites' fingerprints, and predict gains from a pilot where that is worth saying.
+
+    A prediction is said where it holds and beats the yardstick in every family of the table
+    (`medfedaug.analysis.prediction_judge.Judgement.is_said`), after a pilot that converged and is within
+    the pilots of the table.
 
     Args:
         sites: of the sites that would train together.
-        table: the calibration.
+        table: the recorded federations.
         missing: sites that did not take part, with the reason.
+        norm: of the table's networks.
+        pilot: of the same sites.
 
     Raises:
-        ConfigError: when the sites cannot be compared, or the table has too few federations.
+        ConfigError: when the sites cannot be compared.
     """
     check_together(sites)
-    if table.number < 2:
-        raise ConfigError(
-            f"the calibration table has {table.number} federations, and two are needed: "
-            "give more with --calibration FILE"
-        )
-    table = table.scored_by(_METRICS[sites[0].task])
-    found = features(sites)
-    noisy = _with_more_noise(sites) if any(site.noise for site in sites) else []
-
-    def expect(methods: str, over: str, level: str) -> dict[str, Expected]:
-        try:
-            model = GainModel(table, methods, over, level)
-        except ValueError:
-            return {}
-        tested = tested_patients(sites, level)
-        expected = {name: model.predict(x, tested[name]) for name, x in at_level(found, level).items()}
-        if not noisy:
-            return expected
-        others = [at_level(one, level) for one in noisy]
-        return {
-            name: one.widened(pstdev(model.mean_at(other[name]) for other in others))
-            for name, one in expected.items()
-        }
-
-    def all_of(over: str, methods: Sequence[str]) -> dict[str, dict[str, dict[str, Expected]]]:
-        return {
-            level: {name: gains for name in methods if (gains := expect(name, over, level))}
-            for level in LEVELS
-        }
-
+    table = table.scored_by(METRICS[sites[0].task])
+    judged = {} if pilot is None else {(one.methods, one.level): one for one in judge_table(table)}
+    gains: dict[str, dict[str, dict[str, Expected]]] = {level: {} for level in LEVELS}
+    for (methods, level), one in judged.items():
+        if pilot is not None and one.is_said and not pilot.rising:
+            gains[level][methods] = _after(pilot, sites, table, methods, level)
     return Prospect(
         sites=tuple(sites),
         distances=distances(sites),
-        gains=all_of(FEDAVG, table.methods),
-        over_single=all_of(SINGLE, [FEDAVG, *(m for m in table.methods if m != SINGLE)]),
-        judged={(one.methods, one.level): one for one in judge_table(table)},
         table=table,
+        norm=norm,
+        yardsticks=_yardsticks(table),
+        pilot=pilot,
+        judged=judged,
+        gains={level: {name: found for name, found in of.items() if found} for level, of in gains.items()},
         missing=dict(missing or {}),
     )
+
+
+def _yardsticks(table: Calibration) -> dict[str, Expected]:
+    rows = {m: recorded_rows(table, m, judged_over(m)) for m in (FEDAVG, *table.methods) if m != SINGLE}
+    return {m: GainModel(found, yardstick=True).predict() for m, found in rows.items() if found is not None}
+
+
+def _after(
+    pilot: Pilot, sites: Sequence[ImageFingerprint], table: Calibration, methods: str, level: str
+) -> dict[str, Expected]:
+    """Expected gains after a pilot; of each site, or of the federation under the empty name.
+
+    Where the pilot's test patients tell less than those of the table do, its error is added.
+    """
+    rows = gain_rows(table, methods, judged_over(methods), level)
+    assert rows is not None  # they were judged
+    model, found = GainModel(rows), {}
+    for name in pilot.sites if level == "site" else [""]:
+        measured = pilot.difference(name, level)
+        own, usual = _variance(pilot, sites, table, level, name), _usual_variance(table, level)
+        if own is None or measured > model.highest:
+            continue
+        # Of the pilot, and of the gain, which the same patients would show.
+        more = (1 + model.slope**2) * max(own - usual, 0.0)
+        found[name] = model.predict(measured).widened(math.sqrt(more))
+    return {name: one for name, one in found.items() if one.interval80 is not None}
+
+
+def _variance(
+    pilot: Pilot, sites: Sequence[ImageFingerprint], table: Calibration, level: str, name: str
+) -> float | None:
+    """Variance over test patients of the pilot's difference; the largest of a site for the worst site.
+
+    Where a site told no scores of patients, the deviation is the table's; ``None`` where their number is not
+    known either.
+    """
+    usual, tested = table.patient_deviation(SINGLE), {one.site: one.test_patients for one in sites}
+    of_sites = []
+    for site in [name] if name else pilot.sites:
+        spread, patients = pilot.patients.get(site, (usual, tested.get(site, 0)))
+        if spread is None or not patients:
+            return None
+        of_sites.append(spread**2 / patients)
+    return max(of_sites) if level == "worst" else fmean(of_sites) / len(of_sites)
+
+
+def _usual_variance(table: Calibration, level: str) -> float:
+    """Median variance over test patients of training alone minus FedAvg, of a site or of a mean."""
+    found = []
+    for one in table.federations:
+        spreads = one.deviations.get(SINGLE, ())
+        numbers = [site.test_patients for site in one.sites]
+        if len(spreads) == len(numbers):
+            of_sites = [spread**2 / max(n, 1) for spread, n in zip(spreads, numbers, strict=True)]
+            found += [fmean(of_sites) / len(of_sites)] if level == "mean" else of_sites
+    return median(found) if found else 0.0

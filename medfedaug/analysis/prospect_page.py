@@ -4,96 +4,75 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from medfedaug._version import __version__
-from medfedaug.analysis.calibration_table import FEDAVG
+from medfedaug.analysis.calibration_table import FEDAVG, SINGLE
 from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.gain_prediction import Expected
 from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
+from medfedaug.analysis.pilot import Pilot
 from medfedaug.analysis.plots import colours_by_name, legend_columns, tidy
 from medfedaug.analysis.prediction_judge import LEAST_FEDERATIONS
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
+from medfedaug.metrics.registry import find_metric
 
-__all__ = ["agreement", "answer", "judged_sentence", "sentences", "write_prospect"]
+__all__ = ["answer", "judged_sentence", "sentences", "write_prospect"]
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
-_UNLIKE = (
-    "These sites are unlike anything measured: no federation of the calibration table is near them, and the "
-    "intervals are wider for it."
-)
-
 _OF_GEOMETRY = {"resolution", "field_of_view"}
 _GROUPS = {
-    "appearance": "the same things look different: harmonise (norm, FedRDN), or train against it (FedFA)",
-    "structure": "the patients differ: let each site keep layers of its own (FedBN, Ditto)",
+    "appearance": "the same things look different",
+    "structure": "the patients differ",
     "labels": "the readers, or the patients, differ: compare outlines on a few cases, and agree on them",
 }
 
 
 def answer(prospect: Prospect, site: str | None = None) -> list[str]:
-    """Return the three sentences of the answer, for one site or for the federation."""
-    whom = "the sites in the mean" if site is None else site
-    together = prospect.together
-    if site is not None:
-        together = prospect.over_single["site"].get(FEDAVG, {}).get(site)
+    """Return the sentences of the answer, for one site or for the federation."""
     reasons = prospect.reasons(site)
-    differ = f" What differs most: {reasons[0]}." if reasons else ""
-    if not prospect.is_predicted:
-        task = prospect.sites[0].task
-        return [f"No gain is predicted: the calibration table has too few federations of {task}.{differ}"]
-    found = []
-    if together is None:
-        found.append("The calibration table does not say what training together gains over training alone.")
-    elif not prospect.is_shown(FEDAVG, "mean" if site is None else "site"):
+    found = [f"What differs most: {reasons[0]}."] if reasons else ["No noticeable difference was found."]
+    found += _of_pilot(prospect, site)
+    remedy = prospect.remedy
+    if remedy != FEDAVG:
+        gain = prospect.gains["mean"][remedy][""]
         found.append(
-            "Fingerprints do not tell whether training together is better than training alone: their "
-            "predictions did not hold where whole families were left out. Try it with medfedaug compare."
+            f"The remedy to try first is {remedy}, expected to gain {_told(gain)} over FedAvg in the mean of "
+            "the sites."
         )
-    else:
-        gain, within = _told(prospect, together, FEDAVG, "mean" if site is None else "site")
-        found.append(
-            f"Training together is expected to change the score of {whom} by {gain} over training "
-            f"alone{within}."
-        )
-    remedy, since = prospect.remedy, f", since {reasons[0]}" if reasons else ""
-    if remedy == FEDAVG:
-        found.append(
-            f"No method is predicted, with skill, to surely gain over FedAvg: begin with FedAvg.{differ}"
-        )
-    else:
-        gain, within = _told(prospect, prospect.gains["mean"][remedy][""], remedy, "mean")
-        found.append(
-            f"The remedy to try first is {remedy}, expected to gain {gain} over FedAvg{within}{since}."
-        )
-    found += _power(prospect, site)
-    return found
+    return [*found, *_power(prospect, site)]
 
 
-def agreement(prospect: Prospect, measured: Mapping[str, float]) -> list[str]:
-    """Compare predicted with measured gains over FedAvg in the mean of the sites, a line for each method.
-
-    Args:
-        prospect: the prediction.
-        measured: by methods.
-    """
-    found = []
-    for methods, gain in measured.items():
-        expected = prospect.gains["mean"].get(methods, {}).get("")
-        if expected is None or expected.interval80 is None:
-            continue
-        low, high = expected.interval80
-        agrees = "agrees" if low <= gain <= high else "does not agree"
-        caveat = "" if prospect.holds(methods) else ", and it is not shown that such intervals hold"
-        found.append(
-            f"{methods}: predicted {low:+.3f} to {high:+.3f} (80%), measured {gain:+.3f}: {agrees}{caveat}"
-        )
+def _of_pilot(prospect: Prospect, site: str | None) -> list[str]:
+    """Say what the pilot measured; without one, that a fingerprint predicts no gain."""
+    pilot = prospect.pilot
+    if pilot is None:
+        return [
+            "Fingerprints predict no gain: what training together brings is measured by a pilot "
+            "(medfedaug prospect --pilot)."
+        ]
+    whom = "in the mean of the sites" if site is None else f"at {site}"
+    if site is not None and site not in pilot.sites:
+        return [f"The pilot has no score of {site}."]
+    ends, gain = pilot.interval(site or ""), -pilot.difference(site or "")
+    within = "" if ends is None else f" (95% over test patients: {-ends[1]:+.3f} to {-ends[0]:+.3f})"
+    rising = ", and FedAvg still improved: nothing follows from it" if pilot.rising else ""
+    found = [
+        f"In a pilot of {pilot.rounds} rounds FedAvg's score differed by {gain:+.3f} from that of training "
+        f"alone {whom}{within}{rising}."
+    ]
+    together = prospect.expected(FEDAVG, "mean" if site is None else "site", site or "")
+    if together is not None:
+        found.append(f"Another training is expected to gain {_told(together)} over training alone {whom}.")
+    if not any(prospect.gains.get("mean", {})) and not pilot.rising:
+        found.append("No gain of a method is predicted from it: no such prediction is known to hold.")
     return found
 
 
@@ -108,42 +87,39 @@ def _power(prospect: Prospect, site: str | None) -> list[str]:
     return [f"With {of} a gain below {smallest:.3f} will not be told from chance."]
 
 
-def _told(prospect: Prospect, expected: Expected, methods: str, level: str) -> tuple[str, str]:
-    """Return the text of a gain: a size where there is skill, an interval where it holds, and a caveat."""
-    if not prospect.holds(methods, level) or expected.interval80 is None:
-        return f"{expected.mean:+.3f}", ", of which it is not shown that intervals hold"
-    if prospect.has_skill(methods, level):
-        return f"{expected.mean:+.3f} (80%: {_ends(expected.interval80)})", ""
-    return f"{_ends(expected.interval80)} (80%)", "; fingerprints do not tell where in between"
+def _told(expected: Expected) -> str:
+    return f"{expected.mean:+.3f} (80%: {_ends(expected.interval80)})"
 
 
 def judged_sentence(prospect: Prospect) -> str:
-    """Say of how many federations the table is, and of which claims the judge found that they hold."""
+    """Say of how many federations the table is, and which predictions after a pilot hold."""
     table = prospect.table
-    if not prospect.is_predicted:
-        return "What differs between the sites is measured, and needs no table."
     text = (
-        f"The calibration table has {table.number} federations of {len(table.families)} families, "
-        f"{table.seeds} seed{'s' * (table.seeds != 1)} each at most."
+        f"The calibration table has {table.number} federations with {prospect.norm} norm, of "
+        f"{len(table.families)} families, {table.seeds} seed{'s' * (table.seeds != 1)} each at most."
     )
-    shown = sorted(
-        methods for (methods, level), one in prospect.judged.items() if level == "mean" and one.holds
+    if prospect.pilot is None:
+        return text
+    said = sorted(
+        methods for (methods, level), one in prospect.judged.items() if level == "mean" and one.is_said
     )
     most = max((one.federations for one in prospect.judged.values()), default=0)
-    if shown:
-        return f"{text} With whole families left out, intervals of the mean gain held for {', '.join(shown)}."
+    if said:
+        return (
+            f"{text} With each family left out, predictions of the mean gain after a pilot held and beat "
+            f"the yardstick for {', '.join(said)}."
+        )
     if most < LEAST_FEDERATIONS:
         return (
-            f"{text} Coverage is judged on {LEAST_FEDERATIONS} federations or more, and there are {most}: "
-            "take the numbers as a first guess."
+            f"{text} Predictions after a pilot are judged on {LEAST_FEDERATIONS} federations with a second "
+            f"seed or more, and there are {most}."
         )
-    return f"{text} With whole families left out, the intervals of no gain held: take the numbers as a guess."
+    return f"{text} With each family left out, no prediction after a pilot held and beat the yardstick."
 
 
 def sentences(prospect: Prospect) -> list[str]:
-    """Return the answer for the federation, and how far to trust it."""
-    unlike = [_UNLIKE] if prospect.is_unlike else []
-    return [*answer(prospect), *unlike, judged_sentence(prospect)]
+    """Return the answer for the federation, and what it rests on."""
+    return [*answer(prospect), judged_sentence(prospect)]
 
 
 def write_prospect(
@@ -170,11 +146,11 @@ def write_prospect(
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
     for sentence in answer(prospect, site):
         add(body, "p", sentence, **{"class": "answer"})
-    if prospect.is_unlike:
-        add(body, "p", _UNLIKE, **{"class": "answer"})
     add(body, "p", judged_sentence(prospect), **{"class": "soft"})
     for name, reason in prospect.missing.items():
         add(body, "p", f"Without {name}: {reason}", **{"class": "soft"})
+    if prospect.pilot is not None:
+        _pilot(add(body, "section"), prospect.pilot)
     _expected(add(body, "section"), prospect)
     _differences(add(body, "section"), prospect, site)
     _sites(add(body, "section"), prospect)
@@ -184,63 +160,77 @@ def write_prospect(
     write_page(html, out)
 
 
-def _expected(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "Expected gain over FedAvg")
-    means = {methods: found[""] for methods, found in prospect.gains["mean"].items()}
-    if not means:
-        add(section, "p", "The calibration table has no method beside FedAvg for this task.")
-        return
-    worst = prospect.gains["worst"]
-    lines = []
-    shown = {methods: gain for methods, gain in means.items() if prospect.is_shown(methods)}
-    if rest := sorted(means.keys() - shown.keys()):
-        add(section, "p", f"Nothing is shown of the gain of {'; '.join(rest)}.")
-    if not shown:
-        return
-    for methods, gain in sorted(shown.items(), key=lambda one: -one[1].mean):
-        needed, skill = prospect.patients_needed(methods), prospect.has_skill(methods)
-        of_worst = worst[methods][""].mean if prospect.has_skill(methods, "worst") else None
-        lines.append(
-            [
-                methods,
-                f"{gain.mean:+.3f}" if skill else "–",
-                _ends(gain.interval80),
-                _ends(gain.interval95),
-                "–" if of_worst is None else f"{of_worst:+.3f}",
-                "–" if not skill else "more than 2000" if needed is None else str(needed),
-                "yes" if prospect.holds(methods) else "no",
-                "yes" if prospect.has_skill(methods) else "no",
-            ]
-        )
-    header = ["method", "mean of the sites", "80%", "95%", "worst site", "patients needed"]
-    table(section, [*header, "shown to hold", "skill"], lines)
+def _pilot(section: ET.Element, pilot: Pilot) -> None:
+    add(section, "h2", "Measured in the pilot")
+    lines = [
+        [
+            name or "mean",
+            *(f"{fmean(of.values()) if not name else of[name]:.3f}" for of in pilot.scores.values()),
+            f"{pilot.difference(name):+.3f}",
+            _ends(pilot.interval(name)),
+            str(pilot.patients[name][1]) if name in pilot.patients else "–",
+        ]
+        for name in (*pilot.sites, "")
+    ]
+    header = ["site", *pilot.scores, f"{SINGLE} minus {FEDAVG}", "95%", "test patients"]
+    table(section, header, lines)
+    state = "still rose" if pilot.rising else "rose no longer"
     add(
         section,
         "p",
-        "Differences of test scores; the JSON has all predictions. Worst "
-        "site: gain of the score of the site that has the lowest. Patients needed: test patients with whom a "
-        "gain as large as the expected one would be found in four of five tests. Shown to hold: the "
-        "intervals held on federations whose whole family was left out. Skill: predictions of these erred "
-        "less than always saying 0, by two standard errors. –: nothing is shown, or too few federations for "
-        "such an interval. "
-        f"{', '.join(NOT_A_REMEDY)}: for comparison, and no way of training together without sharing images.",
+        f"Test scores ({find_metric(pilot.metric).title}) of one small training each, of {pilot.rounds} "
+        f"rounds; the validation score of {FEDAVG} {state}. 95%: over other test patients, not over other "
+        "trainings. –: a site told no scores of patients.",
         **{"class": "soft"},
     )
-    skilled = [methods for methods in shown if prospect.has_skill(methods)]
-    figure(
+
+
+def _expected(section: ET.Element, prospect: Prospect) -> None:
+    add(section, "h2", "Gain over FedAvg")
+    if not prospect.yardsticks:
+        add(section, "p", f"No federation with {prospect.norm} norm is on record for this task.")
+        return
+    lines = []
+    for methods, yardstick in sorted(prospect.yardsticks.items()):
+        gain, needed = prospect.expected(methods), prospect.patients_needed(methods)
+        lines.append(
+            [
+                f"{methods} over {SINGLE}" if methods == FEDAVG else methods,
+                "–" if gain is None else f"{gain.mean:+.3f}",
+                *(["–"] * 2 if gain is None else map(_ends, (gain.interval80, gain.interval95))),
+                "–" if gain is None else "more than 2000" if needed is None else str(needed),
+                *(_around(found) for found in (yardstick.interval80, yardstick.interval95)),
+            ]
+        )
+    header = ["method", "expected", "80%", "95%", "patients needed", "on record, 80%", "on record, 95%"]
+    table(section, header, lines)
+    add(
         section,
-        lambda width: interval_picture(shown, skilled, width=width),
-        "80% and 95% interval of the gain of each method",
-        "Gain in the mean of the sites. Thick: 80% interval, thin: 95% interval, dot: expected with skill.",
-        small=True,
+        "p",
+        "Differences of test scores in the mean of the sites. Expected: after the pilot, of methods whose "
+        "predictions held and beat the yardstick with whole families of recorded federations left out; –: "
+        "not known. On record: 80% and 95% of the recorded gains lie within. It is the yardstick, and says "
+        "nothing about these sites. –: half of the possible gains or more, or too few federations. Patients "
+        "needed: test patients with whom a gain as large as the expected one would be "
+        f"found in four of five tests. {', '.join(NOT_A_REMEDY[1:])}: for comparison, and no way of training "
+        "together without sharing images.",
+        **{"class": "soft"},
     )
+    if shown := {m: found[""] for m, found in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
+        figure(
+            section,
+            lambda width: interval_picture(shown, width=width),
+            "80% and 95% interval of the expected gain of each method",
+            "Gain in the mean of the sites. Thick: 80% interval, thin: 95% interval, dot: expected.",
+            small=True,
+        )
 
 
 def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> None:
     add(section, "h2", "Where the sites differ")
     unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
-    for group, advice in _GROUPS.items():
-        add(section, "h3", f"{group.capitalize()}: {advice}")
+    for group, meaning in _GROUPS.items():
+        add(section, "h3", f"{group.capitalize()}: {meaning}")
         kinds = {kind: entry for kind, entry in KINDS.items() if entry.group == group}
         # A row for each site: there may be fifty, and a sheet of paper has no room for as many columns.
         lines = [
@@ -265,14 +255,10 @@ def _sites(section: ET.Element, prospect: Prospect) -> None:
     add(section, "h2", "Sites")
     lines, named = [], any(one.scanners for one in prospect.sites)
     for one in prospect.sites:
-        alone = prospect.over_single["site"].get(FEDAVG, {}).get(one.site)
         looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
-        skill, shown = (tell(FEDAVG, "site") for tell in (prospect.has_skill, prospect.is_shown))
-        gain = f"{alone.mean:+.3f}" if alone is not None and skill else "–"
-        ends = _ends(alone.interval80) if alone is not None and shown else "–"
         scanners = [scanners_text(one.scanners) or "–"] if named else []
-        lines.append([one.site, str(one.patients), str(one.test_patients), looked, gain, ends, *scanners])
-    header = ["site", "patients", "test patients", "cases looked at", "FedAvg over single", "80%"]
+        lines.append([one.site, str(one.patients), str(one.test_patients), looked, *scanners])
+    header = ["site", "patients", "test patients", "cases looked at"]
     table(section, [*header, *(["scanners"] if named else [])], lines)
 
 
@@ -304,40 +290,29 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
         ]
     )
     table(section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True)
-    noisy = [one for one in prospect.sites if one.noise]
-    for one in noisy:
-        text = f"{one.site} added noise: each mean in [0, 1] of its range has a deviation of {one.noise:.3g}"
-        add(section, "p", f"{text}, and its distances from others seem larger for it.")
-    if noisy:
-        most = max(one.from_noise for found in prospect.gains["mean"].values() for one in found.values())
-        add(
-            section,
-            "p",
-            f"By this noise alone a predicted gain in the mean of the sites varies by {most:.3f} (deviation) "
-            "at most; the intervals are as much wider.",
-        )
+    for one in prospect.sites:
+        if one.noise:
+            text = f"{one.site} added noise of deviation {one.noise:.3g} to each mean, in [0, 1] of its range"
+            add(section, "p", f"{text}: its distances from others seem larger for it.")
 
 
 def _assumed(section: ET.Element, prospect: Prospect) -> None:
     add(section, "h2", "What was assumed")
     for text in (
-        "The federations of the calibration table are of phantoms and small networks: a real federation may "
+        "The federations with a second seed are phantoms, trained by small networks: a real federation may "
         "gain more or less. docs/results/prospect has what was judged, and where it fails.",
-        "Networks have batch norm; scores are Dice of segmentation; every site trains in every round.",
+        f"Networks have {prospect.norm} norm, and every site trains in every round.",
         "A difference of volumes can be one of patients or of outlines: fingerprints tell neither.",
         f"Families: {', '.join(prospect.table.families)}.",
     ):
         add(section, "p", text, **{"class": "soft"})
 
 
-def interval_picture(
-    found: Mapping[str, Expected], skilled: Collection[str], *, width: float = 9.0
-) -> Figure:
+def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
     """Intervals of gains, a line for each method.
 
     Args:
         found: by methods.
-        skilled: methods whose expected gain has a dot.
         width: of the figure, inches.
     """
     drawing = Figure(figsize=(width, 0.35 * len(found) + 0.9), layout="constrained")
@@ -349,8 +324,7 @@ def interval_picture(
         for ends, thick in ((one.interval95, 1.5), (one.interval80, 5.0)):
             if ends is not None:
                 panel.plot(ends, (place, place), color="tab:blue", linewidth=thick, solid_capstyle="butt")
-        if methods in skilled:
-            panel.plot(one.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+        panel.plot(one.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
     panel.set_ylim(-0.6, len(order) - 0.4)
     panel.axvline(0, color="0.4", linewidth=1)
     panel.set_yticks(range(len(order)), order, fontsize=9)
@@ -395,6 +369,10 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
 
 def _named(kind: str) -> str:
     return kind.replace("_", " ")
+
+
+def _around(ends: tuple[float, float] | None) -> str:
+    return "–" if ends is None else f"0 ± {ends[1]:.3f}"
 
 
 def _ends(ends: tuple[float, float] | None) -> str:

@@ -10,13 +10,11 @@ import typer
 
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Limit, Threads
-from medfedaug.errors import ConfigError, DataError, RunFailed
+from medfedaug.errors import ConfigError, RunFailed
 
 __all__ = ["compare"]
 
 _ALWAYS = ("single", "fedavg")
-_MOST = 4
-"""Times the rounds asked for, that plain averaging is given to converge."""
 
 
 def compare(
@@ -65,19 +63,13 @@ def compare(
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.experiments.experiment import Experiment, make_experiment
-        from medfedaug.experiments.predicted import predicted_gains, prospect_of
         from medfedaug.experiments.trial import Suggestion, recommend, suggest
-        from medfedaug.runs.convergence import is_converged
+        from medfedaug.metrics.convergence import is_converged, longer
         from medfedaug.runs.load_results import load_run
         from medfedaug.utils.files import write_json
 
-        prospect, unpredicted, record = None, "", Calibration.load()
-        try:
-            prospect = prospect_of(data, record, limit)
-        except (ConfigError, DataError) as error:
-            unpredicted = f"no prediction to compare with: {error}"
         if methods is None:
-            suggestion = suggest(inspect_sites(data, limit), prospect, record)
+            suggestion = suggest(inspect_sites(data, limit), Calibration.load())
         else:
             suggestion = Suggestion(tuple(methods.split()), "asked for")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
@@ -93,26 +85,27 @@ def compare(
         return asked
 
     train = partial(run_experiment, engine="inprocess", device=device, jobs=jobs, memory=4.0, threads=threads)
-    number, rising = rounds, True
-    while rising:
+    wanted: int | None = rounds
+    number, validation = rounds, list[float | None]()
+    while wanted is not None:
+        if wanted > rounds:
+            say(f"fedavg still improves after {number} rounds: training for {wanted}")
+        number = wanted
         # Beside the trial: a folder holds runs of one number of rounds.
         tried_out = out.with_name(f"{out.name}_rounds") / str(number)
         first = train(trial(number, methods=["fedavg"], seeds=1, out=tried_out), pictures=False)
         if first.failure:
             raise RunFailed(first.failure)
-        rising = not is_converged(load_run(first.runs[0]).validation())
-        if not rising or 2 * number > _MOST * rounds:
-            break
-        number *= 2
-        say(f"fedavg still improves after {number // 2} rounds: training for {number}")
+        validation = load_run(first.runs[0]).validation()
+        wanted = longer(validation, rounds)
+    rising = not is_converged(validation)
     advise = partial(recommend, rising=number if rising else None)
     outcome = train(trial(number), pictures=True, advise=advise)
     table = outcome.tables.get("table")
     if isinstance(table, Table):
         out_console.print(table)
         advice = advise(table)
-        predicted = [unpredicted] if prospect is None else predicted_gains(prospect, table)
-        for sentence in (*advice, *predicted):
+        for sentence in advice:
             say(sentence)
         if json_ is not None:
             scores = {
@@ -120,7 +113,7 @@ def compare(
                 for row in table.rows
             }
             told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
-            write_json(json_, {**told, "scores": scores, "recommendation": advice, "predicted": predicted})
+            write_json(json_, {**told, "scores": scores, "recommendation": advice})
         say(f"{out}/report.html, {out}/table.md")
     if outcome.failure:
         raise RunFailed(outcome.failure)

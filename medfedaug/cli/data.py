@@ -103,17 +103,17 @@ def inspect(
         from medfedaug.analysis.prospect_page import sentences
         from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.errors import ConfigError, DataError
-        from medfedaug.experiments.predicted import prospect_of
+        from medfedaug.experiments.prospective import prospect_of, training_sites
 
     with err_console.status("reading"):
         found = inspect_sites(data, limit, intensity.value)
     expected = []
     if len(found) > 1:
-        with err_console.status("predicting"):
+        with err_console.status("comparing"):
             try:
-                expected = sentences(prospect_of(data, Calibration.load(), limit))
+                expected = sentences(prospect_of(training_sites(data, limit), Calibration.load()))
             except (ConfigError, DataError) as error:
-                expected = [f"No gain is predicted: {error}"]
+                expected = [f"The sites were not compared: {error}"]
     record = write_inspection(found, out, intensity.value, expected)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
     for site in found:

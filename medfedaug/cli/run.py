@@ -208,6 +208,13 @@ def export(
             help=RunConfig.__dataclass_fields__["prospect"].metadata["text"],
         ),
     ] = False,
+    pilot: Annotated[
+        bool,
+        typer.Option(
+            "--pilot",
+            help="With --prospect: the job then trains FedAvg and each site alone, small and short.",
+        ),
+    ] = False,
     local: Local = None,
     cross_site: CrossSite = False,
     set_: Arguments = None,
@@ -231,7 +238,9 @@ def export(
     tracking: Tracking = None,
 ) -> None:
     """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
+    from medfedaug.analysis.pilot import METHODS
     from medfedaug.config.training_scripts import loop_reference
+    from medfedaug.experiments.prospective import small_settings
     from medfedaug.experiments.simulate import usual_settings
     from medfedaug.federation.composition import Composition, with_step_limit
     from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -246,7 +255,9 @@ def export(
     if prospect and methods is None:
         methods = "fedavg"
     elif prospect:
-        raise ConfigError("--prospect trains nothing: leave out --methods")
+        raise ConfigError("--prospect trains no method of one's choice: leave out --methods")
+    elif pilot:
+        raise ConfigError("--pilot goes with --prospect")
     if methods is None or local or cross_site:
         raise ConfigError(
             "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "
@@ -255,6 +266,10 @@ def export(
     options = {**_of_loop(loop), **given[RunConfig], "methods": _specification(methods, set_)}
     options.update(_plan(plan, plan_memory, given))
     options["prospect"] = prospect
+    if pilot:
+        small = small_settings(options["task"], options.get("network"))
+        options |= {name: value for name, value in small.items() if not _is_given(context, name)}
+        options["pilot"] = METHODS
     if bundle:
         options["bundle"] = locate(bundle)
         given_here = {name for name in options if _is_given(context, name)}

@@ -125,6 +125,13 @@ class RunConfig:
         "about the gain to expect (medfedaug prospect).",
         flags=None,
     )
+    pilot: tuple[str, ...] = setting(
+        (),
+        "Methods that are trained after the exchange of fingerprints, one after the other: the first for the "
+        "job's rounds, or for two or four times as many while its validation score rises, and the others for "
+        "as many rounds as the first in its last training. Each training is a configuration of its own.",
+        flags=None,
+    )
     image_size: int | None = setting(
         None,
         "Pixels in both directions to which photographs, or the slices of volumes, are resized for the "
@@ -297,7 +304,7 @@ class RunConfig:
             given = getattr(self, name)
             if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
                 raise ConfigError(f"{name} must be a list of texts, got {str(given)[:80]}")
-        for name in ("holdout", "classes", "channel_names", "freeze", "metrics"):
+        for name in ("holdout", "classes", "channel_names", "freeze", "metrics", "pilot"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check_fields(self)
         named = len(self.channel_names)
@@ -325,6 +332,11 @@ class RunConfig:
         check_keys("planning: unknown keys", self.planning, ("memory", "given"))
         self._check_bundle()
         self._check_plan()
+        if self.pilot and (not self.prospect or self.secure_aggregation or self.planning):
+            raise ConfigError(
+                "a pilot follows an exchange of fingerprints, and has neither secure aggregation nor a plan "
+                "that is yet to be made"
+            )
         if not self.participation <= 1:
             raise ConfigError(f"participation is a share of the sites, got {self.participation}")
         if not self.max_share <= 1:
@@ -412,6 +424,7 @@ class RunConfig:
             "methods": list(self.methods),
             "holdout": list(self.holdout),
             "freeze": list(self.freeze),
+            "pilot": list(self.pilot),
             "metrics": list(self.metrics),
             "classes": list(self.classes),
             "channel_names": list(self.channel_names),

@@ -8,7 +8,6 @@ from statistics import fmean
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.inspection_page import foreign_sites
-from medfedaug.analysis.prospect import Prospect
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.data.quality.inspection import SiteInspection
 from medfedaug.metrics.registry import find_metric
@@ -35,30 +34,18 @@ class Suggestion:
     reason: str
 
 
-def suggest(found: Sequence[SiteInspection], prospect: Prospect | None, table: Calibration) -> Suggestion:
-    """Suggest methods for sites like these.
-
-    Ditto is always among them. Beside it stands the method that is expected to gain most, where its 80%
-    interval lies above 0, such predictions have skill, and the sites' images are not foreign to each other.
+def suggest(found: Sequence[SiteInspection], table: Calibration) -> Suggestion:
+    """Suggest methods for sites like these: Ditto, with its record.
 
     Args:
         found: of `medfedaug.data.quality.inspection.inspect_sites`.
-        prospect: what is predicted; ``None`` where the sites cannot be compared.
         table: the federations on record.
     """
     gained, number = table.gained(_PERSONAL)
-    alone = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
+    reason = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
     if foreign_sites(found):
-        reason = "images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
-        return Suggestion((_PERSONAL,), f"{alone}; {reason}")
-    remedy = BASELINE if prospect is None else prospect.remedy
-    if prospect is None or remedy == BASELINE or not prospect.has_skill(remedy):
-        return Suggestion((_PERSONAL,), f"{alone}; no other method is surely expected to gain")
-    gain = prospect.gains["mean"][remedy][""]
-    assert gain.interval80 is not None
-    low, high = gain.interval80
-    expected = f"{remedy} is expected to gain {gain.mean:+.3f} over fedavg (80%: {low:+.3f} to {high:+.3f})"
-    return Suggestion(tuple(dict.fromkeys((_PERSONAL, remedy))), f"{alone}; {expected}")
+        reason += "; images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
+    return Suggestion((_PERSONAL,), reason)
 
 
 def recommend(scores: Table, rising: int | None = None) -> list[str]:

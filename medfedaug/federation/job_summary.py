@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
+from medfedaug.federation.planning.pilot import LONGEST
 from medfedaug.privacy.job_log import JobBook, JobEntry
 
 if TYPE_CHECKING:
@@ -164,9 +165,20 @@ def _runs(config: RunConfig) -> list[str]:
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
         f"methods: {', '.join(methods)}",
-        *(["NOTHING IS TRAINED: sites exchange fingerprints of their images"] if config.prospect else []),
+        *(_before_training(config) if config.prospect else []),
         f"training: {config.rounds} rounds of {steps}, {config.batch_size} samples a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
+    ]
+
+
+def _before_training(config: RunConfig) -> list[str]:
+    if not config.pilot:
+        return ["NOTHING IS TRAINED: sites exchange fingerprints of their images"]
+    return [
+        "IN THIS CONFIGURATION NOTHING IS TRAINED: sites exchange fingerprints of their images",
+        f"afterwards the job asks to train {', then '.join(config.pilot)}, {config.rounds} to "
+        f"{LONGEST * config.rounds} rounds each; each training is a configuration of its own, "
+        "with a page and an approval of its own",
     ]
 
 

@@ -10,6 +10,7 @@ from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply,
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.evaluation import Evaluation
+from medfedaug.federation.server.pilot import pilot_trainings
 from medfedaug.federation.server.server import FederationServer
 
 __all__ = ["Accept", "Carrier", "evaluate", "run"]
@@ -68,6 +69,8 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     """
     if server.config.prospect:
         _prospect(server, carrier)
+        for one in pilot_trainings(server):
+            run(one, carrier)
         return
     if server.config.planning:
         everybody = carrier.connected()
@@ -111,7 +114,7 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
 
 
 def _prospect(server: FederationServer, carrier: Carrier) -> None:
-    """Gather the sites' fingerprints, and tell each of them those of all; nothing is trained."""
+    """Gather the sites' fingerprints, and tell each of them those of all."""
     asked, everybody = server.prospecting, carrier.connected()
     _ask(server, carrier, asked.request(), everybody, len(everybody), asked.accept)
     asked.finish()

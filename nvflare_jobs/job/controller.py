@@ -202,9 +202,12 @@ class FederationController(ProtocolController):
                     server.restore(checkpoint)
                 elif checkpoint.exists():  # an earlier run of this name, which the user may still need
                     os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
-                run(server, carrier(checkpoint))
+                try:
+                    run(server, carrier(checkpoint))
+                finally:  # the fingerprints are there, whatever becomes of a pilot
+                    if server.prospecting.sites:
+                        self._tell_prospect(folder, server, fl_ctx)
                 if self._run_config.prospect:
-                    self._tell_prospect(folder, server, fl_ctx)
                     return
                 write_run(folder, server)
             except Exception:
@@ -234,7 +237,7 @@ class FederationController(ProtocolController):
         sites = [one for _, one in sorted(found.sites.items())]
         write_fingerprints(folder, sites, found.missing)
         try:
-            write_pages(folder, sites, found.missing)
+            write_pages(folder, sites, found.missing, config=self._run_config, trained=server.pilot)
         except Exception as error:  # the fingerprints are there already
             self.log_warning(fl_ctx, f"no page: {error!r}")
 

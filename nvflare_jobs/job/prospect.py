@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from medfedaug.config.run import RunConfig
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
+from medfedaug.federation.composition import Composition
 from medfedaug.federation.site.site import Site
 from medfedaug.utils.files import write_json
 
@@ -28,6 +31,8 @@ def write_pages(
     sites: Sequence[ImageFingerprint],
     missing: Mapping[str, str] | None = None,
     *,
+    config: RunConfig,
+    trained: Mapping[str, Mapping[str, Any]] | None = None,
     site: str | None = None,
     releases: Sequence[str] = (),
 ) -> None:
@@ -37,15 +42,21 @@ def write_pages(
         folder: the folder.
         sites: the fingerprints.
         missing: sites that sent none, with the reason.
+        config: the job's.
+        trained: the results of its pilot, by methods.
         site: whose page it is; by default the server's.
         releases: lines about what left the site.
     """
     # Imported here: matplotlib takes a second, and is needed only now.
     from medfedaug.analysis.calibration_table import Calibration
+    from medfedaug.analysis.pilot import Pilot
     from medfedaug.analysis.prospect import make_prospect
     from medfedaug.analysis.prospect_page import write_prospect
+    from medfedaug.models.networks import norm_of
 
-    found = make_prospect(sites, Calibration.load(), missing)
+    norm = norm_of(Composition(config).network)
+    pilot = Pilot.of_results(trained or {})
+    found = make_prospect(sites, Calibration.load(norm=norm), missing, norm=norm, pilot=pilot)
     write_json(folder / RECORD, found.to_dict())
     lines = list(releases) or ["Each site sent these means once, through its privacy policy and its ledger:"]
     write_prospect(found, folder / PAGE, site=site, releases=lines)
@@ -68,5 +79,5 @@ def write_site_page(site: Site, folder: Path) -> Path:
         f"This site sent {numbers} means over its training cases, {noise}{spent}, {told}. All sites were "
         "told them."
     )
-    write_pages(folder, site.prospect, site=site.name, releases=[line])
+    write_pages(folder, site.prospect, config=site.trainer.config, site=site.name, releases=[line])
     return folder / PAGE

@@ -33,6 +33,7 @@ from medfedaug.privacy.site_settings import (
     SETTINGS_FILE,
     STATE_VARIABLE,
 )
+from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import follow
 

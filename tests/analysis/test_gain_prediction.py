@@ -1,11 +1,13 @@
+"""Gains predicted from pilots, against a law that the table follows and a float64 reference."""
+
 import csv
 
 import numpy as np
 import pytest
-from calibrations import fingerprint, write_table
+from calibrations import write_table
 
-from medfedaug.analysis.calibration_table import PHANTOM, REAL, Calibration, features
-from medfedaug.analysis.gain_prediction import GainModel
+from medfedaug.analysis.calibration_table import PHANTOM, REAL, Calibration
+from medfedaug.analysis.gain_prediction import Expected, GainModel, gain_rows, recorded_rows
 from medfedaug.errors import ConfigError
 
 
@@ -20,67 +22,78 @@ def given(monkeypatch):
     return load
 
 
-def sites(apart):
-    return [fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.3 + apart)]
+def test_each_gain_is_paired_with_the_pilot_of_another_seed(given, tmp_path):
+    table = given(write_table(tmp_path / "t.csv", families=2, each=2, seed=0, noise=0.02, seeds=3))
+    rows = gain_rows(table, "norm")
+    assert (len(rows.gains), rows.number) == (4 * 3 * 2, 4)
+    ours, *others = (one for one in table.federations if one.name == "0_0")
+
+    def ahead(one, methods):
+        return np.mean([one.scores[methods][site] - one.scores["fedavg"][site] for site in "ABC"])
+
+    assert rows.pilot[:2] == pytest.approx([ahead(other, "single") for other in others])
+    assert rows.gains[:2] == pytest.approx([ahead(ours, "norm")] * 2)
+    # One seed has no pilot of another.
+    alone = given(write_table(tmp_path / "t.csv", families=2, each=2, seed=0, noise=0.02))
+    assert gain_rows(alone, "norm") is None
+    assert recorded_rows(alone, "norm").number == 4
 
 
-def test_the_slope_of_the_law_is_found_and_its_absence_too(given, tmp_path):
-    table = given(write_table(tmp_path / "t.csv", families=8, each=4, seed=0, noise=0.005))
-    found = features(sites(0.15))
-    norm, fedfa = GainModel(table, "norm"), GainModel(table, "fedfa")
-    assert norm.mean_at(found["C"]) == pytest.approx(0.1 * np.log1p(7.5 / np.sqrt(2)), abs=0.03)
-    assert norm.mean_at(found["C"]) > norm.mean_at(found["A"]) + 0.02
-    assert norm.explanation.startswith("a line: +0.")
-    assert "appearance +0.0" in norm.explanation
-    assert fedfa.mean_at(found["C"]) == 0
-    assert fedfa.explanation == "always 0"
-    alone = GainModel(table, "single")
-    assert alone.mean_at(found["A"]) == pytest.approx(-0.1, abs=0.01)
-    assert alone.explanation.startswith("always the mean of all federations, -0.")
+def test_slope_and_intervals_are_those_of_the_formula(given, tmp_path):
+    table = given(write_table(tmp_path / "t.csv", families=4, each=3, seed=1, noise=0.02, seeds=2))
+    rows = gain_rows(table, "norm")
+    lost, y = np.maximum(rows.pilot, 0), rows.gains
+
+    def slope(kept):  # federations have two rows each, so that all rows have one weight
+        return (lost[kept] * y[kept]).sum() / (lost[kept] ** 2).sum()
+
+    model = GainModel(rows)
+    assert model.slope == pytest.approx(slope(np.full(len(y), True)), rel=1e-12)
+    errors = [abs(y[i] - slope(rows.families != rows.families[i]) * lost[i]) for i in range(len(y))]
+    order = np.sort(errors)
+    place = next(k for k in range(len(order)) if (k + 1) / len(order) >= 0.8 * 13 / 12 - 1e-9)
+    assert model.half_width(0.8) == pytest.approx(order[place], rel=1e-12)
+    assert model.half_width(0.95) is None  # of 12 federations
+    expected = model.predict(0.05)
+    assert expected.mean == pytest.approx(0.05 * model.slope)
+    assert expected.interval80 == pytest.approx([expected.mean - order[place], expected.mean + order[place]])
+    assert expected.interval95 is None
+    assert model.mean_at(-0.3) == 0
+    flat = GainModel(rows, yardstick=True)
+    assert flat.predict(0.05).mean == 0
+    assert flat.half_width(0.8) == pytest.approx(np.sort(abs(y))[place])
 
 
-def test_an_interval_that_few_federations_cannot_give_is_none(given, tmp_path):
-    table = given(write_table(tmp_path / "t.csv", families=3, each=1, seed=0, noise=0.02))
-    found = GainModel(table, "norm", level="mean").predict(features(sites(0.1))["A"], [10])
+def test_the_gain_over_training_alone_falls_with_the_pilot(given, tmp_path):
+    table = given(write_table(tmp_path / "t.csv", families=4, each=3, seed=1, noise=0.005, seeds=2))
+    model = GainModel(gain_rows(table, "fedavg", "single"))
+    assert model.slope == pytest.approx(1.0, abs=0.1)
+    assert model.mean_at(0.08) == pytest.approx(-0.08, abs=0.01)
+    assert model.mean_at(-0.08) == pytest.approx(0.08, abs=0.01)
+
+
+def test_an_interval_of_half_of_the_possible_gains_is_not_known(given, tmp_path):
+    wide = given(write_table(tmp_path / "t.csv", families=4, each=3, seed=1, noise=0.9, seeds=2))
+    found = GainModel(gain_rows(wide, "norm")).predict(0.05)
     assert found.interval80 is None
-    assert found.interval95 is None
-    assert found.to_dict()["low80"] is None
 
 
-def test_what_is_unlike_the_table_is_said_and_has_a_wider_interval(given, tmp_path):
-    table = given(write_table(tmp_path / "t.csv", families=6, each=4, seed=1, noise=0.02))
-    model = GainModel(table, "norm")
-    usual = model.predict(features(sites(0.1))["C"], [10])
-    strange = model.predict(
-        features([*sites(0.1)[:2], fingerprint("C", mean=0.4, edge=20, noise=0.2, size=0.5)])["C"], [10]
-    )
-    assert not usual.is_unlike
-    assert strange.is_unlike
-    widths = [ends[1] - ends[0] for ends in (usual.interval80, strange.interval80)]
-    assert widths[1] > 2 * widths[0]
+def test_fewer_test_patients_never_give_a_narrower_interval():
+    found, last = Expected(0.1, (-0.1, 0.3), (-0.3, 0.5)), 0.0
+    for deviation in (0.0, 0.05, 0.1, 0.2):
+        wider = found.widened(deviation)
+        width = wider.interval80[1] - wider.interval80[0]
+        assert width == pytest.approx(2 * np.hypot(0.2, 1.2816 * deviation))
+        assert width >= last
+        last = width
+    assert found.widened(0.4).interval80 is None  # half of the possible gains
 
 
 def test_seeds_of_a_federation_count_as_one(given, tmp_path):
-    path = write_table(tmp_path / "t.csv", families=3, each=2, seed=0, noise=0.02)
-    rows = list(csv.DictReader(path.open()))
-    with path.open("a", newline="") as file:
-        csv.DictWriter(file, list(rows[0])).writerows({**row, "seed": "1"} for row in rows)
-    table = given(path)
+    table = given(write_table(tmp_path / "t.csv", families=3, each=2, seed=0, noise=0.02, seeds=2))
     assert (table.number, table.seeds, len(table.federations)) == (6, 2, 12)
-    model = GainModel(table, "norm")
-    assert model.federations == 6
-
-
-def test_few_test_patients_make_an_interval_wider_as_chance_does(given, tmp_path):
-    table = given(write_table(tmp_path / "t.csv", families=6, each=4, seed=1, noise=0.02))
-    found = features(sites(0.1))
-    for level, x in (("site", found["C"]), ("mean", np.mean(list(found.values()), axis=0))):
-        model, number = GainModel(table, "norm", level=level), 1 if level == "site" else 3
-        widths = [np.diff(model.predict(x, [tested] * number).interval80)[0] for tested in (1, 2, 10**9)]
-        # By 0.1 between patients: the squares of what is beyond the model's own error are as 1 to 1/2.
-        own = widths[2] ** 2
-        assert (widths[0] ** 2 - own) / (widths[1] ** 2 - own) == pytest.approx(2, rel=1e-3)
-        assert widths[0] > 1.3 * widths[2]
+    assert gain_rows(table, "norm").number == 6
+    assert gain_rows(table, "norm").weights.tolist() == [0.5] * 12
 
 
 def test_federations_are_told_apart_by_origin_and_metric(given, tmp_path):
@@ -98,7 +111,6 @@ def test_federations_are_told_apart_by_origin_and_metric(given, tmp_path):
     assert {one.name for one in table.of_origin(PHANTOM).federations} == {"0_0", "0_1"}
     assert {one.name for one in table.of_origin(REAL).federations} == {"1_0", "1_1"}
     assert {one.name for one in table.scored_by("accuracy").federations} == {"1_1"}
-    assert table.of_family("family 1").families == ["family 1"]
     assert all(one.unconverged == {"fedfa"} for one in table.federations)
 
 

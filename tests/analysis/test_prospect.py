@@ -9,96 +9,154 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.fingerprint_distance import KINDS
+from medfedaug.analysis.pilot import Pilot
+from medfedaug.analysis.prediction_judge import judge_table
 from medfedaug.analysis.prospect import make_prospect
-from medfedaug.analysis.prospect_page import (
-    agreement,
-    answer,
-    distance_picture,
-    judged_sentence,
-    write_prospect,
-)
+from medfedaug.analysis.prospect_page import answer, distance_picture, judged_sentence, write_prospect
 from medfedaug.data.quality.image_fingerprint import entry_shapes
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.significance import detectable_difference
 
+SITES = [fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.4, test_patients=30)]
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    path = write_table(tmp_path_factory.mktemp("table") / "t.csv", families=5, each=5, seed=3, noise=0.01)
+    path = write_table(
+        tmp_path_factory.mktemp("table") / "t.csv", families=11, each=2, seed=3, noise=0.01, seeds=2
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
         return Calibration.load([path])
 
 
+def pilot(ahead=0.08, rising=False, patients=100, spread=0.05):
+    """Training alone ahead of FedAvg by this at each site."""
+    scores = {"fedavg": dict.fromkeys("ABC", 0.6), "single": dict.fromkeys("ABC", 0.6 + ahead)}
+    return Pilot("dice", 10, rising, scores, dict.fromkeys("ABC", (spread, patients)) if patients else {})
+
+
 @pytest.fixture(scope="module")
 def found(table):
-    sites = [fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.4, test_patients=30)]
-    return make_prospect(sites, table, {"D": "it is not connected"})
+    return make_prospect(SITES, table, {"D": "it is not connected"}, pilot=pilot())
 
 
-def test_the_remedy_is_what_gained_there_and_alone_is_worse(found):
-    assert found.remedy == "norm"
-    assert found.together.mean == pytest.approx(0.1, abs=0.01)
-    told = found.to_dict()
-    assert told["expected"]["norm"]["mean"] > 0.05 > abs(told["expected"]["fedfa"]["mean"])
-    site = told["sites"]["C"]
-    assert site["distance"] > told["sites"]["A"]["distance"] > 0
-    assert site["expected"]["norm"]["mean"] > told["sites"]["A"]["expected"]["norm"]["mean"]
-    for expected in (told["expected"]["norm"], site["expected"]["norm"], told["worst"]["norm"]):
-        assert (
-            expected["low95"]
-            <= expected["low80"]
-            < expected["mean"]
-            < expected["high80"]
-            <= expected["high95"]
-        )
+@pytest.fixture(scope="module")
+def facts(table):
+    return make_prospect(SITES, table)
+
+
+def test_fingerprints_alone_predict_nothing(facts):
+    assert facts.remedy == "fedavg"
+    told = facts.to_dict()
+    assert told["pilot"] is None
+    assert told["together"] is None
+    assert {*told["expected"]} == {"norm", "fedfa", "single"}
+    ends = ("mean", "low80", "high80", "low95", "high95")
+    for expected in (*told["expected"].values(), *told["sites"]["C"]["expected"].values()):
+        assert not expected["known"]
+        assert all(expected[name] is None for name in ends)
+    assert told["expected"]["norm"]["yardstick80"] > 0
+    assert told["sites"]["C"]["distance"] > told["sites"]["A"]["distance"] > 0
+    text = " ".join(answer(facts))
+    assert "Fingerprints predict no gain" in text
+    assert "What differs most: intensities differ" in text
     json.dumps(told, allow_nan=False)
 
 
+def test_a_pilot_lets_those_gains_be_expected_that_beat_the_yardstick(found, table):
+    said = {(one.methods, one.level) for one in judge_table(table) if one.is_said}
+    assert ("norm", "mean") in said
+    assert set(found.gains["mean"]) == {name for name, level in said if level == "mean"}
+    assert found.remedy == "norm"
+    expected = found.to_dict()["expected"]["norm"]
+    assert expected["known"]
+    assert expected["mean"] == pytest.approx(0.08, abs=0.02)
+    assert (
+        expected["low95"] <= expected["low80"] < expected["mean"] < expected["high80"] <= expected["high95"]
+    )
+    assert "The remedy to try first is norm, expected to gain +0.0" in " ".join(answer(found))
+    assert "held and beat the yardstick for" in judged_sentence(found)
+
+
+def test_nothing_follows_from_a_pilot_that_still_rose_or_is_beyond_the_table(table):
+    for measured in (pilot(rising=True), pilot(ahead=0.3)):
+        other = make_prospect(SITES, table, pilot=measured)
+        assert not other.expected("norm")
+        assert other.remedy == "fedavg"
+    assert "nothing follows from it" in " ".join(
+        answer(make_prospect(SITES, table, pilot=pilot(rising=True)))
+    )
+
+
+def test_fewer_test_patients_never_give_a_narrower_interval(table):
+    widths = []
+    for patients in (200, 50, 12, 4):
+        low, high = (
+            make_prospect(SITES, table, pilot=pilot(patients=patients, spread=0.2))
+            .expected("norm")
+            .interval80
+        )
+        widths.append(high - low)
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.5 * widths[0]
+
+
+def test_without_scores_of_patients_their_number_is_that_of_the_fingerprint(table):
+    told = make_prospect(SITES, table, pilot=pilot(patients=0))
+    assert told.expected("norm") is not None
+    hidden = [replace(site, test_patients=0) for site in SITES]
+    assert make_prospect(hidden, table, pilot=pilot(patients=0)).expected("norm") is None
+
+
+def test_the_pilot_is_that_of_the_results():
+    def run(site, cases, patients):
+        scores = {"dice": float(np.mean(list(cases.values()))), "cases": cases, "patients": patients}
+        rounds = [{"sites": {site: {"val_dice": 0.5}}} for _ in range(3)]
+        return {"config": {"task": "segmentation"}, "rounds": rounds, "test": {"sites": {site: scores}}}
+
+    owners = {"a1": 0, "a2": 0, "b": 1, "c": 2}
+    found = Pilot.of_results(
+        {
+            "fedavg": run("A", {"a1": 0.4, "a2": 0.6, "b": 0.7, "c": 0.5}, owners),
+            "single": run("A", {"a1": 0.5, "a2": 0.7, "b": 0.6, "c": 0.8}, owners),
+        }
+    )
+    assert (found.rounds, found.rising) == (3, False)
+    assert found.difference("A") == pytest.approx(0.1)
+    # The two cases of a patient are one: 0.1, -0.1, 0.3.
+    spread = np.std([0.1, -0.1, 0.3], ddof=1)
+    assert found.patients["A"] == (pytest.approx(spread), 3)
+    half = 4.3027 * spread / np.sqrt(3)
+    assert found.interval("A") == pytest.approx((0.1 - half, 0.1 + half), abs=1e-4)
+    assert found.to_dict()["sites"]["A"]["single_minus_fedavg"] == pytest.approx(0.1)
+    assert Pilot.of_results({}) is None
+
+
 def test_patients_needed_are_the_fewest_that_show_the_gain(found):
-    needed, gain = found.patients_needed("norm"), found.gains["mean"]["norm"][""].mean
+    needed, gain = found.patients_needed("norm"), found.expected("norm").mean
     assert detectable_difference(0.1, needed) <= gain < detectable_difference(0.1, needed - 1)
     assert found.to_dict()["patients_needed"] == needed
     assert found.patients_needed("pooled") is None
 
 
-def test_three_sentences_that_claim_no_more_than_was_judged(found):
-    first, second, third = answer(found)
-    assert "+0.1" in first
-    assert ("not shown" in first) == (not found.holds("fedavg"))
-    assert "first is norm" in second
-    assert "since intensities differ" in second
-    assert "With the 50 test patients of all sites" in third
-    assert answer(found, "C")[2].startswith("With your 30 test patients")
-    assert "25 federations of 5 families" in judged_sentence(found)
-    few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
-    assert "do not tell whether training together is better" in answer(few)[0]
-    assert "begin with FedAvg" in answer(few)[1]
-    assert "first guess" in judged_sentence(few)
-    assert not any(expected["shown_to_hold"] for expected in few.to_dict()["expected"].values())
-
-
-def test_where_only_the_interval_holds_no_size_is_told(found):
-    judged = {key: replace(one, error=one.error_of_zero) for key, one in found.judged.items()}
-    without = replace(found, judged=judged)
-    low, high = found.together.interval80
-    ends = f"{low:+.3f} to {high:+.3f}"
-    assert f"by {found.together.mean:+.3f} (80%: {ends}) over training alone." in answer(found)[0]
-    assert f"by {ends} (80%) over training alone; fingerprints do not tell" in answer(without)[0]
-    assert f"{found.together.mean:+.3f} " not in answer(without)[0]
+def test_the_answer_is_of_a_site_or_of_all(found):
+    assert "With the 50 test patients of all sites" in answer(found)[-1]
+    assert answer(found, "C")[-1].startswith("With your 30 test patients")
+    text = " ".join(answer(found, "C"))
+    assert "FedAvg's score differed by -0.080 from that of training alone at C" in text
+    of_two = {name: {site: scores[site] for site in "AB"} for name, scores in found.pilot.scores.items()}
+    without = replace(found, pilot=replace(found.pilot, scores=of_two))
+    assert "The pilot has no score of C." in " ".join(answer(without, "C"))
 
 
 def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
     page = tmp_path / "prospect.html"
     write_prospect(found, page)
     text = page.read_text()
-    for words in (
-        "Should we train together?",
-        "Without D: it is not connected",
-        "octaves",
-        "patients needed",
-    ):
+    for words in ("Should we train together?", "Without D: it is not connected", "octaves", "0 ± 0.0"):
         assert words in text
+    assert "Measured in the pilot" in text
     write_prospect(found, page, site="C", releases=["Sent: 13 numbers."])
     assert "Should C join?" in page.read_text()
     assert "Sent: 13 numbers." in page.read_text()
@@ -107,33 +165,10 @@ def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
         write_prospect(found, tmp_path / "other.html")
 
 
-def test_a_trial_agrees_with_what_was_predicted_or_does_not(found):
-    expected = found.gains["mean"]["norm"][""]
-    inside, outside = expected.mean, expected.interval80[1] + 0.01
-    assert found.holds("norm")
-    assert agreement(found, {"norm": inside, "unknown": 0.1})[0].endswith(": agrees")
-    few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
-    assert agreement(few, {"norm": inside})[0].endswith(
-        ": agrees, and it is not shown that such intervals hold"
-    )
-    assert len(agreement(found, {"norm": inside, "unknown": 0.1})) == 1
-    assert agreement(found, {"norm": outside})[0].endswith(": does not agree")
-
-
-def test_noise_in_a_fingerprint_makes_the_answer_wider_and_the_page_says_how_much(table, tmp_path):
-    def sites(noise):
-        return [fingerprint("A", noise_added=noise), fingerprint("B"), fingerprint("C", mean=0.4)]
-
-    none, noisy = make_prospect(sites(0.0), table), make_prospect(sites(0.05), table)
-    for methods in ("norm", "fedfa"):
-        plain, wide = (one.gains["mean"][methods][""] for one in (none, noisy))
-        assert plain.from_noise == 0
-        assert plain.mean == wide.mean
-        half = np.hypot(np.diff(plain.interval80) / 2, 1.2816 * wide.from_noise)
-        np.testing.assert_allclose(wide.interval80, [plain.mean - half[0], plain.mean + half[0]])
-    assert noisy.gains["mean"]["norm"][""].from_noise > 0.005
-    write_prospect(noisy, tmp_path / "page.html")
-    assert "By this noise alone" in (tmp_path / "page.html").read_text()
+def test_noise_in_a_fingerprint_is_said(table, tmp_path):
+    sites = [fingerprint("A", noise_added=0.05), *SITES[1:]]
+    write_prospect(make_prospect(sites, table), tmp_path / "page.html")
+    assert "A added noise of deviation 0.05" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(("cases", "noticed"), [(50, True), (2, False)])
@@ -148,7 +183,7 @@ def test_a_distance_that_chance_alone_would_give_is_no_reason(table, cases, noti
 
 def test_polarity_comes_before_everything_else(table):
     dark, bright = fingerprint("A", 0.2, 0.05), fingerprint("B", 0.8, 0.05)
-    assert "polarity first" in make_prospect([dark, bright], table).reasons()[0]
+    assert "may store bright what another stores dark" in make_prospect([dark, bright], table).reasons()[0]
 
 
 def test_a_site_with_html_in_its_name_is_text(table, tmp_path):
@@ -170,28 +205,14 @@ def test_the_legend_of_long_names_is_within_the_picture(width):
     assert panel.get_window_extent().height > 2 * drawing.dpi
 
 
-def test_a_table_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match="has 0 federations"):
-        make_prospect([fingerprint("A"), fingerprint("B")], Calibration(()))
-
-
-def test_nothing_is_said_of_a_gain_of_which_nothing_is_shown(found, tmp_path):
-    few = make_prospect(found.sites, Calibration(found.table.federations[:12]))
-    write_prospect(few, tmp_path / "few.html")
-    text = (tmp_path / "few.html").read_text()
-    assert "Nothing is shown of the gain of fedfa; norm; single." in text
-    assert "patients needed" not in text
-    assert few.remedy == "fedavg"
-    assert few.to_dict()["expected"]["norm"]["mean"] > 0.05
-
-
-def test_photographs_to_classify_get_distances_and_no_gain_of_dice(table, tmp_path):
+def test_other_norms_and_photographs_have_no_record_of_pilots_and_no_prediction(tmp_path):
     entries = {name: torch.full(size, 0.3) for name, size in entry_shapes("classification", 3, 1).items()}
     of = {"task": "classification", "classes": ("a", "b", "c")}
-    sites = [replace(fingerprint(name), entries=entries, **of) for name in ("A", "B")]
-    other = make_prospect(sites, table)
-    assert not other.is_predicted
-    assert answer(other)[0].startswith("No gain is predicted")
-    assert other.to_dict()["expected"] == {}
-    write_prospect(other, tmp_path / "page.html")
-    assert "shares" in (tmp_path / "page.html").read_text()
+    photographs = [replace(fingerprint(name), entries=entries, **of) for name in ("A", "B", "C")]
+    for sites, norm in ((photographs, "batch"), (SITES, "instance")):
+        other = make_prospect(sites, Calibration.load(norm=norm), norm=norm, pilot=pilot())
+        assert not any(other.gains.values())
+        assert "No gain of a method is predicted" in " ".join(answer(other))
+        write_prospect(other, tmp_path / f"{norm}.html")
+        assert "Measured in the pilot" in (tmp_path / f"{norm}.html").read_text()
+    assert "shares" in (tmp_path / "batch.html").read_text()

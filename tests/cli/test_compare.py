@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from calibrations import fingerprint, write_table
 from results import Page
 from running import TINY_AXES
 
 from medfedaug.analysis.calibration_table import Calibration
-from medfedaug.analysis.prospect import make_prospect
 from medfedaug.analysis.score_table import Row, Score, Table
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
@@ -39,29 +37,13 @@ def scores(**means: tuple[float, ...]) -> Table:
     return Table("dice", ("A",), (), rows)
 
 
-@pytest.fixture
-def law(tmp_path, monkeypatch):
-    """A calibration table in which `norm` gains with the distance, and `fedfa` never does."""
-
-    def load(slope):
-        path = write_table(tmp_path / "t.csv", families=10, each=4, seed=3, noise=0.01, slope=slope)
-        monkeypatch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
-        return Calibration.load([path])
-
-    return load
-
-
-def prospect(table, apart=0.1):
-    return make_prospect([fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.3 + apart)], table)
-
-
-def test_ditto_is_always_tried_and_its_record_told(apart, law):
-    table = law(0.1)
-    for sites, given in ((inspect_sites(apart, None), prospect(table)), ([], None)):
-        found = suggest(sites, given, table)
+def test_ditto_is_always_tried_and_its_record_told(apart):
+    table = Calibration(())
+    for sites in (inspect_sites(apart, None), []):
+        found = suggest(sites, table)
         assert found.methods == ("ditto",)
         assert found.reason.startswith("ditto gained over fedavg in 0 of 0 trainings on record")
-    assert "fedrdn fell below norm" in suggest(inspect_sites(apart, None), prospect(table), table).reason
+    assert "fedrdn fell below norm" in suggest(inspect_sites(apart, None), table).reason
 
 
 def test_the_record_counts_means_over_the_sites_above_plain_averaging():
@@ -77,24 +59,6 @@ def test_the_record_counts_means_over_the_sites_above_plain_averaging():
     # The remedy that is always tried has the best record of those with as many trainings.
     others = {name: table.gained(name) for name in table.methods if name not in ("single", "pooled")}
     assert max(others, key=lambda name: others[name][0] / others[name][1]) == "ditto"
-
-
-def test_the_expected_remedy_is_suggested_too_where_the_prediction_has_skill(law):
-    table = law(0.1)
-    found = suggest([], prospect(table), table)
-    assert found.methods == ("ditto", "norm")
-    assert "norm is expected to gain +0." in found.reason
-    few = Calibration(table.federations[:12])  # too few to show skill
-    assert suggest([], prospect(few), few).methods == ("ditto",)
-
-
-@pytest.mark.parametrize("slope", [0.0, -0.1])
-def test_where_nothing_surely_gains_nothing_else_is_suggested(law, slope):
-    table = law(slope)
-    for given in (prospect(table), None):
-        found = suggest([], given, table)
-        assert found.methods == ("ditto",)
-        assert "no other method is surely expected to gain" in found.reason
 
 
 def test_the_recommendation_names_what_it_rests_on():
@@ -134,9 +98,6 @@ def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     for sentence in written["recommendation"]:
         assert " ".join(sentence.split()) in " ".join(out.split())
         assert sentence in page.text
-    # The trial's gains, beside those of fingerprints.
-    assert any("ditto: predicted" in line and "agree" in line for line in written["predicted"])
-    assert all(" ".join(line.split()) in " ".join(out.split()) for line in written["predicted"])
     # Asked again, nothing is trained anew.
     (results,) = (tmp_path / "trial/ditto").rglob("results.json")
     before = results.stat().st_mtime_ns

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from browser import CHROMIUM, probe
 from calibrations import fingerprint, write_table
+from running import TINY_ARGS
 
 from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.prospect import make_prospect
@@ -30,18 +31,32 @@ def test_page_and_json_have_the_fields_that_scripts_rely_on(run, tmp_path, data)
     assert code == 0
     found = json.loads(told.read_text())
     assert {*found["sites"]} == {"site_A", "site_B"}
-    fields = {"mean", "low80", "high80", "low95", "high95"}
+    fields = {"mean", "low80", "high80", "low95", "high95", "known"}
     for expected in (found["expected"], *(site["expected"] for site in found["sites"].values())):
         assert all(fields <= {*one} for one in expected.values())
         assert {"norm", "fedfa", "single"} <= {*expected}
     assert found["sites"]["site_A"]["distance"] > 0
     assert "patients_needed" in found
     assert found["calibration"]["federations"] >= 9
+    assert found["calibration"]["norm"] == "batch"
     assert "will not be told from chance" in printed
-    alone = found["expected"]["single"]
-    assert alone["shown_to_hold"]
-    assert f"{-alone['high80']:+.3f} to {-alone['low80']:+.3f} (80%) over training alone" in printed
+    assert "Fingerprints predict no gain" in printed
     assert "Should we train together?" in out.read_text()
+
+
+def test_the_pilot_is_trained_and_the_norm_is_that_of_its_network(run, tmp_path, data):
+    told = tmp_path / "prospect.json"
+    options = ("--out", tmp_path / "p.html", "--json", told, "--device", "cpu", "--rounds", 3)
+    axes = ("--network", "unet", "--set", f"network_args={json.dumps(TINY_ARGS)}", "--norm", "instance")
+    code, printed, err = run("prospect", "--data", data, "--pilot", *options, *axes)
+    assert code == 0, err
+    found = json.loads(told.read_text())
+    assert found["calibration"]["norm"] == "instance"
+    assert found["pilot"]["rounds"] in (3, 6, 12)
+    for site in found["pilot"]["sites"].values():
+        assert site["single_minus_fedavg"] == pytest.approx(site["single"] - site["fedavg"])
+    assert not any(one["known"] for one in found["expected"].values())
+    assert "In a pilot of" in printed
 
 
 def test_what_a_user_does_wrong_is_one_line(run, tmp_path, data):

@@ -10,11 +10,13 @@ import pytest
 from rehearsal import SCANNER, rehearse_prospect
 from rehearsal_processes import left_running
 from rehearsed_hospitals import HOSPITALS, PATIENT, SERVER
+from running import TINY_ARGS
 
 from medfedaug.config.run import Execution
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_of
 from medfedaug.data.sites import find_sites, open_site
+from medfedaug.experiments.prospective import pilot_config, pilot_of, training_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.prospect import FINGERPRINTS, PAGE, RECORD
@@ -132,4 +134,43 @@ def test_export_writes_a_job_that_trains_nothing(run, tmp_path):
     assert "prospect" in executor["tasks"]
     code, _, err = run("export", "--prospect", "--methods", "fedfa", "--out", tmp_path / "other")
     assert code == 2
-    assert "trains nothing: leave out --methods" in err
+    assert "leave out --methods" in err
+    code, _, err = run("export", "--pilot", "--methods", "fedfa", "--out", tmp_path / "other")
+    assert code == 2
+    assert "--pilot goes with --prospect" in err
+
+
+def test_export_announces_the_trainings_of_a_pilot(run, tmp_path):
+    job = tmp_path / "job"
+    code, _, err = run("export", "--prospect", "--pilot", "--classes", "background,lesion", "--out", job)
+    assert code == 0, err
+    for side, place in (("client", "executors"), ("server", "workflows")):
+        found = json.loads((job / f"app/config/config_fed_{side}.json").read_text())
+        (component,) = found[place]
+        args = component.get("executor", component)["args"]["config"]
+        assert (args["prospect"], args["pilot"]) == (True, ["fedavg", "single"])
+        assert (args["local_epochs"], args["rounds"]) == (4, 10)
+
+
+@pytest.mark.slow
+def test_a_pilot_in_the_simulator_is_that_of_this_machine(tmp_path):
+    """The same scores from NVFlare's controller and executors as from the engine of `prospect --pilot`."""
+    data = tmp_path / "data"
+    make_phantom(data, sites=2, patients=5, shape=(16, 16, 2))
+    sites = training_sites(data)
+    config = pilot_config(sites, "unet", None, ["rounds=3", f"network_args={json.dumps(TINY_ARGS)}"])
+    here = pilot_of(config, data, sites, "cpu")
+    recipe = MedFedAugRecipe(config=config, min_clients=2, name="pilot")
+    output = run_job(
+        *(recipe, data, list(SITES), tmp_path / "work", RECORD),
+        device="cpu",
+        execution=Execution(threads=1),
+        state_dir=tmp_path / "state",
+    )
+    told = json.loads((output / RECORD).read_text())["pilot"]
+    assert told["rounds"] == here.rounds
+    for site in SITES:
+        for methods in ("fedavg", "single"):
+            expected = here.scores[methods][site]
+            assert told["sites"][site][methods] == pytest.approx(expected, abs=1e-6)
+    assert "Measured in the pilot" in (output / PAGE).read_text()

@@ -28,6 +28,7 @@ class Planning:
     Args:
         config: the run as it was asked for.
         run: its identity.
+        told: settings of a training that is one of several of its job.
 
     Attributes:
         sites: the fingerprints, by site.
@@ -35,8 +36,8 @@ class Planning:
         result: the plan, once it is made.
     """
 
-    def __init__(self, config: RunConfig, run: str) -> None:
-        self.asked, self.run = config, run
+    def __init__(self, config: RunConfig, run: str, told: Mapping[str, Any] | None = None) -> None:
+        self.asked, self.run, self._told = config, run, dict(told or {})
         self.sites: dict[str, Payload] = {}
         self.refused: dict[str, str] = {}
         self.result: Planned | None = None
@@ -102,8 +103,8 @@ class Planning:
             self.sites, self.result = dict(saved["sites"]), Planned.from_dict(saved)
 
     def planned(self) -> dict[str, Any]:
-        """The settings that sites are told, as JSON types; empty where nothing was planned."""
-        return self.result.to_dict()["changes"] if self.result is not None else {}
+        """The settings that sites are told, as JSON types; empty where the job's are the run's."""
+        return self.result.to_dict()["changes"] if self.result is not None else self._told
 
     def to_results(self) -> dict[str, Any]:
         """Return the planning's part of a run's record."""

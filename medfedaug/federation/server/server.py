@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class FederationServer:
         execution: how many good updates a round needs.
         travels: whether anything is sent between sites and server; false where all images are in one place.
         initial: the weights to start from, if the run was configured with given ones.
+        told: settings that the sites are told of a training that is one of several of its job.
 
     Attributes:
         run: the identity of the run, which does not change when the run is resumed.
@@ -79,6 +80,7 @@ class FederationServer:
         state: the state dict of the global model.
         payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
+        pilot: the results of the trainings of a pilot, by methods.
 
     Raises:
         ConfigError: when methods and network do not go together.
@@ -92,16 +94,18 @@ class FederationServer:
         *,
         travels: bool = True,
         initial: InitialWeights | None = None,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
         self.execution, self.travels = execution or Execution(), travels
         self.participation = Participation(config, self.execution)
         self.run, self._on_event = uuid.uuid4().hex, on_event
-        self.planning = Planning(config, self.run)
+        self.planning = Planning(config, self.run, told)
         self.prospecting = Prospecting(config, self.run)
         self.sites: dict[str, int] = {}
         self.unseen: list[str] = []
         self.left_out: dict[str, str] = {}
         self.round = 0
+        self.pilot: dict[str, dict[str, Any]] = {}
         self.payload: Payload = {}
         self.statistics: dict[str, ChannelStatistics] = {}
         self._once, self._initial, self._initial_kept = OnceShared(), initial, Payload()
@@ -145,6 +149,15 @@ class FederationServer:
             self.state = shared_by_name(composition.network, self._initial.put_into(self.state, config.init))
             self._initial_kept = self._initial.kept(composition.kept_keys)
             self.record.started_from(self._initial.report)
+
+    def another(self, config: RunConfig, told: Mapping[str, Any]) -> FederationServer:
+        """Make the server of another training of the same job.
+
+        Args:
+            config: the training.
+            told: its settings, from which the sites derive the same configuration.
+        """
+        return FederationServer(config, self._on_event, self.execution, travels=self.travels, told=told)
 
     def adopt_plan(self) -> None:
         """Continue with the planned run, after all sites have sent their fingerprints.

@@ -223,6 +223,11 @@ class GuardedDoor(Door):
         self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
         self._admitted.append(config)
 
+    def _account_of(self, config: RunConfig) -> str:
+        """The job whose budget of scores a run uses: each training of a pilot is one, as in the book."""
+        of_pilot = bool(self._admitted and self._admitted[0].pilot and config != self._admitted[0])
+        return f"{self.job}.{job_hash(config.to_dict())[:8]}" if of_pilot else self.job
+
     def ended(self) -> None:
         """Enter in the book that the job has ended, and beside the images what the ledger holds now."""
         if self._admitted:
@@ -278,8 +283,9 @@ class GuardedDoor(Door):
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
+        job = self._account_of(trainer.config)
         account = Account(
-            self.site, self.job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
+            self.site, job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
         )
         account.bind()
         self._accounts[trainer] = account
@@ -305,7 +311,7 @@ class GuardedDoor(Door):
             self._accounts[trainer].check_updates()
         trained = request.round - 1 if request.task == TRAIN else request.round
         if trained > 0:  # before the first round it may be whatever somebody chose
-            trainer.ledger.meet(_identities(request, trainer), self.job)
+            trainer.ledger.meet(_identities(request, trainer), self._account_of(trainer.config))
 
     def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
         """Name the model by a hash of all that decides over its scores.

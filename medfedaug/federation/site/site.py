@@ -74,6 +74,7 @@ class Site:
         self.door = door or Door()
         self._masks = self.door.masks(name)
         self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
+        self._has_pilot = bool(trainer.config.pilot)
         self.prospect = []
         self._ready = False
         self._scored = False  # whether a request that no other site has signed has changed the network
@@ -171,16 +172,18 @@ class Site:
             raise MedFedAugError(
                 f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {', '.join(self.tasks)}"
             )
-        if (request.task == PROSPECT) != self.trainer.config.prospect:
-            what = "exchanges fingerprints alone" if self.trainer.config.prospect else "exchanges none"
+        # Of a pilot the request may be of another training, which is not opened before this check.
+        config = self.trainer.planned_run(request.planned) if self._has_pilot else self.trainer.config
+        if (request.task == PROSPECT) != config.prospect:
+            what = "exchanges fingerprints alone" if config.prospect else "exchanges none"
             raise MedFedAugError(f"site {self.name}: this job {what}, and the server asked to {request.task}")
-        if request.planned and request.planned != self._planned:
+        if request.planned and request.planned != self._planned and not self._has_pilot:
             # A site takes part in the job as it was submitted.
             if not self._planning or self._planned:
                 which = "a second plan" if self._planned else "a plan for a job that is not planned"
                 raise MedFedAugError(f"site {self.name}: the server sent {which}")
             self._planned = request.planned
-        last = self.trainer.config.rounds
+        last = config.rounds
         for name, first in (("round", int(request.task == TRAIN)), ("selected_round", 0)):
             round_ = getattr(request, name)
             if type(round_) is not int or not first <= round_ <= last:

@@ -22,6 +22,7 @@ from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import PREPARE, TRAIN, Reply, namespaced, own_entries, portable
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, SPACING, FingerprintExchange, site_spacing
+from medfedaug.federation.planning.pilot import pilot_training
 from medfedaug.federation.site.interrupted_round import HalfRound, digest
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
@@ -115,7 +116,7 @@ class SiteTrainer(SiteModel):
         self.last_metrics: dict[str, Any] = {}
         self.last_loss: float | None = None
         self.release_loss: ReleaseLoss | None = None
-        self._planned: dict[str, Any] = {}
+        self._job, self._planned = config, dict[str, Any]()
         self._aborted = False
 
     def open(self, name: str) -> None:
@@ -157,17 +158,29 @@ class SiteTrainer(SiteModel):
         self.memory.network_is_new()
         self._apply_once(self.memory.once)
 
+    def planned_run(self, planned: dict[str, Any]) -> RunConfig:
+        """The run with what the server has planned, or the training of the job's pilot that it names.
+
+        Raises:
+            ConfigError: for settings that are none of a plan or a pilot, or impossible.
+        """
+        if not planned or planned == self._planned:
+            return self.config
+        if self._job.pilot:
+            return pilot_training(self._job, planned)
+        check_keys("planned:", planned, PLANNED)
+        return RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
+
     def take_plan(self, planned: dict[str, Any]) -> bool:
         """Take in what the server has planned; whether it is another run now, to be opened anew.
 
         Raises:
-            ConfigError: for settings that are none of a plan, or impossible.
+            ConfigError: see `planned_run`.
         """
-        if not planned or planned == self._planned:
+        config = self.planned_run(planned)
+        if config is self.config:
             return False
-        check_keys("planned:", planned, PLANNED)
-        self.config = RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
-        self._planned = planned
+        self.config, self._planned = config, planned
         return True
 
     def prepare(self) -> Reply:

@@ -29,7 +29,7 @@ from medfedaug.data.quality.inspection import QUANTILES, inspect_sites
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.experiments.predicted import prospect_of
+from medfedaug.experiments.prospective import prospect_of, training_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
@@ -167,7 +167,7 @@ def test_no_odd_file_ends_the_look_and_each_is_named_with_its_reason(run, odd_da
 def test_the_numbers_are_those_of_the_files(run, phantom_dir, tmp_path):
     code, out, err = run("inspect", "--data", phantom_dir, "--out", tmp_path / "p.html", "--intensity", "raw")
     assert code == 0, err
-    expected = sentences(prospect_of(phantom_dir, Calibration.load()))
+    expected = sentences(prospect_of(training_sites(phantom_dir), Calibration.load()))
     assert len(expected) >= 3
     text = Page((tmp_path / "p.html").read_text()).text
     for sentence in expected:

@@ -1,0 +1,124 @@
+"""`prospect_of` and `pilot_of`: what sites on one machine learn before they train together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.pilot import METHODS, Pilot
+from medfedaug.analysis.prospect import Prospect, make_prospect
+from medfedaug.config.run import RunConfig
+from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of
+from medfedaug.data.sites import SiteFolder, arrange_channels, find_sites
+from medfedaug.errors import ConfigError
+from medfedaug.experiments.axes import parse_axis
+from medfedaug.experiments.simulate import configure
+from medfedaug.federation.in_process import run_in_process
+
+__all__ = ["SMALL", "pilot_config", "pilot_of", "prospect_of", "small_settings", "training_sites"]
+
+SMALL: Mapping[str, Any] = {
+    "network_args": {"features": [8, 8, 16, 32, 64, 8]},
+    "local_epochs": 4,
+    "batch_size": 8,
+    "learning_rate": 0.006,
+    "schedule": "cosine",
+}
+"""Settings of the recorded federations of slices, with which a pilot trains a `basicunet`."""
+
+
+def small_settings(task: str, network: str | None) -> Mapping[str, Any]:
+    """Return `SMALL` for the network that it is of, and nothing for others."""
+    return SMALL if task == "segmentation" and network in (None, "basicunet") else {}
+
+
+def training_sites(data: Path, limit: int | None = None) -> list[SiteFolder]:
+    """Open the sites that train.
+
+    Args:
+        data: folder of the sites.
+        limit: at most so many cases of each split and site.
+
+    Raises:
+        ConfigError: for fewer than two of them.
+    """
+    sites = [site for site in arrange_channels(find_sites(data, limit)) if site.trains]
+    if len(sites) < 2:
+        raise ConfigError(f"a prospect needs two sites that train, and {data} has {len(sites)}")
+    return sites
+
+
+def prospect_of(
+    sites: Sequence[SiteFolder],
+    table: Calibration,
+    sample: int = SAMPLE,
+    on_case: Callable[[int, int], None] | None = None,
+    *,
+    norm: str = "batch",
+    pilot: Pilot | None = None,
+) -> Prospect:
+    """Compare the images of sites.
+
+    Args:
+        sites: of `training_sites`.
+        table: the recorded federations.
+        sample: training cases of each site to look at, evenly from its list.
+        on_case: called with the number of cases of a site so far and of all.
+        norm: of the table's networks.
+        pilot: of the same sites.
+
+    Raises:
+        ConfigError: for sites that cannot be compared.
+        DataError: for images that cannot be read.
+    """
+    found = [fingerprint_of(site, sample, on_case) for site in sites]
+    return make_prospect(found, table, norm=norm, pilot=pilot)
+
+
+def pilot_config(
+    sites: Sequence[SiteFolder], network: str | None, norm: str | None, settings: Sequence[str] = ()
+) -> RunConfig:
+    """The job of a pilot: an exchange of fingerprints, then FedAvg and each site alone.
+
+    Args:
+        sites: of `training_sites`.
+        network: its name; by default that of the sites' task, a small one for segmentation.
+        norm: of the network; by default its own.
+        settings: ``NAME=VALUE``, one value each.
+
+    Raises:
+        ConfigError: for settings that are none.
+    """
+    axes = [parse_axis(text) for text in settings]
+    for axis in axes:
+        if len(axis.values) > 1:
+            raise ConfigError(f"--set {axis.name}: give one value")
+    given = {**small_settings(sites[0].task, network), **({"network": network} if network else {})}
+    given |= {axis.name: axis.values[0] for axis in axes}
+    if norm is not None:
+        given["network_args"] = {**given.get("network_args", {}), "norm": norm}
+    return configure(sites, **{"prospect": True, "pilot": METHODS, **given})
+
+
+def pilot_of(
+    config: RunConfig,
+    data: Path,
+    sites: Sequence[SiteFolder],
+    device: str = "auto",
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> Pilot | None:
+    """Train the pilot, by the protocol of a job between hospitals.
+
+    Args:
+        config: of `pilot_config`.
+        data: folder of the sites.
+        sites: of `training_sites`.
+        device: see `medfedaug.federation.SiteTrainer`.
+        on_event: see `medfedaug.federation.FederationServer`.
+
+    Raises:
+        MedFedAugError: when too few sites can train.
+    """
+    return Pilot.of_results(run_in_process(config, data, sites, device, on_event).pilot)

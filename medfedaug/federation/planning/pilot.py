@@ -1,0 +1,38 @@
+"""The trainings of a pilot: a few methods one after the other, from the settings of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import ConfigError
+
+__all__ = ["LONGEST", "pilot_training"]
+
+_TIMES = (1, 2, 4)
+LONGEST = _TIMES[-1]
+"""Times the job's rounds, that a training of a pilot has at most."""
+
+
+def pilot_training(job: RunConfig, told: Mapping[str, Any]) -> RunConfig:
+    """Return a training of a job's pilot, which server and sites derive alike.
+
+    Args:
+        job: the job's settings.
+        told: its ``methods``, one of the job's ``pilot``, and its number of ``rounds``.
+
+    Raises:
+        ConfigError: for anything else than the job announced.
+    """
+    methods, rounds = told.get("methods"), told.get("rounds")
+    if {*told} != {"methods", "rounds"} or type(methods) is not str or methods not in job.pilot:
+        raise ConfigError(f"a training of the pilot is of {', '.join(job.pilot)}, got {str(dict(told))[:80]}")
+    allowed = [times * job.rounds for times in _TIMES]
+    if type(rounds) is not int or rounds not in allowed:
+        raise ConfigError(
+            f"a training of the pilot has {', '.join(map(str, allowed))} rounds, got {str(rounds)[:20]}"
+        )
+    chosen = ({"name": methods, "args": {}},)
+    return replace(job, prospect=False, pilot=(), methods=chosen, rounds=rounds)
