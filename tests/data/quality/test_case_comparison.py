@@ -8,9 +8,11 @@ import shutil
 import nibabel
 import numpy as np
 import pytest
+import torch
 from scipy import ndimage
 
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.quality.case_comparison import near_copies, small_picture
 from medfedaug.data.quality.inspection import inspect_sites
 
 
@@ -110,6 +112,22 @@ def test_a_copy_that_was_rescaled_is_named_with_the_case_that_it_is_of(site):
     (odd,) = [odd for odd in findings(site) if odd.kind == "split"]
     assert "but for its scale" in odd.reason
     assert source["image"].split("/")[-1].removesuffix(".nii.gz") in odd.reason
+
+
+def photograph(seed: int) -> torch.Tensor:
+    """A bright disc on black, as of a camera for the retina, with a texture of its own."""
+    axes = np.linspace(-1, 1, 160)
+    radius = np.hypot(*np.meshgrid(axes, axes))
+    texture = ndimage.gaussian_filter(np.random.default_rng(seed).normal(size=(160, 160)), 2)
+    return torch.tensor(np.where(radius < 0.9, 1 - 0.3 * radius + texture, 0)[None, ..., None]).float()
+
+
+def test_photographs_of_one_camera_are_no_copies_and_a_copy_of_one_is():
+    pictures = [small_picture(photograph(seed)) for seed in range(12)]
+    assert list(near_copies(pictures)) == []
+    first = photograph(0)
+    for changed in (first.roll((3, -3), (1, 2)), first**0.8, first + 0.03 * torch.randn_like(first)):
+        assert list(near_copies([*pictures, small_picture(changed)])) == [(0, 12)]
 
 
 def test_few_cases_are_not_compared(site):
