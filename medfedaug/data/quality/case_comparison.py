@@ -263,10 +263,9 @@ def near_copies(pictures: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
         return
     whole = np.stack(pictures)
     shared = whole.mean(axis=0) ** 2 / np.maximum((whole**2).mean(axis=0), 1e-12)
-    whole *= 1 - shared
-    rows = whole.reshape(len(whole), -1)
+    rows = (whole * (1 - shared)).reshape(len(whole), -1)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    for one, picture in enumerate(whole):
+    for one, picture in enumerate(rows.reshape(whole.shape)):
         changed = [
             np.roll(_scaled(picture, size), move, axis=(1, 2)).ravel()
             for size in _SIZES
