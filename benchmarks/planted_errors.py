@@ -10,11 +10,14 @@ the pair); a false alarm is a case of the clean data with any finding. The limit
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from measure import hardware
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -57,6 +60,29 @@ def rescaled(image: Tensor, label: Tensor) -> Pair:
     return 1.01 * large.reshape(len(image), *size, *image.shape[3:]), label
 
 
+def moved(image: Tensor, label: Tensor) -> Pair:
+    """The image further right and up by 2 % of its size."""
+    return image.roll([round(0.02 * n) for n in image.shape[1:3]], dims=(1, 2)), label
+
+
+def encoded(image: Tensor, label: Tensor) -> Pair:
+    """Each plane of the image as a JPEG file of quality 60 has it."""
+    low, high = image.amin(), image.amax()
+    planes = ((image - low) / (high - low) * 255).round().byte().reshape(*image.shape[:3], -1)
+    read = planes.clone()
+    for channel in range(planes.shape[0]):
+        for index in range(planes.shape[3]):
+            file = io.BytesIO()
+            Image.fromarray(planes[channel, ..., index].numpy()).save(file, "JPEG", quality=60)
+            read[channel, ..., index] = torch.from_numpy(np.array(Image.open(file)))
+    return read.float().reshape(image.shape), label
+
+
+COPIES: dict[str, Callable[[Tensor, Tensor], Pair]] = {
+    "copy that is 1 % larger and brighter": rescaled,
+    "copy that is moved by 2 %": moved,
+    "copy that was saved as JPEG": encoded,
+}
 ERRORS: dict[str, Callable[[Tensor, Tensor], Pair]] = {
     "label map flipped left to right": lambda image, label: (image, label.flip(1)),
     "label map shifted by one voxel": lambda image, label: (image, label.roll(1, dims=1)),
@@ -137,10 +163,11 @@ def rows_of(name: str, folder: Path) -> Iterator[tuple[str, str, int, int]]:
                 count(
                     "label map of another patient", about([*clean[:index], one, *clean[index + 1 :]], index)
                 )
-        for image, label in pairs:
-            again = small_picture(rescaled(image, label)[0])
-            found = near_copies([*(case.picture for case in clean), again])
-            count("copy that is 1 % larger and brighter", any(pair[1] == len(clean) for pair in found))
+        for error, plant in COPIES.items():
+            for image, label in pairs:
+                again = small_picture(plant(image, label)[0])
+                found = near_copies([*(case.picture for case in clean), again])
+                count(error, any(pair[1] == len(clean) for pair in found))
     for error, (found, tried) in counts.items():
         yield error, name, found, tried
 

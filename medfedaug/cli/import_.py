@@ -147,9 +147,13 @@ def import_(
         ),
     ] = False,
     keep_versions: Annotated[
-        int,
-        typer.Option(min=0, help="Earlier versions of a case that are kept; the oldest are removed first."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Earlier versions of a case that are kept, by this import and later ones; the oldest are "
+            "removed first. By default 1.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
 ) -> None:

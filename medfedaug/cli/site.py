@@ -187,9 +187,9 @@ def site_config(
         jobs={name: list(v) if isinstance(v, tuple) else v for name, v in given[JobRules].items()},
     )
     if not check:
-        opened.write(files)
         if data:
-            opened.bind_account()
+            opened.bind_account(files)
+        opened.write(files)
     changed = [(file.path, change) for file in files for change in file.changes]
     for path, change in changed:
         mark = "missing" if check else "written"

@@ -94,6 +94,10 @@ class PrototypeSite(SitePart, SiteExchange):
         self.features = ClassFeatures(context, head, passes)
         self._last: tuple[Tensor, Tensor] | None = None
 
+    def fewest_cases(self) -> int | None:
+        """The number of cases of the class of which the site has fewest."""
+        return min(self.context.cases_by_class(), default=None)
+
     def start_round(self) -> None:
         self.features.start_round()
 

@@ -59,6 +59,7 @@ class SiteContext(TakesOldNames):
             (`medfedaug.data.preparation.preparation.Preparation.moments`).
         num_samples: the number of training samples.
         samples_by_case: the number of training samples of each training case, in their order.
+        cases_by_class: the number of training cases of each class that the site has, of classification.
         training_images: batches of all training images, as the network sees them in evaluation: normalised,
             not augmented, on the network's device. Of volumes that are cut to patches, the same patches each
             time.
@@ -95,6 +96,7 @@ class SiteContext(TakesOldNames):
     statistics: Callable[..., ChannelStatistics] = _nothing
     num_samples: Callable[[], int] = _nothing
     samples_by_case: Callable[[], Sequence[int]] = tuple
+    cases_by_class: Callable[[], Sequence[int]] = tuple
     training_images: Callable[[], Iterable[Tensor]] = _nothing
     case_moments: Callable[..., Iterable[dict[str, Tensor]]] = _nothing
     case_landmarks: Callable[[], Iterable[Tensor]] = _nothing

@@ -116,6 +116,7 @@ def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
     """
     if ledger.path is None or site.benchmark in BENCHMARKS:
         return
+    check_account(ledger, site)  # before a new ledger is begun
     with ledger.held():
         ledger.account()  # which begins a new ledger
         mark, path = check_account(ledger, site), site.path / ACCOUNT_MARK

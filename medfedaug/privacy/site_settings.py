@@ -175,7 +175,12 @@ class SiteSettings(OneLineErrors):
             raise ConfigError(f"{source}: {error}") from error
 
     @classmethod
-    def load(cls, kit: str | Path | None, environment: Mapping[str, str] = os.environ) -> SiteSettings:
+    def load(
+        cls,
+        kit: str | Path | None,
+        environment: Mapping[str, str] = os.environ,
+        content: Mapping[str, Any] | None = None,
+    ) -> SiteSettings:
         """The settings of the site whose NVFlare kit is ``kit``.
 
         A missing file means the defaults. Relative folders in the file are relative to the kit.
@@ -184,6 +189,7 @@ class SiteSettings(OneLineErrors):
             kit: the folder that holds ``local`` and ``startup``; ``None`` for the environment alone.
             environment: ``MEDFEDAUG_`` with ``DATA``, ``DEVICE``, ``STATE``, ``MEMORY`` and ``CACHE`` in it
                 come first.
+            content: of the file, in place of what it has now.
 
         Returns:
             Settings; where there is a kit with a ``state`` folder, ``<kit>/medfedaug`` by default.
@@ -191,7 +197,7 @@ class SiteSettings(OneLineErrors):
         Raises:
             ConfigError: naming the file and what is wrong with it.
         """
-        settings = cls() if kit is None else cls._from_kit(Path(kit))
+        settings = cls() if kit is None else cls._from_kit(Path(kit), content)
         given = {name: environment[key] for name, key in _VARIABLES.items() if environment.get(key)}
         # As everywhere, a folder in a variable is relative to the working folder.
         for name in given.keys() - {"device", "memory"}:
@@ -201,11 +207,12 @@ class SiteSettings(OneLineErrors):
         return settings
 
     @classmethod
-    def _from_kit(cls, kit: Path) -> SiteSettings:
+    def _from_kit(cls, kit: Path, content: Mapping[str, Any] | None) -> SiteSettings:
         file = kit / SETTINGS_FILE
-        values: Any = {}
+        values: Any = content or {}
         try:
-            values = parse_json(file.read_text())
+            if content is None:
+                values = parse_json(file.read_text())
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:

@@ -245,8 +245,11 @@ class Kit:
         """
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
 
-    def bind_account(self) -> None:
+    def bind_account(self, files: Iterable[KitFile]) -> None:
         """Write beside the site's images which ledger counts the releases about them, once they are there.
+
+        Args:
+            files: of `plan`, which are written afterwards: a refusal leaves the kit as it is.
 
         Raises:
             ConfigError: when another ledger does.
@@ -256,13 +259,14 @@ class Kit:
         from medfedaug.federation.site.data_folder import resolve_data_folder
         from medfedaug.privacy.account_mark import bind_account
 
+        content = next(file.wanted for file in files if file.path == self.path / SETTINGS_FILE)
+        settings = SiteSettings.load(self.path, content=content)
+        assert settings.state is not None  # a kit always has one
         try:
-            site = open_site(
-                resolve_data_folder(self.name, SiteSettings.load(self.path).data), name=self.name
-            )
+            site = open_site(resolve_data_folder(self.name, settings.data), name=self.name)
         except DataError:  # the folder is filled later, or `doctor` names what is wrong with it
             return
-        bind_account(self.ledger(), site)
+        bind_account(PrivacyLedger(settings.state / LEDGER_FILE), site)
 
     def state_folder(self) -> Path:
         """The folder of what a site keeps.
@@ -446,6 +450,8 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    if path.exists() and not path.is_file():  # a FIFO would be waited for
+        raise ConfigError(f"{path}: is no file")
     try:
         content = parse_json(path.read_text())
     except FileNotFoundError:

@@ -153,7 +153,9 @@ def _components(kit: Kit) -> str:
     entries = resources.get("components", [])
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         return "components must be a list of objects"
-    identifiers = [str(one.get("id")) for one in entries]
+    if not all(isinstance(one.get("id"), str) and one["id"] for one in entries):
+        return "a component has no identifier (id)"
+    identifiers = [one["id"] for one in entries]
     if twice := sorted({name for name in identifiers if identifiers.count(name) > 1}):
         return f"two components have the identifier {', '.join(twice)}"
     for one in entries:

@@ -186,7 +186,7 @@ def settings_at_start(kit: str | Path) -> dict[str, str]:
             content = _digest(json.dumps(content, sort_keys=True).encode())
         found.update(_entries(f"local/{name}", content))
     for path in sorted((kit / "startup").glob("*")):
-        if path.suffix in (".crt", ".key", ".pem", ".json"):
+        if path.suffix in (".crt", ".key", ".pem", ".json") and path.is_file():  # a FIFO would be waited for
             found[f"startup/{path.name}"] = _digest(_bytes(path))
     return found
 
@@ -208,7 +208,7 @@ def changes_at_restart(running: Mapping[str, str], now: Mapping[str, str]) -> di
 
 def _in_force(path: Path) -> Any:
     for candidate in (path, path.with_name(f"{path.name}.default")):
-        if candidate.exists():
+        if candidate.is_file():
             try:
                 return parse_json(candidate.read_text())
             except (OSError, ValueError):
@@ -305,7 +305,11 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
         raise ConfigError(f"{script} is missing; this kit is started in another way")
     if _find_loop(kit) is None:
         # A number from before a reboot may be another program's now, and NVFlare would not start.
-        (kit / "daemon_pid.fl").unlink(missing_ok=True)
+        try:
+            (kit / "daemon_pid.fl").unlink(missing_ok=True)
+        except OSError as error:
+            found = f"{kit / 'daemon_pid.fl'}: cannot be removed ({error.strerror})"
+            raise RunFailed(f"{found}; remove it, or the kit does not start") from error
         descriptor = os.open(kit / START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
             try:

@@ -211,6 +211,9 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
     own, kit = Path(requests) / answer.name, Path(kit)
     if not own.is_dir():
         raise ConfigError(f"{own}: no request of {answer.name} is open; name its folder with --requests")
+    before = kit / "startup.before"
+    if before.is_dir() and not (kit / "startup").exists():  # of a process that was killed in between
+        before.rename(kit / "startup")
     renews = (kit / "startup").is_dir()
     if kit.exists() and not renews:
         raise ConfigError(f"{kit} is there already, and is no kit; choose another folder")
@@ -223,7 +226,6 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
         if renews and (found := _owner(kit)) not in ("", own_name := _owner(made)):
             raise ConfigError(f"{kit}: is the kit of {found}, and the answer is for {own_name}")
         if renews:
-            before = kit / "startup.before"
             shutil.rmtree(before, ignore_errors=True)
             (kit / "startup").rename(before)
             (made / "startup").rename(kit / "startup")

@@ -60,7 +60,7 @@ class ImportSettings:
         allow_burned_in: whether images may hold text in their pixels.
         parallel: series that are fetched at a time, and studies that are converted.
         refresh: whether studies are taken again of which the archive has other objects now.
-        keep_versions: earlier versions of a case that are kept.
+        keep_versions: earlier versions of a case that are kept; ``None`` for as many as the import before.
 
     Raises:
         ConfigError: for a value that is none of these.
@@ -81,7 +81,7 @@ class ImportSettings:
     allow_burned_in: bool = False
     parallel: int = 2
     refresh: bool = False
-    keep_versions: int = 1
+    keep_versions: int | None = None
 
     def __post_init__(self) -> None:
         compile_series(self.series)
@@ -99,7 +99,7 @@ class ImportSettings:
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(f"--{name} {value}: one of {', '.join(choices)}")
         object.__setattr__(self, "classes", self._classes())
-        if self.keep_versions < 0:
+        if self.keep_versions is not None and self.keep_versions < 0:
             raise ConfigError("--keep-versions is at least 0")
         if not 0 < self.threshold <= 1 or self.parallel < 1:
             raise ConfigError("--threshold is above 0 and at most 1, --parallel at least 1")

@@ -157,8 +157,9 @@ class _Import:
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies.studies, settings)
+        kept = studies.kept_versions(settings.keep_versions)
         studies.save()
-        files.earlier.trim(settings.keep_versions)
+        files.earlier.trim(kept)
         return self._outcome
 
     def _take_out(self, plan: Planned) -> None:

@@ -18,6 +18,7 @@ __all__ = ["StudyList"]
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
 _FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions")
+_KEPT = 1  # earlier versions of a case, where no import has said how many
 _OF_VERSION = ("imported", "series", "notes")
 # What studies were refused for may be chosen later: the imported ones did not need the choice.
 _LATER = ("overlap", "label_series", "unmapped", "crossing")
@@ -118,6 +119,13 @@ class StudyList:
             self.refused.pop(plan.case, None)
             self.save()
 
+    def kept_versions(self, given: int | None) -> int:
+        """Return how many earlier versions of a case stay; later imports keep to the number ``given``."""
+        if given is not None:
+            self._content["keep_versions"] = given
+        kept = self._content.get("keep_versions")
+        return _KEPT if kept is None else int(kept)
+
     def refuse(self, plan: Planned, segments: Sequence[str]) -> None:
         """Enter the names of the segments for which a study was refused: messages do not show them."""
         with self._lock:
@@ -147,7 +155,7 @@ class StudyList:
 
     def save(self) -> None:
         """Write the file."""
-        names = ("settings", "studies", "refused", "withdrawn", "caches")
+        names = ("settings", "studies", "refused", "withdrawn", "caches", "keep_versions")
         content = {name: self._content.get(name) for name in names}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
-import torch
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import affine_transform
 from torch import Tensor
-from torch.nn.functional import interpolate, max_pool2d
+from torch.nn.functional import avg_pool2d, interpolate
 
 __all__ = ["FEWEST", "CaseMeasures", "measure_case", "near_copies", "odd_cases", "odd_site", "small_picture"]
 
@@ -26,10 +26,14 @@ _STEADY = 2.0  # the usual contrast over its deviation; below it labels do not s
 _GAIN = 0.1  # of the usual contrast, by which a flipped label map fits better
 _MOVED = 0.6  # voxels between an outline and the edges in the image
 _WHOLE = 0.95  # share of the image from which a label map covers everything
-_ALIKE = 0.8  # correlation of two small pictures, less the site's mean, from which they are copies
+_ALIKE = 0.7  # correlation of two small pictures, one of them moved, from which they are copies
 _CURVE = np.linspace(0.02, 0.98, 25)
 _SAMPLE = 50_000  # voxels of an image for its quantiles
-_PICTURE = (24, 24, 12)
+_PICTURE = (4, 64, 64)  # slices, rows and columns
+_DETAIL = 9  # of its pixels, around which a picture's brightness and contrast are taken away
+_FAINT = 0.02  # of an image's deviation, below which a detail is none
+_MOVES = range(-2, 3)  # of its pixels, by which a copy may be moved
+_SIZES = (0.98, 1, 1.02)  # of a copy
 _RING = 5  # voxels around a label, of which its contrast is
 _STEPS = np.arange(-4, 5)  # voxels by which a label map is moved
 _SHORTEST = 8  # voxels along an axis in which something is flipped or moved
@@ -48,7 +52,7 @@ class CaseMeasures:
         share: share of the image that is labelled.
         place: centre of the labelled voxels along x, y and z, as a share of the image, (3,).
         curve: quantiles of the image, of which the middle is 0 and the range 1, (C, Q).
-        picture: the image in few voxels, of mean 0 and norm 1, (P,).
+        picture: details of the image in few voxels (`small_picture`).
     """
 
     contrast: np.ndarray
@@ -67,59 +71,88 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
         image: (C, X, Y) or (C, X, Y, Z).
         label: (1, X, Y) or (1, X, Y, Z), integer; all classes but the background count as one.
     """
-    voxels = image.float().reshape(*image.shape[:3], -1)
-    inside = label.reshape(*label.shape[1:3], -1) > 0
-    places = inside.nonzero()
-    if not len(places):
+    voxels = image.float().reshape(*image.shape[:3], -1).numpy()
+    whole = (label.reshape(*label.shape[1:3], -1) > 0).numpy()
+    if not whole.any():
         return None
-    low = (places.amin(dim=0) - torch.tensor([_RING, _RING, 0])).clamp_min(0)
-    high = torch.minimum(
-        places.amax(dim=0) + torch.tensor([_RING + 1, _RING + 1, 1]), torch.tensor(inside.shape)
+    counts = [np.count_nonzero(whole, axis=tuple({0, 1, 2} - {axis})) for axis in range(3)]
+    used = [np.flatnonzero(count)[[0, -1]].tolist() for count in counts]
+    box = tuple(
+        slice(max(low - around, 0), high + around + 1)
+        for (low, high), around in zip(used, (_RING, _RING, 0), strict=True)
     )
-    box = tuple(slice(int(a), int(b)) for a, b in zip(low, high, strict=True))
-    planes = inside[box].permute(2, 0, 1)[:, None].float()
-    wide = max_pool2d(planes, 2 * _RING + 1, stride=1, padding=_RING)[:, 0].permute(1, 2, 0) > 0
-    ring = (wide & ~inside[box]).nonzero() + low
-    flat = voxels.flatten(1)
-    spread = flat.std(dim=1, correction=0).clamp_min(1e-12)
+    inside = np.ascontiguousarray(whole[box])
+    ring = _widened(inside, _RING) & ~inside
+    flat = voxels.reshape(len(voxels), -1)
+    spread = np.maximum(flat.std(axis=1).astype(np.float64), 1e-12)
+    means = np.stack([inside.ravel(), ring.ravel()], axis=1).astype(np.float32)
+    means /= np.maximum(means.sum(axis=0, dtype=np.float64), 1).astype(np.float32)
 
     def contrast(axis: int | None = None) -> np.ndarray:
-        means = []
-        for where in (places, ring):
-            x, y, z = (inside.shape[a] - 1 - where[:, a] if a == axis else where[:, a] for a in range(3))
-            means.append(voxels[:, x, y, z].mean(dim=1))
-        return ((means[0] - means[1]) / spread).double().numpy()
+        seen = voxels if axis is None else np.flip(voxels, axis + 1)
+        labelled, around = (seen[(slice(None), *box)].reshape(len(voxels), -1) @ means).T
+        return (labelled - around) / spread
 
-    long = [axis for axis, size in enumerate(inside.shape) if size >= _SHORTEST]
+    long = [axis for axis, size in enumerate(whole.shape) if size >= _SHORTEST]
     flipped = np.full((len(voxels), 3), np.nan)
-    for axis in long if len(ring) else ():
+    for axis in long if ring.any() else ():
         flipped[:, axis] = contrast(axis)
-    sample = flat[:, :: max(1, flat.shape[1] // _SAMPLE)].double().numpy()
+    sample = flat[:, :: max(1, flat.shape[1] // _SAMPLE)].astype(np.float64)
     curve = np.quantile(sample, _CURVE, axis=1).T
     width = np.maximum(curve[:, -1:] - curve[:, :1], 1e-12)
+    centre = [np.average(np.arange(len(count)) + 0.5, weights=count) / len(count) for count in counts]
     return CaseMeasures(
-        contrast=contrast() if len(ring) else np.zeros(len(voxels)),
+        contrast=contrast() if ring.any() else np.zeros(len(voxels)),
         flipped=flipped,
-        edges=_edges(voxels[:, box[0], box[1], box[2]].numpy(), (places - low).numpy(), long),
-        share=len(places) / inside.numel(),
-        place=((places.double().mean(dim=0) + 0.5) / torch.tensor(inside.shape)).numpy(),
+        edges=_edges(voxels[(slice(None), *box)], inside, long),
+        share=float(counts[0].sum() / whole.size),
+        place=np.array(centre),
         curve=(curve - curve[:, :1]) / width,
         picture=small_picture(image),
     )
 
 
-def _edges(voxels: np.ndarray, rows: np.ndarray, long: Sequence[int]) -> np.ndarray:
+def _widened(inside: np.ndarray, by: int) -> np.ndarray:
+    """A mask with all voxels within a square around its own, in the plane, by windows of doubled length."""
+    for axis in (0, 1):
+        around = [(by, by) if one == axis else (0, 0) for one in range(inside.ndim)]
+        wide, span = np.moveaxis(np.pad(inside, around), axis, 0), 1
+        while span < 2 * by + 1:
+            step = min(span, 2 * by + 1 - span)
+            wide, span = wide[:-step] | wide[step:], span + step
+        inside = np.moveaxis(wide, 0, axis)
+    return inside
+
+
+def _edges(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.ndarray:
     found = np.full((len(voxels), 2, len(_STEPS)), np.nan)
+    reach = int(_STEPS[-1])
+    margin = ((reach, reach), (reach, reach), (0, 0))
+    labelled = np.pad(inside, margin)
+    strides = [stride // labelled.itemsize for stride in labelled.strides[:2]]
+    far = reach * max(strides)
+    mean = labelled.ravel()[far:-far] / np.float32(np.count_nonzero(inside))
     for channel, image in enumerate(voxels):
-        # In the plane: slices are thicker than pixels, and further apart than edges reach.
-        twice = [gaussian_filter(image, (1.0, 1.0, 0.0), order=order) for order in ((2, 0, 0), (0, 2, 0))]
-        curved = -twice[0] - twice[1]
+        curved = np.pad(_curvature(image), margin, mode="edge").ravel()
         for axis in set(long) & {0, 1}:
-            for index, step in enumerate(_STEPS):
-                moved = np.clip(rows[:, axis] + step, 0, image.shape[axis] - 1)
-                x, y = (moved if a == axis else rows[:, a] for a in range(2))
-                found[channel, axis, index] = curved[x, y, rows[:, 2]].mean()
+            for index, step in enumerate(far + _STEPS * strides[axis]):
+                found[channel, axis, index] = mean @ curved[step : step + len(mean)]
     return found
+
+
+def _curvature(image: np.ndarray) -> np.ndarray:
+    """-∇²I in the plane of an image that is smoothed there: slices are further apart than edges reach.
+
+    The weights (1, 4, 6, 4, 1) / 16 along each axis have a variance of one pixel.
+    """
+    smooth = np.pad(image, ((3, 3), (3, 3), (0, 0)), mode="edge")
+    for axis in (0, 1):
+        smooth = np.moveaxis(smooth, axis, 0)
+        for _ in range(4):
+            smooth = 0.5 * (smooth[1:] + smooth[:-1])
+        smooth = np.moveaxis(smooth, 0, axis)
+    around = smooth[2:, 1:-1] + smooth[:-2, 1:-1] + smooth[1:-1, 2:] + smooth[1:-1, :-2]
+    return 4 * smooth[1:-1, 1:-1] - around
 
 
 def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
@@ -136,17 +169,24 @@ def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
 
 
 def small_picture(image: Tensor) -> np.ndarray:
-    """Return an image in few voxels, of mean 0 and norm 1.
+    """Return the details of an image in few voxels, without brightness and contrast of their surroundings.
 
     Args:
         image: (C, X, Y) or (C, X, Y, Z).
+
+    Returns:
+        (Z', X', Y'), of one size for all images.
     """
-    voxels = image.float().reshape(*image.shape[:3], -1)
-    size = tuple(min(n, most) for n, most in zip(voxels.shape[1:], _PICTURE, strict=True))
-    small = interpolate(voxels.mean(dim=0)[None, None], size=size, mode="area")
-    full = interpolate(small, size=_PICTURE, mode="nearest").flatten().double().numpy()
-    centred = full - full.mean()
-    return centred / max(float(np.linalg.norm(centred)), 1e-12)
+    slices = image.float().reshape(*image.shape[:3], -1).mean(dim=0).permute(2, 0, 1)
+    size = (_PICTURE[0] if len(slices) > 1 else 1, *_PICTURE[1:])
+    small = interpolate(slices[None, None], size=size, mode="area")[0]
+
+    def around(values: Tensor) -> Tensor:
+        return avg_pool2d(values, _DETAIL, stride=1, padding=_DETAIL // 2, count_include_pad=False)
+
+    details = small - around(small)
+    contrast = around(details.square()).sqrt() + _FAINT * small.std() + 1e-12
+    return np.broadcast_to((details / contrast)[0].numpy(), _PICTURE)
 
 
 def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
@@ -211,17 +251,39 @@ def odd_site(cases: Sequence[CaseMeasures]) -> Iterator[str]:
 
 
 def near_copies(pictures: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
-    """Find pairs of images of a site that are the same but for a little scaling, of size or of intensity.
+    """Find pairs of images of a site that are the same but for intensities, noise, a little size and place.
+
+    Two are compared by the correlation of their details, at the best of small moves. A detail counts the less
+    the more the site's images share it, as the rim of a camera's field of view.
 
     Args:
         pictures: `small_picture` of each; none is found in fewer than `FEWEST`.
     """
     if len(pictures) < FEWEST:
         return
-    own = np.stack(pictures) - np.mean(pictures, axis=0)
-    own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
-    for one, other in zip(*np.nonzero(np.triu(own @ own.T > _ALIKE, k=1)), strict=True):
-        yield int(one), int(other)
+    whole = np.stack(pictures)
+    shared = whole.mean(axis=0) ** 2 / np.maximum((whole**2).mean(axis=0), 1e-12)
+    rows = (whole * (1 - shared)).reshape(len(whole), -1)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    for one, picture in enumerate(rows.reshape(whole.shape)):
+        changed = [
+            np.roll(_scaled(picture, size), move, axis=(1, 2)).ravel()
+            for size in _SIZES
+            for move in product(_MOVES, repeat=2)
+        ]
+        alike = (rows[one + 1 :] @ np.stack(changed, axis=1)).max(axis=1)
+        for other in np.flatnonzero(alike > _ALIKE):
+            yield one, one + 1 + int(other)
+
+
+def _scaled(picture: np.ndarray, size: float) -> np.ndarray:
+    """A picture enlarged about its centre, of norm 1."""
+    if size == 1:
+        return picture
+    middle = (np.array(picture.shape) - 1) / 2
+    shrunk = np.array([1, 1 / size, 1 / size])
+    found = affine_transform(picture, shrunk, middle * (1 - shrunk), order=1)
+    return found / max(float(np.linalg.norm(found)), 1e-12)
 
 
 def _contrasts(cases: Sequence[CaseMeasures]) -> tuple[int, float, float, np.ndarray]:

@@ -170,16 +170,15 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     for split, case in cases:
         try:
             with keep_decoded(_ONE_CASE):
-                image, share, compared = _look(site, case, found, intensity)
+                image, share, compared = _look(site, case, found)
+                if split == of_statistics:
+                    measured.append((case.name, _measure(site, case, image, intensity)))
         except DataError as error:
             found.odd.append(Odd("file", case.name, str(error)))
             continue
-        if share is not None:
-            shares.append(share)
+        shares.append(share)
         if compared is not None:
             measures.append((split, case, compared))
-        if image is not None and split == of_statistics:
-            measured.append((case.name, image))
     _sum_up(found, measured, shares)
     _check_channel_names(found)
     _compare_cases(found, measures)
@@ -236,9 +235,9 @@ def _check_splits(site: SiteFolder, found: SiteInspection) -> None:
 
 
 def _look(
-    site: SiteFolder, case: Case, found: SiteInspection, intensity: str
-) -> tuple[_Image | None, np.ndarray | None, CaseMeasures | None]:
-    """Read a case: numbers of its image, shares of its classes, values for comparison with others."""
+    site: SiteFolder, case: Case, found: SiteInspection
+) -> tuple[torch.Tensor, np.ndarray, CaseMeasures | None]:
+    """Read a case: its image, the shares of its classes, values for comparison with others."""
     compared = None
     if isinstance(site, VolumeFolder):
         header = site.check_case(case)
@@ -259,7 +258,10 @@ def _look(
         share = np.array([name == case.label for name in site.classes], np.float64)
     found.shapes[tuple(image.shape[1:])] += 1
     found.channels[image.shape[0]] += 1
-    return _measure(site, case, image, intensity), share, compared
+    low, high = torch.aminmax(image.flatten(1), dim=1)
+    if bool((low == high).all()):
+        raise DataError(f"is constant: every pixel is {low[0]:g}", site=site.name, path=case.image)
+    return image, share, compared
 
 
 def _look_at_label(
@@ -282,8 +284,6 @@ def _look_at_label(
 def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) -> _Image:
     voxels = image.flatten(1)
     low, high = (edge.double().numpy() for edge in torch.aminmax(voxels, dim=1))
-    if bool((low == high).all()):
-        raise DataError(f"is constant: every pixel is {low[0]:g}", site=site.name, path=case.image)
     slope, offset = np.ones_like(low), np.zeros_like(low)
     if intensity == "scale":  # a straight line for each channel, whoever scales it
         scaled = site.load_image(case, "scale").flatten(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -150,6 +151,7 @@ class SiteModel:
             statistics=self.statistics,
             num_samples=lambda: len(samples.training()),
             samples_by_case=lambda: [len(one) for one in samples.by_case()],
+            cases_by_class=lambda: [*Counter(case.label for case in self.folder.cases["training"]).values()],
             training_images=lambda: samples.images(samples.training()),
             training_batches=lambda: samples.batches(samples.training()),
             training_loss=self.training_loss,

@@ -245,7 +245,10 @@ def test_versions_are_trimmed_and_go_with_the_patient(run, folder, tmp_path):
     assert not (previous / case).exists()
     folder.send(write_outline(tmp_path / "made/5.dcm", files, {"Tumour": SECOND}, "20200105"))
     site.load(["P"], *SEG, "--refresh")
-    assert [path.name for path in (previous / case).iterdir()] == ["4"]
+    assert not (previous / case).exists(), "the number is remembered"
+    folder.send(write_outline(tmp_path / "made/6.dcm", files, {"Tumour": FIRST}, "20200106"))
+    site.load(["P"], *SEG, "--refresh", "--keep-versions", 1)
+    assert [path.name for path in (previous / case).iterdir()] == ["5"]
     (tmp_path / "gone.csv").write_text("PatientID\nP\n")
     assert run("import", "--withdraw", tmp_path / "gone.csv", "--out", site.out)[0] == 0
     assert not [path for path in [*site.out.rglob("*"), *site.state.rglob("*")] if case in path.name]

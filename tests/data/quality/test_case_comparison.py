@@ -8,9 +8,11 @@ import shutil
 import nibabel
 import numpy as np
 import pytest
+import torch
 from scipy import ndimage
 
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.quality.case_comparison import near_copies, small_picture
 from medfedaug.data.quality.inspection import inspect_sites
 
 
@@ -110,6 +112,23 @@ def test_a_copy_that_was_rescaled_is_named_with_the_case_that_it_is_of(site):
     (odd,) = [odd for odd in findings(site) if odd.kind == "split"]
     assert "but for its scale" in odd.reason
     assert source["image"].split("/")[-1].removesuffix(".nii.gz") in odd.reason
+
+
+def photograph(seed: int) -> torch.Tensor:
+    """A bright disc on black, as of a camera for the retina, lit from one side, with a texture of its own."""
+    rng = np.random.default_rng(seed)
+    x, y = np.meshgrid(*[np.linspace(-1, 1, 160)] * 2)
+    texture = ndimage.gaussian_filter(rng.normal(size=(160, 160)), 2)
+    disc = np.where(np.hypot(x, y) < 0.9, 1 + 0.3 * rng.normal() * x + 0.3 * texture, 0)
+    return torch.tensor(disc[None, ..., None]).float()
+
+
+def test_photographs_of_one_camera_are_no_copies_and_a_copy_of_one_is():
+    pictures = [small_picture(photograph(seed)) for seed in range(12)]
+    assert list(near_copies(pictures)) == []
+    first = photograph(0)
+    for changed in (first.roll((3, -3), (1, 2)), first**0.8, first + 0.01 * torch.randn_like(first)):
+        assert list(near_copies([*pictures, small_picture(changed)])) == [(0, 12)]
 
 
 def test_few_cases_are_not_compared(site):

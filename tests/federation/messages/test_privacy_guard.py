@@ -172,6 +172,23 @@ def test_what_is_sent_of_classes_is_refused_before_training(photo_config, tmp_pa
         assert reason in Site("A", trainer).answer(FederationServer(config).prepare()).error
 
 
+@pytest.mark.parametrize("method", ["fedproto", "fpl"])
+def test_the_mean_of_a_class_is_counted_as_its_images_are(photo_config, tmp_path, method):
+    """The site has images enough, and of one class a single one, whose features its mean would be."""
+    config = photo_config(method)
+    folder = tmp_path / "photos"
+    trainer = SiteTrainer(config, folder, "cpu", policy=PrivacyPolicy(min_images=2))
+    server = FederationServer(config)
+    assert Site("A", trainer).answer(server.prepare()).error == ""
+    kept = trainer.folder.cases["training"]
+    rare = kept[0].label
+    alone = [case for case in kept if case.label != rare] + [kept[0]]
+    trainer.folder.cases["training"] = alone
+    trainer = SiteTrainer(config, trainer.folder, "cpu", policy=PrivacyPolicy(min_images=2))
+    error = Site("A", trainer).answer(server.prepare()).error
+    assert f"site A: {method}'s statistics would summarise 1 images" in error
+
+
 def test_a_method_that_sends_nothing_beside_the_model_needs_no_number(tiny_config, phantom_dir):
     server = run_in_process(
         tiny_config(rounds=1), phantom_dir, ["site_A", "site_B"], "cpu", policy=PrivacyPolicy(min_images=99)

@@ -12,6 +12,7 @@ import nibabel
 import numpy as np
 import pytest
 from hospitals import Hospital
+from rehearsed_hospitals import HOSPITALS
 
 from medfedaug.config.plan import Plan
 from medfedaug.data.quality.content_hash import case_identities
@@ -215,6 +216,17 @@ def test_two_kits_with_one_folder_of_images_have_one_budget(make_site, tiny_conf
     shared = json.loads((second.kit / "local/medfedaug.json").read_text())
     second.set(**shared, state=str(tmp_path / "kits/A/medfedaug"))
     assert prepared(second, config, "job-2") == ""
+
+
+def test_a_refused_site_config_writes_nothing(make_site, tiny_config, tmp_path, kits, run):
+    data = make_site("A", cases=(8, 1, 1))
+    assert prepared(hospital(tmp_path, data, "A"), tiny_config("fedrdn", rounds=1), "job-1") == ""
+    kit = kits / HOSPITALS[0]
+    before = {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()}
+    code, _, err = run("site-config", "--kit", kit, "--data", data)
+    assert code == 2
+    assert "counted in another ledger" in " ".join(err.split())
+    assert {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()} == before
 
 
 def test_a_mark_that_a_killed_process_left_empty_is_written_by_the_next_job(make_site, tiny_config, tmp_path):

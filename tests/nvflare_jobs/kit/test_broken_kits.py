@@ -19,6 +19,7 @@ from reboot_parts import Deployment
 from rehearsal_processes import left_running
 from rehearsed_hospitals import HOSPITALS, SERVER
 
+from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
@@ -26,6 +27,7 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
     find_process,
     restart,
     settings_at_start,
+    start,
     stop,
 )
 
@@ -80,6 +82,11 @@ def edit(path: Path, **values) -> None:
 
 def write(path: Path, text: str) -> None:
     path.write_text(text)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def component(kit: Path, **values) -> None:
@@ -168,6 +175,14 @@ BROKEN = {
         *("resources.json", "the identifier resource_manager"),
         lambda k, d, r: component(k, id="resource_manager", path="medfedaug.nvflare_jobs.rejoin.JobRejoiner"),
     ),
+    "two components without a name": (
+        *("resources.json", "a component has no identifier"),
+        lambda k, d, r: [component(k, path="medfedaug.nvflare_jobs.rejoin.JobRejoiner") for _ in range(2)],
+    ),
+    "a pipe in place of the resources": (
+        *("kit", "is no file"),
+        lambda k, d, r: pipe(k / "local/resources.json"),
+    ),
     "no launcher": ("launcher", "0 in resources.json", lambda k, d, r: without(k, "process_launcher")),
     "no watch over its process": ("components", "KitStatus", lambda k, d, r: without(k, "medfedaug_status")),
     "logs that are sent": (
@@ -219,6 +234,19 @@ BROKEN = {
 
 def test_the_kit_before_it_is_broken_is_ready(kit):
     assert {check.name: check.ok for check in examine(kit) if check.ok is not True} == {}
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, Path.mkdir])
+def test_an_odd_entry_in_startup_is_not_read(kit, spoil):
+    before = settings_at_start(kit)
+    spoil(kit / "startup" / "odd.json")
+    assert settings_at_start(kit) == before
+
+
+def test_a_number_that_is_a_folder_is_named(kit):
+    (kit / "daemon_pid.fl").mkdir()
+    with pytest.raises(RunFailed, match=r"daemon_pid.fl: cannot be removed .*; remove it"):
+        start(kit)
 
 
 @pytest.mark.parametrize("name", BROKEN)

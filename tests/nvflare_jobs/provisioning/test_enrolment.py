@@ -266,3 +266,19 @@ def test_an_open_request_is_not_lost_to_another(places, basel, run):
     assert code == 2
     assert "a request is open" in err
     assert request.with_name("basel.key").read_bytes() == before
+
+
+def test_a_renewal_that_was_killed_between_its_renames_goes_on(places, basel, run):
+    project, _, work = places
+    request, said = basel
+    shutil.copytree("requests", work / "open")
+    answer, root = signed(run, request, said, project)
+    kept = Path(shutil.copy(answer, work))
+    accept = ("enrol", "accept", kept, "--fingerprint", root, "--kit", work / "kit", "--requests")
+    assert run(*accept, "requests")[0] == 0
+    (work / "kit" / "startup").rename(work / "kit" / "startup.before")
+    code, out, err = run(*accept, work / "open")
+    assert code == 0, err
+    assert "has a new certificate" in " ".join(out.split())
+    assert (work / "kit/startup/client.crt").is_file()
+    assert not (work / "kit/startup.before").exists()
