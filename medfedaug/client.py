@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_components import Brought, Score
@@ -36,7 +37,7 @@ from medfedaug.methods import parse_methods
 from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.tasks import Sample
 
-__all__ = ["Federation", "FederationHandler", "LocalRound", "files", "join"]
+__all__ = ["Federation", "FederationHandler", "LocalRound", "files", "join", "settings"]
 
 DESK, META = "medfedaug.desk", "medfedaug"
 """Where a script finds its site in NVFlare's data bus, and rounds in the messages of the Client API."""
@@ -74,6 +75,16 @@ def files(split: str = "training") -> list[dict[str, Any]]:
     """
     desk, _ = _connect()
     return desk.files(split)
+
+
+def settings() -> RunConfig:
+    """Return the settings of the job, the same at every site: plan, classes, batch size, rounds.
+
+    Raises:
+        MedFedAugError: when no job runs the script.
+    """
+    desk, _ = _connect()
+    return desk.config
 
 
 def join(

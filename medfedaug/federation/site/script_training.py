@@ -17,6 +17,7 @@ from monai.transforms import Compose, RandomizableTrait, Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
@@ -37,7 +38,8 @@ class Desk:
 
     Args:
         folder: the site's data.
-        classes: the federation's, whose places are the labels of photographs; a site may lack some.
+        config: the job's settings. The places of its classes are the labels of photographs; a site may lack
+            some.
         build: builds the site's side around what the script brings. It is called in the script's thread.
 
     Attributes:
@@ -46,9 +48,9 @@ class Desk:
     """
 
     def __init__(
-        self, folder: SiteFolder, classes: Sequence[str], build: Callable[[Brought], LocalTraining]
+        self, folder: SiteFolder, config: RunConfig, build: Callable[[Brought], LocalTraining]
     ) -> None:
-        self.folder, self.classes, self._build = folder, tuple(classes), build
+        self.folder, self.config, self._build = folder, config, build
         self.brought = Brought()
         self.error: Exception | None = None
 
@@ -65,14 +67,14 @@ class Desk:
         try:
             check_files_alone(self.folder, "the training script")
             if self.folder.task == "classification":
-                check_known_classes(self.folder, self.classes)
+                check_known_classes(self.folder, self.config.classes)
         except DataError as error:
             self.error = error
             raise
         found = []
         for case in self.folder.cases[split]:
             images = [str(path) for path in case.files]
-            label = self.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
+            label = self.config.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
             image: Any = images if len(images) > 1 else images[0]
             found.append({"name": case.name, Keys.IMAGE: image, Keys.LABEL: label})
         return found

@@ -130,7 +130,7 @@ class SiteTrainer(SiteModel):
 
     def _begin(self) -> None:
         if self.loop is not None and self.trains:
-            self.loop.start(Desk(self.folder, self.config.classes, self._build_around))
+            self.loop.start(Desk(self.folder, self.config, self._build_around))
         else:
             self._build(Brought())
 
