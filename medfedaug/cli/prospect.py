@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.loading import importing
+from medfedaug.cli.options import existing_folder
 from medfedaug.cli.progress import CaseProgress
 
 __all__ = ["prospect"]
 
 
 def prospect(
-    data: Annotated[Path, typer.Option(help="Folder that holds one folder per site.")],
+    data: Annotated[
+        Path, typer.Option(callback=existing_folder, help="Folder that holds one folder per site.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("prospect.html"),
     json_: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all numbers to this file.")
@@ -37,7 +41,7 @@ def prospect(
 
     Example: medfedaug prospect --data hospitals --out prospect.html --json prospect.json
     """
-    with err_console.status("starting"):
+    with err_console.status("starting"), importing():
         from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.prospect_page import sentences, write_prospect
         from medfedaug.experiments.predicted import prospect_of
