@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Init, Limit, Pictures, Threads
 from medfedaug.cli.progress import SweepProgress, resumable
@@ -144,6 +145,8 @@ def benchmark(
     if list_:
         _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
         return
+    for text in methods or ():
+        check_methods(text)
     from medfedaug.experiments.experiment import make_experiment
 
     shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
@@ -255,10 +258,12 @@ def run_experiment(
 
 
 def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:
-    from medfedaug.data.benchmarks import BENCHMARKS, is_there
+    from medfedaug.cli.catalogue import describe_data_set
 
     there: dict[str, str] = {}
     if data is not None:
+        from medfedaug.data.benchmarks import is_there  # and with it PyTorch
+
         with err_console.status("looking"):
             for name in dict.fromkeys(preset.benchmark for preset in presets):
                 there[name] = "  data: there" if is_there(name, data) else "  data: NOT there"
@@ -270,5 +275,6 @@ def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> Non
         say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
         for reading in preset.readings:
             say(f"    - {reading}")
-        say(f"    data from {BENCHMARKS[preset.benchmark].source}")
-        say(f"    expected: {BENCHMARKS[preset.benchmark].layout}")
+        facts = describe_data_set(preset.benchmark).facts
+        say(f"    data from {facts['get it from']}")
+        say(f"    expected: {facts['layout']}")

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, say
-from medfedaug.cli.options import State
+from medfedaug.cli.options import State, existing_run
 from medfedaug.errors import ConfigError
 
-Run = Annotated[Path, typer.Argument(help="The folder of a finished run, or a model of it.")]
+Run = Annotated[
+    Path, typer.Argument(callback=existing_run, help="The folder of a finished run, or a model of it.")
+]
 SiteNames = Annotated[
     bool,
     typer.Option("--site-names", help="Name the sites in the model card, in place of site 1, site 2."),

@@ -19,6 +19,7 @@ from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known
 
 __all__ = [
+    "check_methods",
     "describe_data_set",
     "describe_method",
     "describe_network",
@@ -49,6 +50,19 @@ def describe_method(name: str) -> Described:
 
         return describe.describe_method(name)
     return found
+
+
+def check_methods(text: str) -> None:
+    """Check the names of methods, separated by commas, without an import of any.
+
+    Raises:
+        ConfigError: for a name that is not known, or a package that may not be used.
+    """
+    known = known_methods()
+    for part in filter(None, map(str.strip, text.split(","))):
+        name = match_case(part, [one.name for one in known])
+        if plugins.find(plugins.METHODS, name, _built_in("methods")) is None:
+            _find("method", name, known)
 
 
 def known_networks() -> list[Described]:

@@ -10,7 +10,7 @@ import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import Limit
+from medfedaug.cli.options import Limit, existing_folder
 from medfedaug.errors import ConfigError
 
 _MOST_ODD = 10  # lines a site; the page has more
@@ -80,7 +80,12 @@ def phantom(
 
 
 def inspect(
-    data: Annotated[Path, typer.Option(help="A site's folder, or one that holds several sites' folders.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option(help="The page to write; the same as JSON, without names of cases, goes beside it."),
@@ -137,7 +142,12 @@ def inspect(
 
 
 def statistics(
-    data: Annotated[Path, typer.Option(help="A site's folder, or one that holds several sites' folders.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(

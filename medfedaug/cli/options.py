@@ -14,7 +14,8 @@ import typer
 
 from medfedaug.config.plan import PLAN_MEMORY
 from medfedaug.config.run import TASK_DEFAULTS
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.utils.files import parse_json
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "PlanMemory",
     "Threads",
     "Tracking",
+    "existing_folder",
+    "existing_run",
     "named_pairs",
     "split_pairs",
     "takes",
@@ -42,7 +45,35 @@ __all__ = [
 
 Given = Mapping[type, dict[str, Any]]
 
-Data = Annotated[Path, typer.Option("--data", help="Folder that holds one folder per site.")]
+
+def existing_folder(path: Path | None) -> Path | None:
+    """Check that a folder is there, before anything large is imported.
+
+    Raises:
+        DataError: naming it.
+    """
+    if path is not None and not path.is_dir():
+        raise DataError("no such folder", path=path)
+    return path
+
+
+def existing_run(path: Path | None) -> Path | None:
+    """Check that the folder or model of a run is there, before anything large is imported.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if path is not None and not path.exists() and not (path.parent / RESULTS).exists():
+        raise ConfigError(
+            f"{path}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
+        )
+    return path
+
+
+Data = Annotated[
+    Path,
+    typer.Option("--data", callback=existing_folder, help="Folder that holds one folder per site."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA where there is one.")]
 State = Annotated[
     Path | None,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Device, State, named_pairs
+from medfedaug.cli.options import Device, State, existing_run, named_pairs
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
 
@@ -31,9 +31,10 @@ def predict(
     model: Annotated[
         list[Path],
         typer.Option(
+            callback=lambda paths: [existing_run(path) for path in paths],
             help="The folder of a run, or its global_model.pt. Repeatable: the probabilities of several runs "
             "with the same settings are averaged. A folder of runs, as `benchmark --folds` makes it, stands "
-            "for all of them."
+            "for all of them.",
         ),
     ],
     out: Annotated[

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, say
-from medfedaug.cli.options import Device, Limit
+from medfedaug.cli.loading import importing
+from medfedaug.cli.options import Device, Limit, existing_folder
 from medfedaug.cli.progress import CaseProgress, RoundProgress
 
 __all__ = ["prospect"]
@@ -21,7 +22,9 @@ class _Norm(str, Enum):
 
 
 def prospect(
-    data: Annotated[Path, typer.Option(help="Folder that holds one folder per site.")],
+    data: Annotated[
+        Path, typer.Option(callback=existing_folder, help="Folder that holds one folder per site.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("prospect.html"),
     pilot: Annotated[
         bool,
@@ -78,7 +81,7 @@ def prospect(
 
     Example: medfedaug prospect --data hospitals --pilot --json prospect.json
     """
-    with err_console.status("starting"):
+    with err_console.status("starting"), importing():
         from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.prospect_page import sentences, write_prospect
         from medfedaug.experiments.prospective import (

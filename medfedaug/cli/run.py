@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
 from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
@@ -120,6 +121,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
+    check_methods(methods)
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
@@ -238,6 +240,13 @@ def export(
     tracking: Tracking = None,
 ) -> None:
     """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
+    if out.exists():
+        raise ConfigError(f"{out} is there already; choose another folder")
+    if prospect and methods is not None:
+        raise ConfigError("--prospect trains no method of one's choice: leave out --methods")
+    if pilot and not prospect:
+        raise ConfigError("--pilot goes with --prospect")
+    check_methods(methods or "")
     from medfedaug.analysis.pilot import METHODS
     from medfedaug.config.training_scripts import loop_reference
     from medfedaug.experiments.prospective import small_settings
@@ -246,18 +255,12 @@ def export(
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
 
-    if out.exists():
-        raise ConfigError(f"{out} is there already; choose another folder")
     execution = Execution(**given[Execution], min_sites=min_sites, round_timeout=round_timeout)
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
         return
-    if prospect and methods is None:
+    if prospect:
         methods = "fedavg"
-    elif prospect:
-        raise ConfigError("--prospect trains no method of one's choice: leave out --methods")
-    elif pilot:
-        raise ConfigError("--pilot goes with --prospect")
     if methods is None or local or cross_site:
         raise ConfigError(
             "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "

@@ -58,15 +58,19 @@ class _Tested:
     def of(cls, record: Mapping[str, Any], site: str) -> _Tested:
         test = record.get("test") or {}
         metric = next(iter(test.get("mean", {})), "")
-        entries = {**test.get("sites", {}), **test.get("unseen", {})}
-        scores = {name: entry[metric] for name, entry in entries.items() if entry.get(metric) is not None}
+        sites, unseen = (
+            {name: entry for name, entry in test.get(group, {}).items() if entry.get(metric) is not None}
+            for group in ("sites", "unseen")
+        )
+        entries = unseen if site in unseen or not sites else sites  # the mean is of those that trained
+        scores = {name: entry[metric] for name, entry in entries.items()}
         if not scores:
             return cls(None, "no test score", "the run has no test score: nobody measured this model")
         title = find_metric(metric).title
         own = site if site in scores else ""
         value = scores[site] if own else fmean(scores.values())
-        extent = f"at {site}" if own else f"mean of {len(scores)} sites, lowest {min(scores.values()):.2f}"
-        text = f"test {title} {value:.2f} ({extent})"
+        mean = f"mean of {len(scores)} site{'s' * (len(scores) > 1)}, lowest {min(scores.values()):.2f}"
+        text = f"test {title} {value:.2f} ({f'at {site}' if own else mean})"
         return cls(value, text, _warning(test, metric, value, [entries[own]] if own else [*entries.values()]))
 
 

@@ -89,6 +89,47 @@ def test_commands_of_a_site(kit):
     assert "stays: ledger, keys and book of jobs" in clean
 
 
+def test_protocols():
+    out, one = light(("benchmark", "--list"), ("benchmark", "lgg_multisite", "--list"))
+    assert "retina_vessels" in out
+    assert "expected: kaggle_3m/" in one
+
+
+def test_folders_that_are_not_there(tmp_path):
+    nowhere = tmp_path / "nowhere"
+    of_data = [
+        ("simulate", "--methods", "fedavg", "--out", tmp_path / "out"),
+        ("compare", "--out", tmp_path / "out"),
+        ("plan", "--out", tmp_path / "plan.json"),
+        *(("inspect",), ("statistics",), ("prospect",), ("evaluate", "--model", tmp_path)),
+    ]
+    for err in light(*((*call, "--data", nowhere) for call in of_data), code=2):
+        assert err == f"medfedaug: {nowhere}: no such folder."
+    of_runs = [
+        *(("card", nowhere), ("bundle", nowhere, "--out", tmp_path / "out")),
+        ("evaluate", "--model", nowhere, "--data", tmp_path),
+        ("predict", "--model", nowhere, "--images", tmp_path, "--out", tmp_path / "out"),
+    ]
+    for err in light(*of_runs, code=2):
+        assert err.startswith(f"medfedaug: {nowhere}: no finished run; name the folder of one")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_names_of_methods_that_are_not_known(tmp_path):
+    calls = [
+        ("simulate", "--data", tmp_path, "--methods", "fedavg,fedrnd", "--out", tmp_path / "out"),
+        ("export", "--methods", "fedavg,fedrnd", "--out", tmp_path / "out"),
+        ("benchmark", "--data", tmp_path, "--methods", "fedavg,fedrnd", "--out", tmp_path / "out"),
+    ]
+    for err in light(*calls, code=2):
+        assert err.startswith("medfedaug: method 'fedrnd' is not known; did you mean fedrdn?")
+    taken = ("export", "--methods", "fedavg", "--out", tmp_path)
+    asked = ("export", "--prospect", "--methods", "fedavg", "--out", tmp_path / "out")
+    there, leave_out = light(taken, asked, code=2)
+    assert "is there already" in there
+    assert "leave out --methods" in leave_out
+
+
 def test_the_help_of_each_command():
     for out in light(*([*name, "--help"] for name in [(), *((name,) for name in get_command(app).commands)])):
         assert "Usage:" in out

@@ -31,7 +31,7 @@ def test_the_score_of_the_site_counts_where_it_has_one():
     assert "Dice of 0.20 alone" in of_b.warning
     assert not ModelScore.of([record(A=0.9, B=0.2)], "A").warning
     assert "mean of 2 sites" in ModelScore.of([record(A=0.9, B=0.2)], "new").score
-    assert "mean of 1 sites" in ModelScore.of([record(A=0.9, B=None)], "B").score
+    assert "mean of 1 site" in ModelScore.of([record(A=0.9, B=None)], "B").score
 
 
 def test_a_class_that_is_missed_is_named_though_the_mean_is_good():
@@ -50,7 +50,7 @@ def test_of_several_models_the_worst_counts():
     good, low, none = record(A=0.9), record(A=LOW_DICE - 0.1), {}
     assert (
         ModelScore.of([good, low]).score
-        == "test Dice 0.40 (mean of 1 sites, lowest 0.40); the lowest of 2 models"
+        == "test Dice 0.40 (mean of 1 site, lowest 0.40); the lowest of 2 models"
     )
     assert ModelScore.of([good, low, none]).score.startswith("no test score")
     assert ModelScore.of([low, good]) == ModelScore.of([good, low])

@@ -128,12 +128,12 @@ def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, ph
     [
         (
             0.0,
-            "test Dice 0.00 (mean of 3 sites, lowest 0.00)",
+            "test Dice 0.00 (mean of 2 sites, lowest 0.00)",
             "the model learned nothing: every test Dice is 0",
         ),
         (
             0.3,
-            "test Dice 0.30 (mean of 3 sites, lowest 0.30)",
+            "test Dice 0.30 (mean of 2 sites, lowest 0.30)",
             "overlapped the reference with a Dice of 0.30 alone",
         ),
         (None, "no test score", "the run has no test score"),
