@@ -82,6 +82,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
         for (low, high), around in zip(used, (_RING, _RING, 0), strict=True)
     )
     inside = np.ascontiguousarray(whole[box])
+    around_label = (slice(None), *box)
     ring = _widened(inside, _RING) & ~inside
     flat = voxels.reshape(len(voxels), -1)
     spread = np.maximum(flat.std(axis=1).astype(np.float64), 1e-12)
@@ -90,7 +91,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
 
     def contrast(axis: int | None = None) -> np.ndarray:
         seen = voxels if axis is None else np.flip(voxels, axis + 1)
-        labelled, around = (seen[(slice(None), *box)].reshape(len(voxels), -1) @ means).T
+        labelled, around = (seen[around_label].reshape(len(voxels), -1) @ means).T
         return (labelled - around) / spread
 
     long = [axis for axis, size in enumerate(whole.shape) if size >= _SHORTEST]
@@ -104,7 +105,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
     return CaseMeasures(
         contrast=contrast() if ring.any() else np.zeros(len(voxels)),
         flipped=flipped,
-        edges=_edges(voxels[(slice(None), *box)], inside, long),
+        edges=_edges(voxels[around_label], inside, long),
         share=float(counts[0].sum() / whole.size),
         place=np.array(centre),
         curve=(curve - curve[:, :1]) / width,
