@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
-from scipy.ndimage import affine_transform
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.ndimage import affine_transform, gaussian_filter1d
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-__all__ = ["FEWEST", "CaseMeasures", "measure_case", "near_copies", "odd_cases", "odd_site", "small_picture"]
+__all__ = [
+    "FEWEST",
+    "CaseMeasures",
+    "measure_case",
+    "near_copies",
+    "odd_cases",
+    "odd_site",
+    "row_quantiles",
+    "small_picture",
+]
 
 FEWEST = 8
 """Cases of a site from which on they are compared."""
@@ -32,7 +41,8 @@ _SAMPLE = 50_000  # voxels of an image for its quantiles
 _PICTURE = (4, 64, 64)  # slices, rows and columns
 _DETAIL = 9  # of its pixels, around which a picture's brightness and contrast are taken away
 _FAINT = 0.02  # of an image's deviation, below which a detail is none
-_MOVES = range(-2, 3)  # of its pixels, by which a copy may be moved
+_MOVE = 2  # of its pixels, by which a copy may be moved
+_NEAR = 0.4  # correlation of two small pictures from which other sizes are tried
 _SIZES = (0.98, 1, 1.02)  # of a copy
 _RING = 5  # voxels around a label, of which its contrast is
 _STEPS = np.arange(-4, 5)  # voxels by which a label map is moved
@@ -82,6 +92,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
         for (low, high), around in zip(used, (_RING, _RING, 0), strict=True)
     )
     inside = np.ascontiguousarray(whole[box])
+    around_label = (slice(None), *box)
     ring = _widened(inside, _RING) & ~inside
     flat = voxels.reshape(len(voxels), -1)
     spread = np.maximum(flat.std(axis=1).astype(np.float64), 1e-12)
@@ -90,26 +101,36 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
 
     def contrast(axis: int | None = None) -> np.ndarray:
         seen = voxels if axis is None else np.flip(voxels, axis + 1)
-        labelled, around = (seen[(slice(None), *box)].reshape(len(voxels), -1) @ means).T
+        labelled, around = (seen[around_label].reshape(len(voxels), -1) @ means).T
         return (labelled - around) / spread
 
     long = [axis for axis, size in enumerate(whole.shape) if size >= _SHORTEST]
     flipped = np.full((len(voxels), 3), np.nan)
     for axis in long if ring.any() else ():
         flipped[:, axis] = contrast(axis)
-    sample = flat[:, :: max(1, flat.shape[1] // _SAMPLE)].astype(np.float64)
-    curve = np.quantile(sample, _CURVE, axis=1).T
+    curve = row_quantiles(flat[:, :: max(1, flat.shape[1] // _SAMPLE)], _CURVE)
     width = np.maximum(curve[:, -1:] - curve[:, :1], 1e-12)
     centre = [np.average(np.arange(len(count)) + 0.5, weights=count) / len(count) for count in counts]
     return CaseMeasures(
         contrast=contrast() if ring.any() else np.zeros(len(voxels)),
         flipped=flipped,
-        edges=_edges(voxels[(slice(None), *box)], inside, long),
+        edges=_edges(voxels[around_label], inside, long),
         share=float(counts[0].sum() / whole.size),
         place=np.array(centre),
         curve=(curve - curve[:, :1]) / width,
         picture=small_picture(image),
     )
+
+
+def row_quantiles(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Quantiles of each row, (C, Q) float64, as `numpy.quantile` has them, and twice as fast.
+
+    Example:
+        >>> row_quantiles(np.array([[3.0, 1.0, 2.0]]), np.array([0.25, 1.0])).tolist()
+        [[1.5, 3.0]]
+    """
+    places = np.arange(rows.shape[1])
+    return np.stack([np.interp(shares * places[-1], places, row) for row in np.sort(rows, axis=1)])
 
 
 def _widened(inside: np.ndarray, by: int) -> np.ndarray:
@@ -133,7 +154,7 @@ def _edges(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.nd
     far = reach * max(strides)
     mean = labelled.ravel()[far:-far] / np.float32(np.count_nonzero(inside))
     for channel, image in enumerate(voxels):
-        curved = np.pad(_curvature(image), margin, mode="edge").ravel()
+        curved = np.pad(np.ascontiguousarray(_curvature(image)), margin, mode="edge").ravel()
         for axis in set(long) & {0, 1}:
             for index, step in enumerate(far + _STEPS * strides[axis]):
                 found[channel, axis, index] = mean @ curved[step : step + len(mean)]
@@ -141,18 +162,15 @@ def _edges(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.nd
 
 
 def _curvature(image: np.ndarray) -> np.ndarray:
-    """-∇²I in the plane of an image that is smoothed there: slices are further apart than edges reach.
+    """-∇²I in the plane of an image that is smoothed there: slices are further apart than edges reach."""
+    planes = np.ascontiguousarray(np.moveaxis(image, 2, 0))
+    turned = [np.ascontiguousarray(np.swapaxes(_along(planes, order), 1, 2)) for order in (0, 2)]
+    return -(_along(turned[0], 2) + _along(turned[1], 0)).T
 
-    The weights (1, 4, 6, 4, 1) / 16 along each axis have a variance of one pixel.
-    """
-    smooth = np.pad(image, ((3, 3), (3, 3), (0, 0)), mode="edge")
-    for axis in (0, 1):
-        smooth = np.moveaxis(smooth, axis, 0)
-        for _ in range(4):
-            smooth = 0.5 * (smooth[1:] + smooth[:-1])
-        smooth = np.moveaxis(smooth, 0, axis)
-    around = smooth[2:, 1:-1] + smooth[:-2, 1:-1] + smooth[1:-1, 2:] + smooth[1:-1, :-2]
-    return 4 * smooth[1:-1, 1:-1] - around
+
+def _along(values: np.ndarray, order: int) -> np.ndarray:
+    """A derivative of values, smoothed along their last axis, in which it is several times faster."""
+    return gaussian_filter1d(values, 1.0, axis=-1, order=order)
 
 
 def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
@@ -175,7 +193,7 @@ def small_picture(image: Tensor) -> np.ndarray:
         image: (C, X, Y) or (C, X, Y, Z).
 
     Returns:
-        (Z', X', Y'), of one size for all images.
+        (Z', X', Y'), of one size for all volumes; Z' is 1 for photographs.
     """
     slices = image.float().reshape(*image.shape[:3], -1).mean(dim=0).permute(2, 0, 1)
     size = (_PICTURE[0] if len(slices) > 1 else 1, *_PICTURE[1:])
@@ -186,7 +204,7 @@ def small_picture(image: Tensor) -> np.ndarray:
 
     details = small - around(small)
     contrast = around(details.square()).sqrt() + _FAINT * small.std() + 1e-12
-    return np.broadcast_to((details / contrast)[0].numpy(), _PICTURE)
+    return np.asarray((details / contrast)[0].numpy())
 
 
 def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
@@ -261,19 +279,26 @@ def near_copies(pictures: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
     """
     if len(pictures) < FEWEST:
         return
-    whole = np.stack(pictures)
+    depth = max(map(len, pictures))
+    whole = np.stack([np.broadcast_to(one, (depth, *_PICTURE[1:])) for one in pictures])
     shared = whole.mean(axis=0) ** 2 / np.maximum((whole**2).mean(axis=0), 1e-12)
     rows = (whole * (1 - shared)).reshape(len(whole), -1)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     for one, picture in enumerate(rows.reshape(whole.shape)):
-        changed = [
-            np.roll(_scaled(picture, size), move, axis=(1, 2)).ravel()
-            for size in _SIZES
-            for move in product(_MOVES, repeat=2)
-        ]
-        alike = (rows[one + 1 :] @ np.stack(changed, axis=1)).max(axis=1)
-        for other in np.flatnonzero(alike > _ALIKE):
-            yield one, one + 1 + int(other)
+        others = rows[one + 1 :]
+        near = np.flatnonzero(_alike(picture, others) > _NEAR)
+        if len(near):
+            alike = np.max([_alike(_scaled(picture, size), others[near]) for size in _SIZES], axis=0)
+            for other in near[alike > _ALIKE]:
+                yield one, one + 1 + int(other)
+
+
+def _alike(picture: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The correlation of a picture with each of others, at the best of small moves."""
+    wide = np.pad(picture, [(0, 0), (_MOVE, _MOVE), (_MOVE, _MOVE)], mode="wrap")
+    moved = sliding_window_view(wide, picture.shape[1:], axis=(1, 2))
+    found = rows @ np.moveaxis(moved, 0, 2).reshape(-1, rows.shape[1]).T
+    return np.asarray(found.max(axis=1))
 
 
 def _scaled(picture: np.ndarray, size: float) -> np.ndarray:
@@ -283,7 +308,7 @@ def _scaled(picture: np.ndarray, size: float) -> np.ndarray:
     middle = (np.array(picture.shape) - 1) / 2
     shrunk = np.array([1, 1 / size, 1 / size])
     found = affine_transform(picture, shrunk, middle * (1 - shrunk), order=1)
-    return found / max(float(np.linalg.norm(found)), 1e-12)
+    return np.asarray(found / max(float(np.linalg.norm(found)), 1e-12))
 
 
 def _contrasts(cases: Sequence[CaseMeasures]) -> tuple[int, float, float, np.ndarray]:

@@ -20,6 +20,7 @@ from medfedaug.data.quality.case_comparison import (
     near_copies,
     odd_cases,
     odd_site,
+    row_quantiles,
 )
 from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
@@ -292,7 +293,7 @@ def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) 
         offset = bottom - slope * low
     moments = image_moments(image)
     some = voxels[:, :: max(1, voxels.shape[1] // _VOXELS)]
-    stored = np.quantile(some.double().numpy(), QUANTILES, axis=1).T
+    stored = row_quantiles(some.numpy(), QUANTILES)
     mean, std = moments["mean"].numpy(), moments["std"].numpy()
     pairs = np.stack([mean * slope + offset, std * slope], axis=1)
     return _Image(pairs, stored, stored * slope[:, None] + offset[:, None])
