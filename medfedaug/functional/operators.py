@@ -313,8 +313,8 @@ def adapted_share_backward(
     along = sums[0] * (mean - global_mean)
     along = along + (sums[1] + sums[0] * (mean - centre)) / deviation * (std - global_std)
 
-    def function(mean: Tensor, std: Tensor, *parameters: Tensor) -> Tensor:
-        return instance_share(mean - global_mean, std - global_std, *parameters, z=z)
+    def function(mean: Tensor, std: Tensor, *parameters: Any) -> Tensor:
+        return instance_share(mean - global_mean, std - global_std, *(*parameters, z))
 
     by_share = -(scale * along).sum(dim=1, keepdim=True)
     by_mean, by_std, *others = _derivatives(function, by_share, mean, std, *parameters)
