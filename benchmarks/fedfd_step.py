@@ -46,6 +46,8 @@ def step(network: nn.Module, parts: list, inputs: torch.Tensor, labels: torch.Te
     optimiser = torch.optim.SGD(trained, lr=1e-3, momentum=0.5)
 
     def run() -> None:
+        for part in parts:
+            part.mix(inputs, [(1.0, labels)])
         outputs = network(inputs)
         made = Step(network, inputs, labels, outputs, criterion)
         loss = made.task_loss

@@ -28,6 +28,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,17 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.functional import operators
 from medfedaug.methods import method_names, parse_methods
 from medfedaug.simulate import configure
 
 # A device of PyTorch's that is no accelerator to it, and whose backward pass runs in the thread that asked.
 DEVICE = torch.device("lazy:0")
 STEPS, ROUNDS = 3, 2
+SETTINGS: dict[str, dict[str, Any]] = {
+    "segmentation": {"network_args": {"features": [4, 4, 4, 4, 4, 4]}},
+    "classification": {"network": "digits_cnn", "image_size": 28},
+}
 _aten = torch.ops.aten
 _WAITING = {
     *(_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten._unique2, _aten.unique_dim),
@@ -62,6 +68,7 @@ _BETWEEN = {_aten.copy_, _aten._to_copy}
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
 
 waits: Counter[tuple[str, str]] = Counter()
+_apart = ThreadPoolExecutor(1)
 
 
 class PretendedTensor(Tensor):
@@ -117,9 +124,12 @@ class Pretending(TorchDispatchMode):
 
     def __enter__(self) -> Pretending:
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device=…)` makes them there first
+        self._operators = mock.patch.object(operators, "_work_on", DEVICE.type.__eq__)
+        self._operators.start()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
+        self._operators.stop()
         torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(*error)
 
@@ -150,7 +160,11 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     held_args, held_kwargs = tree_map_only(PretendedTensor, lambda tensor: tensor.held, (args, kwargs))
     if wanted is not None:
         held_kwargs = {**held_kwargs, "device": torch.device("cpu")}
-    result = func(*held_args, **held_kwargs)
+    if func.namespace == "medfedaug":
+        # Their plain versions differentiate, which PyTorch's dispatch forbids in this thread.
+        result = _apart.submit(func, *held_args, **held_kwargs).result()
+    else:
+        result = func(*held_args, **held_kwargs)
     if operation is _aten.copy_:
         return args[0]
     if not made_there:
@@ -195,12 +209,13 @@ def main() -> None:
     )
     print("|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        data = _data(Path(folder))
+        data = data_by_task(Path(folder))
         for name in options.methods or [name for name in method_names() if name not in ("pooled", "single")]:
             print("| " + " | ".join((name, *_try(name, data, device))) + " |", flush=True)
 
 
-def _data(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+def data_by_task(folder: Path) -> dict[str, Path]:
+    """Write volumes and photographs of two sites; return their folders."""
     make_phantom(folder / "volumes", sites=2, patients=4, shape=(32, 32, 4))
     random = np.random.default_rng(0)
     for site in ("one", "two"):
@@ -210,35 +225,30 @@ def _data(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
             for number in range(8):
                 pixels = random.integers(0, 255, (32, 32, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(images / f"{number}.png")
-    return {
-        "segmentation": (folder / "volumes", {"network_args": {"features": [4, 4, 4, 4, 4, 4]}}),
-        "classification": (folder / "photographs", {"network": "digits_cnn", "image_size": 28}),
-    }
+    return {"segmentation": folder / "volumes", "classification": folder / "photographs"}
 
 
-def _unscored(trainer: SiteTrainer, split: str, round_: int, *, full: bool | None = None) -> dict[str, Any]:
+def unscored(trainer: SiteTrainer, split: str, round_: int, *, full: bool | None = None) -> dict[str, Any]:
     """Return no score: MONAI cannot make its own kind of tensor of a wrapper."""
     return {trainer.task.metric: None, "cases": {}}
 
 
-def _try(
-    name: str, data: dict[str, tuple[Path, dict[str, Any]]], device: torch.device
-) -> tuple[str, str, str]:
+def _try(name: str, data: dict[str, Path], device: torch.device) -> tuple[str, str, str]:
     said = ""
-    for task, (folder, settings) in data.items():
+    for task, folder in data.items():
         waits.clear()
         sites = find_sites(folder)
         try:
             methods = tuple(parse_methods(name))
             config = configure(
-                sites, methods=methods, rounds=ROUNDS, local_steps=STEPS, batch_size=4, **settings
+                sites, methods=methods, rounds=ROUNDS, local_steps=STEPS, batch_size=4, **SETTINGS[task]
             )
         except MedFedAugError as error:
             said = str(error)
             continue
         try:
             watched = Pretending() if device == DEVICE else reporting()
-            with watched, mock.patch.object(SiteTrainer, "evaluate_round", _unscored):
+            with watched, mock.patch.object(SiteTrainer, "evaluate_round", unscored):
                 run_in_process(config, folder, sites, str(device))
         except MedFedAugError as error:
             said = str(error)

@@ -26,12 +26,12 @@ from medfedaug.functional.passes import scale_by_moments
 
 __all__ = [
     "AdaptiveBatchNorm",
-    "BesideItself",
     "FixedAlpha",
     "InstanceAdapter",
     "InstanceAware",
     "Interpolation",
     "LearnedAlpha",
+    "PairedBatch",
     "RandomAlpha",
     "RandomMix",
     "UnsavedModule",
@@ -78,7 +78,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     """
 
     inference: Interpolation | None
-    override: Interpolation | BesideItself | None
+    override: Interpolation | PairedBatch | None
     global_mean: Tensor | None
     global_var: Tensor | None
     adapter: InstanceAdapter  # only where one was inserted
@@ -108,7 +108,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         how = self.override if self.override is not None or self.training else self.inference
         if how is None:
             return super().forward(x)
-        if isinstance(how, BesideItself):
+        if isinstance(how, PairedBatch):
             return how.normalised(self, x)
         return self.interpolated(x, how)
 
@@ -198,8 +198,8 @@ class RandomMix:
 
 
 @dataclass
-class BesideItself:
-    """The way of a batch that is there twice: its first half as ever, its second half interpolated."""
+class PairedBatch:
+    """Batch and its diversified self in one: normalise the first half as ever, interpolate the second."""
 
     how: RandomMix
 
@@ -455,7 +455,7 @@ def instance_adapters(net: nn.Module) -> dict[str, InstanceAdapter]:
 
 
 @contextmanager
-def interpolating(net: nn.Module, how: Interpolation | BesideItself) -> Iterator[None]:
+def interpolating(net: nn.Module, how: Interpolation | PairedBatch) -> Iterator[None]:
     """A context in which all adaptive batch norms interpolate, in training mode as well.
 
     Running statistics do not change in it.

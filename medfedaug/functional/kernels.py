@@ -723,7 +723,7 @@ def adapted_share_backward(
     out_bias: Tensor,
     z: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     _, images, channels = moments.shape
     width, blocks = len(hidden_bias), _blocks_of_adapter(moments, len(hidden_bias))
     pull = torch.empty_like(moments)

@@ -118,7 +118,7 @@ def moved(
     variance = visible_variance(mean, variance)
     std = safe_sqrt(variance + eps)
     statistics = torch.stack((mean, std))
-    gain = 1.0 + weight * torch.stack(gammas).to(mean.dtype)[:, None]
+    gain = 1.0 + weight * torch.stack(tuple(gammas)).to(mean.dtype)[:, None]
     spread = safe_sqrt(gain * statistics.var(dim=1, unbiased=False, keepdim=True))
     if fixed >= 0:
         spread = torch.full_like(spread, fixed)
@@ -313,8 +313,8 @@ def adapted_share_backward(
     along = sums[0] * (mean - global_mean)
     along = along + (sums[1] + sums[0] * (mean - centre)) / deviation * (std - global_std)
 
-    def function(mean: Tensor, std: Tensor, *parameters: Tensor) -> Tensor:
-        return instance_share(mean - global_mean, std - global_std, *parameters, z)
+    def function(mean: Tensor, std: Tensor, *parameters: Any) -> Tensor:
+        return instance_share(mean - global_mean, std - global_std, *(*parameters, z))
 
     by_share = -(scale * along).sum(dim=1, keepdim=True)
     by_mean, by_std, *others = _derivatives(function, by_share, mean, std, *parameters)

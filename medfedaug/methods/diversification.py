@@ -73,13 +73,13 @@ class DiversifiedSite(SitePart):
     def diversified(self) -> AbstractContextManager[Any]:
         """A context in which the network computes diversified features."""
 
-    def beside_itself(self) -> AbstractContextManager[Any] | None:
+    def paired_batch(self) -> AbstractContextManager[Any] | None:
         """A context in which the network diversifies the second half of a batch, if it can."""
         return None
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         """Prepare the coming pass through the network."""
-        self._together = self.beside_itself() if self._diversifies() and has_operators(inputs) else None
+        self._together = self.paired_batch() if self._diversifies() and has_operators(inputs) else None
         return inputs, targets
 
     def _diversifies(self) -> bool:

@@ -21,7 +21,7 @@ from medfedaug.methods.base import (
 from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
 from medfedaug.models.adaptation import (
     AdaptiveBatchNorm,
-    BesideItself,
+    PairedBatch,
     RandomMix,
     adapt_batch_norm,
     adaptive_norms,
@@ -132,12 +132,12 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         """Batch norms mix statistics (Eq. 2)."""
         return interpolating(self.network, self.method.mix)
 
-    def beside_itself(self) -> AbstractContextManager[Any] | None:
+    def paired_batch(self) -> AbstractContextManager[Any] | None:
         """The same of the second half of a batch, where no other layer of the network mixes images."""
         mixing = (StageLayer, _BatchNorm)
         others = (m for m in self.network.modules() if isinstance(m, mixing))
         if all(isinstance(module, AdaptiveBatchNorm) for module in others):
-            return interpolating(self.network, BesideItself(self.method.mix))
+            return interpolating(self.network, PairedBatch(self.method.mix))
         return None
 
     def collect(self) -> Payload:

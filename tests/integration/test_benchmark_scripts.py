@@ -64,8 +64,8 @@ def script(monkeypatch, capsys):
         sys.modules.pop(name, None)
 
 
-# Their smallest sizes take seconds.
-SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py"}
+# Their smallest sizes take seconds. `test_operations.py` trains on the pretended device too.
+SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py", "pretended_gpu.py"}
 
 
 @pytest.mark.parametrize(
@@ -364,6 +364,7 @@ def test_none_is_left_out():
         "honest_steps.py",
         "measure.py",
         "nvflare_round.py",
+        "operations.py",
         "peer_site.py",
         "peers.py",
         "planted_errors.py",
