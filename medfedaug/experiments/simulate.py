@@ -333,7 +333,8 @@ def _earlier_results(simulation: _Simulation, *, overwrite: bool, resume: bool) 
             return _finished(simulation)
         raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
     check_results(out)
-    check_voxels(simulation.run.sites)
+    if not simulation.run.config.bundle:  # whose transforms read the files
+        check_voxels(simulation.run.sites)
     if overwrite:
         remove_results(out)
     checkpoint = server_checkpoint(simulation.state)

@@ -19,7 +19,7 @@ from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit"}
-FOR_JOBS = {"prospect"}
+FOR_JOBS = {"prospect", "pilot"}
 
 
 def words(text: str) -> str:
@@ -48,6 +48,7 @@ def test_documentation_and_help_have_one_text(run, monkeypatch, cls):
             "init",
             "bundle",
             "loop",
+            "pilot",
         ):  # a specification and files have options of their own
             assert words(entry.metadata["text"]) in shown
 

@@ -23,6 +23,10 @@ METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+",
 ROBUST = ("krum", "median", "multi_krum", "trimmed_mean")  # need three sites or five: see test_robust.py
 # Those, and what goes with parameters alone: see methods/test_dp_fedavg.py.
 APART = (*ROBUST, "dp_fedavg")
+AVERAGING = (
+    *("ditto", "fedavgm", "fedawa", "fedce", "feddg_ga", "feddyn", "fedlws", "fednova"),
+    *("fedprox", "moon", "norm_clip", "scaffold"),
+)
 TASKS = {name: build_methods([{"name": name}])[0].tasks for name in METHODS if name not in APART}
 SEGMENTING_METHODS = [name for name, tasks in TASKS.items() if "segmentation" in tasks]
 CLASSIFYING_METHODS = [name for name, tasks in TASKS.items() if "classification" in tasks]
@@ -133,6 +137,8 @@ def test_which_methods_exclude_each_other():
     # A site's training starts from the global model, or from something else.
     comparing = ("ditto", "fedce", "feddg_ga", "feddyn", "fednova", "fedprox", "gperxan", "moon")
     expected |= {tuple(sorted(("partialfed_adaptive", name))) for name in comparing}
+    # A site alone averages nothing of what it trains.
+    expected |= {tuple(sorted(("single", name))) for name in (*AVERAGING, *APART)}
     assert found == expected
 
 

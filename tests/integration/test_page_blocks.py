@@ -113,6 +113,7 @@ def test_blocks_that_are_not_run_are_few_and_say_why():
         "docs/deploy.md": 16,
         "docs/howto/certificates.md": 3,
         "docs/howto/import.md": 2,
+        "docs/howto/nnunet.md": 3,
         "docs/howto/prospect.md": 4,
         "docs/howto/store.md": 1,
         "docs/index.md": 1,
@@ -131,7 +132,11 @@ def test_commands_of_a_page_have_their_options(page):
         for words in commands(re.sub(r"<<.*?^END$", "", block.text, flags=re.M | re.S)):
             (_, *rest) = words[words.index("medfedaug") :] if "medfedaug" in words else ("",)
             if rest and rest[0] in KNOWN:
-                options = {text for parameter in KNOWN[rest[0]].params for text in parameter.opts}
+                options = {
+                    text
+                    for parameter in KNOWN[rest[0]].params
+                    for text in (*parameter.opts, *parameter.secondary_opts)
+                }
                 given = {word.partition("=")[0] for word in rest if word.startswith("--")}
                 assert given <= options | {"--help"}, words
 

@@ -18,7 +18,7 @@ from reference import (
 from running import TINY_ARGS
 from torch import nn
 
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.methods import Ditto, build_methods
 from medfedaug.methods.base import SiteContext, Step
@@ -133,7 +133,7 @@ def test_ditto_refuses_what_it_cannot_do(phantom_dir, tiny_config):
             ConfigError, match=f"ditto and {other} cannot be combined: ditto requires complete_state"
         ):
             build_methods([{"name": "ditto"}, {"name": other}])
-    with pytest.raises(RunFailed, match="ditto acts on the parameters that are averaged"):
+    with pytest.raises(ConfigError, match="ditto requires averaged_parameters"):
         run_in_process(tiny_config("ditto,single"), phantom_dir, SITES[:2], "cpu")
 
 

@@ -109,5 +109,5 @@ def test_a_run_that_is_interrupted_goes_on_with_its_contributions(phantom_dir, t
 def test_fedce_refuses_what_it_cannot_do(phantom_dir, tiny_config):
     with pytest.raises(ConfigError, match="fedce: mode"):
         FedCE(mode="minus")
-    with pytest.raises((ConfigError, RunFailed), match="fedce acts on the parameters that are averaged"):
+    with pytest.raises((ConfigError, RunFailed), match="fedce requires averaged_parameters"):
         run_in_process(tiny_config("fedce,single"), phantom_dir, SITES, "cpu")

@@ -9,7 +9,7 @@ from running import TINY_ARGS
 from small_networks import SEGMENTING
 from torch import nn
 
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.methods import MOON
 from medfedaug.methods.base import Step
@@ -126,7 +126,7 @@ def test_moon_refuses_what_it_cannot_do(phantom_dir, tiny_config):
         MOON(weight=-1)
     with pytest.raises(ConfigError, match="temperature 0 must be above 0"):
         MOON(temperature=0)
-    with pytest.raises(RunFailed, match="moon acts on the parameters that are averaged"):
+    with pytest.raises(ConfigError, match="moon requires averaged_parameters"):
         run_in_process(tiny_config("moon,single"), phantom_dir, SITES, "cpu")
 
 

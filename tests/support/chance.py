@@ -34,7 +34,7 @@ SOURCES = {
         "federation/site/test_dp_sgd_hostile.py",
     ),
     "medfedaug/federation/messages/privacy_guard.py": (
-        *("federation/site/test_privacy_guard.py", "federation/planning/test_prospect.py"),
+        *("federation/messages/test_privacy_guard.py", "federation/planning/test_prospect.py"),
     ),
     "medfedaug/federation/site/samples.py": ("federation/site/test_local_training.py",),
     "medfedaug/methods/dp_fedavg.py": ("methods/test_dp_fedavg.py",),
