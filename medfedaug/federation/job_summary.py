@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
-from medfedaug.federation.planning.pilot import LONGEST
+from medfedaug.metrics.convergence import ATTEMPTS
 from medfedaug.privacy.job_log import JobBook, JobEntry
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _before_training(config: RunConfig) -> list[str]:
     return [
         "IN THIS CONFIGURATION NOTHING IS TRAINED: sites exchange fingerprints of their images",
         f"afterwards the job asks to train {', then '.join(config.pilot)}, {config.rounds} to "
-        f"{LONGEST * config.rounds} rounds each; each training is a configuration of its own, "
+        f"{ATTEMPTS[-1] * config.rounds} rounds each; each training is a configuration of its own, "
         "with a page and an approval of its own",
     ]
 

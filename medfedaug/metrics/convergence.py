@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["is_converged", "longer"]
+__all__ = ["ATTEMPTS", "is_converged", "longer"]
 
 _STEP = 0.01
-_MOST = 4
-"""Times the first number of rounds, that a training is given to converge."""
+ATTEMPTS = (1, 2, 4)
+"""Times the first number of rounds, of each attempt at a training that converges."""
 
 
 def is_converged(validation: Sequence[float | None]) -> bool:
@@ -39,4 +39,4 @@ def longer(validation: Sequence[float | None], first: int) -> int | None:
         (12, None, None)
     """
     wanted = 2 * len(validation)
-    return None if is_converged(validation) or wanted > _MOST * first else wanted
+    return None if is_converged(validation) or wanted > ATTEMPTS[-1] * first else wanted

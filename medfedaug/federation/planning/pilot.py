@@ -8,12 +8,9 @@ from typing import Any
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
+from medfedaug.metrics.convergence import ATTEMPTS
 
-__all__ = ["LONGEST", "pilot_training"]
-
-_TIMES = (1, 2, 4)
-LONGEST = _TIMES[-1]
-"""Times the job's rounds, that a training of a pilot has at most."""
+__all__ = ["pilot_training"]
 
 
 def pilot_training(job: RunConfig, told: Mapping[str, Any]) -> RunConfig:
@@ -29,7 +26,7 @@ def pilot_training(job: RunConfig, told: Mapping[str, Any]) -> RunConfig:
     methods, rounds = told.get("methods"), told.get("rounds")
     if {*told} != {"methods", "rounds"} or type(methods) is not str or methods not in job.pilot:
         raise ConfigError(f"a training of the pilot is of {', '.join(job.pilot)}, got {str(dict(told))[:80]}")
-    allowed = [times * job.rounds for times in _TIMES]
+    allowed = [times * job.rounds for times in ATTEMPTS]
     if type(rounds) is not int or rounds not in allowed:
         raise ConfigError(
             f"a training of the pilot has {', '.join(map(str, allowed))} rounds, got {str(rounds)[:20]}"
