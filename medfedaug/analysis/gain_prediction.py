@@ -13,7 +13,16 @@ import numpy as np
 
 from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
 
-__all__ = ["LEVELS", "Expected", "GainModel", "GainRows", "at_level", "gain_rows", "recorded_rows"]
+__all__ = [
+    "LEVELS",
+    "Expected",
+    "GainModel",
+    "GainRows",
+    "at_level",
+    "gain_rows",
+    "recorded_rows",
+    "score_differences",
+]
 
 LEVELS = ("site", "mean", "worst")
 """Levels of a gain: of a site, of the mean over the sites, of the lowest score of a site."""
@@ -178,9 +187,10 @@ def at_level(scores: Mapping[str, float], level: str) -> dict[str, float]:
     return {"": (fmean if level == "mean" else min)(scores.values())}
 
 
-def _difference(
+def score_differences(
     scores: Mapping[str, Mapping[str, float]], ours: str, theirs: str, level: str
 ) -> dict[str, float]:
+    """Return one method's scores minus another's, of each site or under the empty name (`at_level`)."""
     first, second = at_level(scores[ours], level), at_level(scores[theirs], level)
     return {name: first[name] - second[name] for name in sorted(first.keys() & second.keys())}
 
@@ -195,8 +205,8 @@ def gain_rows(table: Calibration, methods: str, over: str = FEDAVG, level: str =
         for seeds in by_name.values()
         for ours, other in permutations(seeds, 2)
         if {methods, over} <= ours.scores.keys() and {SINGLE, FEDAVG} <= other.scores.keys()
-        for pilot in [_difference(other.scores, SINGLE, FEDAVG, level)]
-        for name, gain in _difference(ours.scores, methods, over, level).items()
+        for pilot in [score_differences(other.scores, SINGLE, FEDAVG, level)]
+        for name, gain in score_differences(ours.scores, methods, over, level).items()
         if name in pilot
     ]
     return _rows(found, over)
@@ -210,7 +220,7 @@ def recorded_rows(
         (0.0, gain, one.family, one.name)
         for one in table.federations
         if {methods, over} <= one.scores.keys()
-        for gain in _difference(one.scores, methods, over, level).values()
+        for gain in score_differences(one.scores, methods, over, level).values()
     ]
     return _rows(found, over)
 

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.calibration_table import FEDAVG, SINGLE
+from medfedaug.analysis.gain_prediction import score_differences
 from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.registry import mean_score
 from medfedaug.metrics.significance import patient_means, t_quantile
@@ -95,11 +96,7 @@ class Pilot:
 
     def difference(self, site: str = "", level: str = "mean") -> float:
         """Return training alone minus FedAvg, at a site or of the federation."""
-        alone, together = self.scores[SINGLE], self.scores[FEDAVG]
-        if site:
-            return alone[site] - together[site]
-        summary = fmean if level == "mean" else min
-        return summary(alone.values()) - summary(together.values())
+        return score_differences(self.scores, SINGLE, FEDAVG, "site" if site else level)[site]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
