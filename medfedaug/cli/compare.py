@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Device, Limit, Threads, existing_folder
+from medfedaug.cli.options import Data, Device, Limit, Threads
 from medfedaug.errors import ConfigError, RunFailed
 
 __all__ = ["compare"]
@@ -18,9 +18,7 @@ _ALWAYS = ("single", "fedavg")
 
 
 def compare(
-    data: Annotated[
-        Path, typer.Option(callback=existing_folder, help="Folder that holds one folder per site.")
-    ],
+    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs, tables and the page.")] = Path("compare"),
     methods: Annotated[
         str | None,

@@ -10,7 +10,7 @@ import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import Limit, existing_folder
+from medfedaug.cli.options import Limit, SiteOrSites
 from medfedaug.errors import ConfigError
 
 _MOST_ODD = 10  # lines a site; the page has more
@@ -80,12 +80,7 @@ def phantom(
 
 
 def inspect(
-    data: Annotated[
-        Path,
-        typer.Option(
-            callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
-        ),
-    ],
+    data: SiteOrSites,
     out: Annotated[
         Path,
         typer.Option(help="The page to write; the same as JSON, without names of cases, goes beside it."),
@@ -142,12 +137,7 @@ def inspect(
 
 
 def statistics(
-    data: Annotated[
-        Path,
-        typer.Option(
-            callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
-        ),
-    ],
+    data: SiteOrSites,
     out: Annotated[
         Path | None,
         typer.Option(

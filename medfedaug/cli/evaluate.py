@@ -12,7 +12,7 @@ import typer
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import CrossSite, Device, Limit, Local, State, existing_folder, existing_run
+from medfedaug.cli.options import CrossSite, Device, Limit, Local, SiteOrSites, State, existing_run
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,12 +29,7 @@ class Split(str, Enum):
 
 def evaluate(
     model: Annotated[Path, typer.Option(callback=existing_run, help="The global_model.pt of a run.")],
-    data: Annotated[
-        Path,
-        typer.Option(
-            callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
-        ),
-    ],
+    data: SiteOrSites,
     config: Annotated[
         Path | None, typer.Option(help="The run's results.json; by default the one beside the model.")
     ] = None,

@@ -33,6 +33,7 @@ __all__ = [
     "Pictures",
     "PlanFile",
     "PlanMemory",
+    "SiteOrSites",
     "Threads",
     "Tracking",
     "existing_folder",
@@ -73,6 +74,12 @@ def existing_run(path: Path | None) -> Path | None:
 Data = Annotated[
     Path,
     typer.Option("--data", callback=existing_folder, help="Folder that holds one folder per site."),
+]
+SiteOrSites = Annotated[
+    Path,
+    typer.Option(
+        "--data", callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA where there is one.")]
 State = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from medfedaug.cli.console import err_console, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import Device, Limit, existing_folder
+from medfedaug.cli.options import Data, Device, Limit
 from medfedaug.cli.progress import CaseProgress, RoundProgress
 
 __all__ = ["prospect"]
@@ -22,9 +22,7 @@ class _Norm(str, Enum):
 
 
 def prospect(
-    data: Annotated[
-        Path, typer.Option(callback=existing_folder, help="Folder that holds one folder per site.")
-    ],
+    data: Data,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("prospect.html"),
     pilot: Annotated[
         bool,
