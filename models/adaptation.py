@@ -185,7 +185,8 @@ class RandomMix:
         """Eq. 2, with the same u for the mean and the standard deviation."""
         u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
         mean, std = (mix_statistics(*pair, u) for pair in zip(own, federation, strict=True))
-        return mean, std.clamp_min(self._floor(norm)) if self._floor(norm) else std
+        floor = self._floor(norm)
+        return mean, std.clamp_min(floor) if floor else std
 
     def _floor(self, norm: AdaptiveBatchNorm) -> float:
         """0 between two deviations that have eps in their roots."""

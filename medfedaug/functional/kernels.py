@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from medfedaug.functional.passes import resolution
+
 _TILE = 1024
 """Elements that a program holds at a time."""
 _TILES = 8
@@ -29,14 +31,18 @@ def _strides(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, x.stride(0), x.stride(1), x.stride(-1)
 
 
+def _precision(x: Tensor) -> tl.dtype:
+    """The type in which a kernel computes."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
+
+
 def _blocks(x: Tensor, step: int) -> dict[str, Any]:
     """The constants of a kernel: blocks of channels and positions, the batch as a power of two."""
     images, channels, positions = len(x), x.shape[1], x.shape[2:].numel()
     columns = min(triton.next_power_of_2(positions), _TILE if step == 1 else 64)
     rows = min(triton.next_power_of_2(channels), max(1, _TILE // columns))
-    double = x.dtype == torch.float64
     return {
-        "ACC": tl.float64 if double else tl.float32,
+        "ACC": _precision(x),
         "ROWS": rows,
         "COLUMNS": columns,
         "IMAGES": triton.next_power_of_2(images),
@@ -235,10 +241,6 @@ def _augment(
     )  # fmt: skip
 
 
-def _resolution(x: Tensor) -> float:
-    return 1e-15 if x.dtype == torch.float64 else 1e-6
-
-
 def augment(
     x: Tensor,
     moments: Tensor,
@@ -263,7 +265,7 @@ def augment(
     _augment[_grid(x, blocks)](
         x, out, moments, draws, *buffers, *x.shape[:2], x.shape[2:].numel(), *strides, *steps,
         EPS=eps, SHARE=share, THRESHOLD=threshold, WEIGHT=weight, FIXED=fixed,
-        RESOLUTION=_resolution(x), TILES=_TILES, **blocks,
+        RESOLUTION=resolution(x.dtype), TILES=_TILES, **blocks,
     )  # fmt: skip
     return out
 
@@ -332,7 +334,7 @@ def augment_backward(
         grad, x, out, moments, sums, draws, gamma_mean, gamma_std,
         *x.shape[:2], x.shape[2:].numel(), *of_grad, *strides, *steps,
         EPS=eps, THRESHOLD=threshold, WEIGHT=weight, FIXED=fixed,
-        RESOLUTION=_resolution(x), TILES=_TILES, **blocks,
+        RESOLUTION=resolution(x.dtype), TILES=_TILES, **blocks,
     )  # fmt: skip
     return out
 
@@ -633,7 +635,7 @@ def _blocks_of_adapter(moments: Tensor, width: int) -> dict[str, Any]:
     wide = triton.next_power_of_2(width)
     columns = min(triton.next_power_of_2(moments.shape[2]), max(16, 2 * _TILE // wide))
     return {
-        "ACC": tl.float64 if moments.dtype == torch.float64 else tl.float32,
+        "ACC": _precision(moments),
         "WIDTH": wide,
         "COLUMNS": columns,
     }

@@ -51,8 +51,12 @@ def visible_variance(mean: Tensor, variance: Tensor) -> Tensor:
     The mean of a constant need not be that constant to the last bit. Dividing by the root of such a variance
     would blow the rounding up to the size of a feature.
     """
-    resolution = 1e-15 if mean.dtype == torch.float64 else 1e-6
-    return variance * (torch.addcmul(variance, mean, mean, value=-(resolution**2)) > 0)
+    return variance * (torch.addcmul(variance, mean, mean, value=-(resolution(mean.dtype) ** 2)) > 0)
+
+
+def resolution(kind: torch.dtype) -> float:
+    """The deviation, as a share of the mean, up to which a constant may differ from itself by rounding."""
+    return 1e-15 if kind == torch.float64 else 1e-6
 
 
 def per_channel(values: Tensor, ndim: int) -> Tensor:
