@@ -96,7 +96,7 @@ def real_sets(table: Calibration, archive: Path) -> Iterator[list[str]]:
 
 
 def simulated(tables: int) -> Iterator[list[str]]:
-    """How often a prediction is said of tables of eleven families, two federations and two seeds each."""
+    """Share of predictions said of tables of eleven families, two federations and two seeds each."""
     families, federations = np.repeat(np.arange(11), 4).astype(str), np.repeat(np.arange(22), 2).astype(str)
     for law in (True, False):
         said = []

@@ -174,7 +174,13 @@ class Prepared(Sequence):
         )
         mirrored = tuple(range(len(self.configuration.patch_size)))
         found.manual_initialization(
-            *(network, self.manager, self.configuration, None, self.dataset_json, "nnUNetTrainer", mirrored)
+            network=network,
+            plans_manager=self.manager,
+            configuration_manager=self.configuration,
+            parameters=None,
+            dataset_json=self.dataset_json,
+            trainer_name="nnUNetTrainer",
+            inference_allowed_mirroring_axes=mirrored,
         )
         return found
 
@@ -187,7 +193,11 @@ class Prepared(Sequence):
             image = changed(torch.from_numpy(data[:]), transform)
             logits = predictor.predict_sliding_window_return_logits(image).cpu()
             found = convert_predicted_logits_to_segmentation_with_correct_shape(
-                *(logits, self.manager, self.configuration, self.labels, properties),
+                predicted_logits=logits,
+                plans_manager=self.manager,
+                configuration_manager=self.configuration,
+                label_manager=self.labels,
+                properties_dict=properties,
                 num_threads_torch=torch.get_num_threads(),
             )
             truth = reader.read_seg(self.files[key]["label"])[0][0]

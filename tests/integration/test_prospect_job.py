@@ -162,7 +162,11 @@ def test_a_pilot_in_the_simulator_is_that_of_this_machine(tmp_path):
     here = pilot_of(config, data, sites, "cpu")
     recipe = MedFedAugRecipe(config=config, min_clients=2, name="pilot")
     output = run_job(
-        *(recipe, data, list(SITES), tmp_path / "work", RECORD),
+        recipe,
+        data_dir=data,
+        sites=list(SITES),
+        work_dir=tmp_path / "work",
+        result=RECORD,
         device="cpu",
         execution=Execution(threads=1),
         state_dir=tmp_path / "state",

@@ -1,4 +1,4 @@
-"""What a run's test says of its model, from records."""
+"""Scores and warnings of a model, from the records of its run's test."""
 
 from __future__ import annotations
 
