@@ -35,8 +35,7 @@ def main() -> None:
     """Entry point: errors that a user can fix are shown as one line, with exit code 2."""
     log_printable()
     sys.excepthook = _show_traceback
-    # After PyTorch and MONAI, Python collects for over a second when it ends; the system frees all anyway.
-    atexit.register(gc.freeze)
+    atexit.register(_end_quickly)
     try:
         with warnings_to(_show_warning), _ends_on_signals():
             _command()()
@@ -48,6 +47,14 @@ def main() -> None:
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
+
+
+def _end_quickly() -> None:
+    """Skip the last collection, which takes over a second after PyTorch and MONAI; the system frees all."""
+    if "triton" in sys.modules:
+        gc.unfreeze()  # its bindings print a page about all that was not collected
+    else:
+        gc.freeze()
 
 
 @cache
