@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import click
 import typer
+import yaml
 
+from medfedaug.config.options import Settings, defaults, read_text
 from medfedaug.config.plan import PLAN_MEMORY
-from medfedaug.config.run import TASK_DEFAULTS
-from medfedaug.errors import ConfigError
-from medfedaug.utils.files import parse_json
+from medfedaug.errors import ConfigError, first_line
+from medfedaug.utils.docstrings import plain
+from medfedaug.utils.validation import check_keys
 
 __all__ = [
     "Arguments",
@@ -34,7 +37,9 @@ __all__ = [
     "PlanMemory",
     "Threads",
     "Tracking",
+    "is_given",
     "named_pairs",
+    "read_groups",
     "split_pairs",
     "takes",
 ]
@@ -127,47 +132,38 @@ Tracking = Annotated[
     str | None, typer.Option(help="tensorboard or mlflow: write the sites' metrics of each round there, too.")
 ]
 
-# What is not given is left to a file, which is an option of its own.
-_OPEN = {"Plan": "what the plan says", "JobRules": "what the kit says"}
-# Settings whose default follows from the data as well as from the task, or from where the run takes place.
-_OF_THE_RUN = ("augmentation", "max_step")
-_PANELS = {
-    "RunConfig": "The run",
-    "Plan": "The plan of volumes",
-    "Execution": "How the run is carried out",
-    "JobRules": "Which jobs the site takes part in",
-}
-
 
 def takes(
-    *settings: type, without: tuple[str, ...] = (), **texts: str
+    *groups: type[Settings], without: tuple[str, ...] = (), **texts: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each field of dataclasses of settings.
+    """Give a command an option for each field of classes of settings.
 
-    The command receives ``given``: for each dataclass, what was given or has a default, by field. Defaults
-    that follow from the task are left out of it.
+    The command receives ``given``: for each class, what was given or has a default, by field. Defaults that
+    follow from other settings are left out of it. Where the command has a parameter ``config``, what is not
+    given on the command line is taken from that file.
 
     Args:
-        *settings: dataclasses whose fields are `medfedaug.config.options.setting`.
+        *groups: the classes; a field of the first one may hold one of the others.
         without: fields that are no options of this command.
         **texts: help texts in the place of the fields' own.
     """
-    options: dict[str, tuple[type, inspect.Parameter]] = {}
-    for cls in settings:
-        hints = get_type_hints(cls)
-        for entry in dataclasses.fields(cls):
-            if entry.metadata["flags"] is not None and entry.name not in without:
-                text = texts.get(entry.name, entry.metadata["text"])
-                options[entry.name] = cls, _parameter(cls, entry, hints[entry.name], text)
+    options = {
+        entry.name: (cls, _parameter(cls, entry, texts.get(entry.name, entry.metadata["description"])))
+        for cls in groups
+        for entry in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if entry.metadata["flags"] is not None and entry.name not in without
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(**values: Any) -> None:
-            given: dict[type, dict[str, Any]] = {cls: {} for cls in settings}
-            for name, (cls, parameter) in options.items():
+            file = values.get("config")
+            given = read_groups(file, groups) if file is not None else {cls: {} for cls in groups}
+            for name, (cls, _) in options.items():
                 value = values.pop(name)
-                if value is not None:
-                    given[cls][name] = _value(value, cls, name, parameter)
+                if value is not None and (file is None or name not in given[cls] or is_given(name)):
+                    kept = tuple(value) if isinstance(value, list) else value
+                    given[cls][name] = read_text(cls, name, value) if isinstance(value, str) else kept
             command(**values, given=given)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -182,64 +178,74 @@ def takes(
     return decorate
 
 
-def _parameter(cls: type, entry: dataclasses.Field[Any], hint: Any, text: str) -> inspect.Parameter:
-    rules = entry.metadata
-    least, default = rules["at_least"], entry.default
-    if callable(entry.default_factory):
-        default = entry.default_factory()
-    kind: Any
-    if isinstance(default, dict):
+def is_given(name: str) -> bool:
+    """Return whether a parameter of the running command was given on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict[str, Any]]:
+    """Read the settings of a YAML or JSON file, such as a run's ``results.json``, by their classes.
+
+    Args:
+        file: an object with fields of all classes; or a record that holds it under ``config``.
+        groups: the classes; a field of the first one may hold one of the others.
+
+    Raises:
+        ConfigError: for a file that cannot be read, and unknown settings.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
+    if isinstance(content, dict) and isinstance(content.get("config"), dict):
+        content = {**content["config"], **content.get("execution", {})}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
+    found: dict[type, dict[str, Any]] = {}
+    nested = {kind: name for name, kind in get_type_hints(groups[0]).items() if kind in groups}
+    for cls in groups:
+        known = {entry.name for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        own = content.pop(nested[cls], {}) if cls in nested else {}
+        if not isinstance(own, dict):
+            raise ConfigError(f"{file}: {nested[cls]} must be an object of settings")
+        check_keys(f"{file}: unknown keys", own, known)
+        found[cls] = {**own, **{name: content.pop(name) for name in known & content.keys() - nested.keys()}}
+    everything = [entry.name for cls in groups for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    check_keys(f"{file}: unknown keys", content, everything)
+    return found
+
+
+def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) -> inspect.Parameter:
+    rules, hint = entry.metadata, get_type_hints(cls)[entry.name]
+    default = defaults(cls)[entry.name]
+    kinds = (hint, *get_args(hint))
+    least = rules.get("ge")
+    kind: Any = hint
+    if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
         kind, default = str, json.dumps(default)
-    elif _is_list(hint) and default is None:
-        kind = str | None
-    elif isinstance(default, tuple):
-        kind, default = (list[str] | None, None) if not default else (str, ",".join(default))
-    else:
-        kind = hint
-        if least is None and rules["above"] is not None and int in (hint, *get_args(hint)):
-            least = int(rules["above"]) + 1
-    by_task = {task: values[entry.name] for task, values in TASK_DEFAULTS.items() if entry.name in values}
-    if by_task or entry.name in _OF_THE_RUN:
+    elif default == ():
+        kind, default = list[str] | None, None
+    elif any(get_origin(one) is tuple for one in kinds):
+        kind, default = (str | None, None) if default is None else (str, ",".join(default))
+    elif least is None and "gt" in rules and int in kinds:
+        least = int(rules["gt"]) + 1
+    if rules["follows"]:
         kind, default = kind | None, None
-    if by_task:
-        text += f" By default {', '.join(f'{value} for {task}' for task, value in by_task.items())}."
-    if cls.__name__ in _OPEN and default is not None:
+    if cls.OPEN and default is not None:
         shown = str(default).lower() if isinstance(default, bool) else default
-        kind, default, text = kind | None, None, f"{text} [default: {shown}, or {_OPEN[cls.__name__]}]"
+        kind, default, text = kind | None, None, f"{text} [default: {shown}, or {cls.OPEN}]"
     option = typer.Option(
         *rules["flags"],
-        help=text,
+        help=plain(text),
         min=least if kind is not str else None,
         metavar="|".join(rules["choices"]) or None,
-        rich_help_panel=_PANELS.get(cls.__name__, cls.__name__),
+        rich_help_panel=cls.PANEL,
+        hidden=rules["rare"],
     )
     return inspect.Parameter(
         entry.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
-
-
-def _value(value: Any, cls: type, name: str, parameter: inspect.Parameter) -> Any:
-    """The value of a field from that of its option: text may stand for an object or a list."""
-    hint = get_type_hints(cls)[name]
-    if get_origin(hint) is dict:
-        return _json_object(value, f"--{name.replace('_', '-')}")
-    if _is_list(hint) and isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _is_list(hint: Any) -> bool:
-    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option}: a JSON object is needed, got {text}")
-    return value
 
 
 def split_pairs(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +12,10 @@ from rich.text import Text
 
 from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Device, State, named_pairs
+from medfedaug.cli.options import Given, State, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.errors import ConfigError
+from medfedaug.runs.prediction_options import PredictionOptions, StudyOptions
 
 if TYPE_CHECKING:
     from medfedaug.runs.archive_predictions import StudyPredictions
@@ -25,6 +27,7 @@ _MOST_ROWS = 20
 
 
 @takes_archive
+@takes(PredictionOptions, StudyOptions)
 def predict(
     archive: ArchiveOptions,
     model: Annotated[
@@ -42,6 +45,8 @@ def predict(
             "own format, PNG of photographs, DICOM SEG of a DICOM series), pictures, and predictions.json."
         ),
     ],
+    *,
+    given: Given,
     images: Annotated[
         Path | None,
         typer.Option(
@@ -59,49 +64,6 @@ def predict(
             rich_help_panel=PANEL,
         ),
     ] = None,
-    store: Annotated[
-        bool,
-        typer.Option(
-            "--store",
-            help="Store DICOM SEG, contours and report in the archive. It is asked first: a study that has "
-            "the objects of this model already gets no others.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again",
-            help="Store other objects where the archive has this model's already.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    site: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The site of the federation that the images come from: its own statistics and layers are "
-            "used, where the run's methods have any. By default the images come from a place that took no "
-            "part, and statistics are those of the images given.",
-        ),
-    ] = None,
-    statistics: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Statistics to normalise with, in place of those of the images given: a JSON file of "
-            "`medfedaug statistics`, or the statistics.json of an earlier prediction.",
-        ),
-    ] = None,
-    series: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX|UID",
-            help="DICOM series to predict, where a study has several: a SeriesInstanceUID, or a regular "
-            "expression that is searched for in number, description, echo or phase, modality and UID of a "
-            "series. The others are left out.",
-        ),
-    ] = None,
     channel: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,71 +74,7 @@ def predict(
             rich_help_panel=PANEL,
         ),
     ] = None,
-    pseudonyms: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies "
-            "have the same names there and here, and patients who are withdrawn there are left out. By "
-            "default that of --data, or else OUT.state.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probabilities of the classes, too.")
-    ] = False,
-    previews: Annotated[
-        bool, typer.Option("--previews/--no-previews", help="Write a picture of each case, or not.")
-    ] = True,
-    codes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Codes of the classes for DICOM SEG, such as those of SNOMED CT: a JSON file with category, "
-            "type and, where wanted, anatomic_region of each class. Without it a class has its name as code.",
-        ),
-    ] = None,
-    rtstruct: Annotated[
-        bool, typer.Option("--rtstruct", help="Write an RTSTRUCT of each DICOM series, too: contours.")
-    ] = False,
-    report: Annotated[
-        bool,
-        typer.Option(
-            "--report",
-            help="Write a DICOM structured report of each DICOM series, too: the volume of each class.",
-        ),
-    ] = False,
-    flips: Annotated[
-        bool,
-        typer.Option(
-            "--flips",
-            help="Predict each image flipped, too (test-time augmentation): the agreement of all passes "
-            "tells which cases are uncertain. The label map stays that of the image as it is. In 2D four "
-            "passes in place of one, in 3D eight.",
-        ),
-    ] = False,
-    uncertainty_map: Annotated[
-        bool,
-        typer.Option(
-            "--uncertainty-map",
-            help="Write a NIfTI to the folder uncertainty for each image: the standard deviation of the "
-            "probabilities over the passes, 0 to 0.5. Needs --flips or several models.",
-        ),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The site's own data folder. Sizes are compared with those of its training label maps, and "
-            "nothing of it leaves the site.",
-        ),
-    ] = None,
     state: State = None,
-    device: Device = "auto",
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Delete what an earlier prediction wrote to --out, and start anew."),
-    ] = False,
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
 
@@ -189,7 +87,6 @@ def predict(
     """
     from medfedaug.analysis.page import check_page
     from medfedaug.analysis.predictions_page import PAGE, write_predictions_page
-    from medfedaug.data.io.dicom_identity import ObjectKind
     from medfedaug.runs.ensemble import Ensemble
     from medfedaug.runs.predict import predict_images
 
@@ -197,44 +94,28 @@ def predict(
         raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
     if archive.given != (studies is not None):
         raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
-    for option, given in (("--channel", channel), ("--pseudonyms", pseudonyms)):
-        if given and not archive.given:
+    of_studies = StudyOptions(
+        **given[StudyOptions],
+        channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
+        parallel=archive.parallel,
+    )
+    for option, value in (("--channel", channel), ("--pseudonyms", of_studies.pseudonyms)):
+        if value and not archive.given:
             raise ConfigError(f"{option} goes with an archive: --dicomweb URL or --dimse AET@HOST:PORT")
-    if store and not archive.given:
+    if of_studies.store and not archive.given:
         raise ConfigError("--store needs an archive: --dicomweb URL or --dimse AET@HOST:PORT, with --studies")
     check_page(out / PAGE)
     models = Ensemble.open(model, state=state)
     settings = models.first.config
-    options: dict[str, Any] = {
-        "site": site,
-        "statistics": statistics,
-        "device": device,
-        "probabilities": probabilities,
-        "previews": previews,
-        "codes": codes,
-        "objects": [
-            *([ObjectKind.RTSTRUCT] if rtstruct else []),
-            *([ObjectKind.REPORT] if report else []),
-        ],
-        "flips": flips,
-        "uncertainty_map": uncertainty_map,
-        "data": data,
-        "overwrite": overwrite,
-    }
+    options = PredictionOptions(**given[PredictionOptions])
     with CaseProgress() as progress:
         if studies is not None:
-            options |= {
-                "series": series,
-                "channels": named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-                "pseudonyms": pseudonyms or key_folder(data),
-                "store": store,
-                "again": again,
-            }
-            found = _predict_studies(models, archive, studies, out, options, progress)
+            of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
+            found = _predict_studies(models, archive, studies, out, options, of_studies, progress)
             cases, failed = found.cases, found.problems
         else:
             assert images is not None
-            predicted = predict_images(models, images, out, series=series, on_event=progress.show, **options)
+            predicted = predict_images(models, images, out, options, on_event=progress.show)
             cases = predicted.cases
             failed = {name: entry["error"] for name, entry in predicted.failed.items()}
     page = write_predictions_page(out)
@@ -254,7 +135,8 @@ def _predict_studies(
     archive: ArchiveOptions,
     studies: Path,
     out: Path,
-    options: Mapping[str, Any],
+    options: PredictionOptions,
+    of_studies: StudyOptions,
     progress: CaseProgress,
 ) -> StudyPredictions:
     from medfedaug.data.pacs.archive import require_pacs
@@ -265,15 +147,7 @@ def _predict_studies(
 
     wanted = read_studies(studies)
     with resumable(), archive.open() as source:
-        return predict_studies(
-            models,
-            source,
-            wanted,
-            out,
-            parallel=archive.parallel,
-            on_event=progress.show,
-            **options,
-        )
+        return predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
 
 
 def key_folder(data: Path | None) -> Path | None:

@@ -30,6 +30,7 @@ from medfedaug.cli.options import (
     PlanMemory,
     Report,
     Tracking,
+    is_given,
     takes,
 )
 from medfedaug.cli.progress import RoundProgress, resumable
@@ -205,7 +206,7 @@ def export(
         bool,
         typer.Option(
             "--prospect",
-            help=RunConfig.__dataclass_fields__["prospect"].metadata["text"],
+            help=RunConfig.__dataclass_fields__["prospect"].metadata["description"],
         ),
     ] = False,
     local: Local = None,
@@ -257,7 +258,7 @@ def export(
     options["prospect"] = prospect
     if bundle:
         options["bundle"] = locate(bundle)
-        given_here = {name for name in options if _is_given(context, name)}
+        given_here = {name for name in options if is_given(name)}
         told = described_data(options["bundle"])
         options.update({name: value for name, value in told.items() if name not in given_here})
     config = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
@@ -299,7 +300,7 @@ def _export_evaluation(
     from medfedaug.experiments.cross_evaluation import evaluated_runs
     from medfedaug.nvflare_jobs.evaluation import EvaluationRecipe
 
-    given = {name for name in context.params if _is_given(context, name)}
+    given = {name for name in context.params if is_given(name)}
     if other := sorted(given - _OF_EVALUATIONS):
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
@@ -313,11 +314,6 @@ def _export_evaluation(
     )
     recipe.export(job_dir=str(out.parent))
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from medfedaug.config.options import check_fields, documented, setting
+from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import check_version, parse_json, write_versioned
-from medfedaug.utils.validation import check_choice, check_keys
+from medfedaug.utils.validation import check_choice
 
 __all__ = [
     "NORMALISATIONS",
@@ -40,9 +39,8 @@ _AXES = ({"R", "L"}, {"A", "P"}, {"S", "I"})
 _LARGEST_PATCH = 4096
 
 
-@documented
-@dataclass(frozen=True)
-class Plan:
+@settings
+class Plan(Settings):
     """Orientation, spacing and patches of volumes for the network.
 
     With the defaults, networks see whole slices along a volume's last axis, as stored; training takes those
@@ -55,6 +53,9 @@ class Plan:
         >>> Plan(spatial_dims=3, spacing=(1, 1, 3), patch_size=(96, 96, 32)).patch_size
         (96, 96, 32)
     """
+
+    PANEL: ClassVar[str] = "The plan of volumes"
+    OPEN: ClassVar[str] = "what the plan says"
 
     spatial_dims: int = setting(
         2, "2: the network sees slices along the last axis, or photographs. 3: it sees volumes.", at_least=2
@@ -88,11 +89,15 @@ class Plan:
         "Share of the training patches that are centred on a foreground voxel, of a class that is drawn "
         "first; the others are centred anywhere.",
         at_least=0,
+        at_most=1,
     )
     overlap: float = setting(
-        0.5, "Overlap of neighbouring windows in evaluation, as a share of their size.", at_least=0
+        0.5,
+        "Overlap of neighbouring windows in evaluation, as a share of their size.",
+        at_least=0,
+        below=1,
+        rare=True,
     )
-
     normalisation: tuple[str, ...] | None = setting(
         None,
         "Normalisation of each channel, in the place of --intensity: z_score, by the mean and deviation of "
@@ -113,13 +118,6 @@ class Plan:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.normalisation, list):
-            object.__setattr__(self, "normalisation", tuple(self.normalisation))
-        for name, kind in (("spacing", float), ("patch_size", int), ("ct_intensities", float)):
-            value = getattr(self, name)
-            if isinstance(value, list | tuple):
-                object.__setattr__(self, name, tuple(_number(name, kind, v) for v in value))
-        check_fields(self)
         if self.spatial_dims not in (2, 3):
             raise ConfigError(f"spatial_dims must be 2 or 3, got {self.spatial_dims}")
         if self.orientation is not None and not (
@@ -142,10 +140,6 @@ class Plan:
                 f"spatial_dims {self.spatial_dims}; got {list(self.patch_size)}"
             )
         self._check_normalisation()
-        if not self.foreground <= 1:
-            raise ConfigError(f"foreground is a share of the patches, got {self.foreground}")
-        if not self.overlap < 1:
-            raise ConfigError(f"overlap is a share of the window below 1, got {self.overlap}")
 
     def _check_normalisation(self) -> None:
         words = self.normalisation or ()
@@ -194,23 +188,6 @@ class Plan:
         """Training samples that a volume, or a slice of one, gives for an epoch."""
         return self.patches_per_volume if self.spatial_dims == 3 and self.patch_size else 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as plain JSON types."""
-        values = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ConfigError: for unknown keys and impossible values.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"a plan must be a JSON object, got {values!r}")
-        check_keys("unknown keys of a plan:", values, sorted(entry.name for entry in dataclasses.fields(cls)))
-        return cls(**dict(values))
-
 
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 """Settings of `Plan`, which can be given one by one."""
@@ -255,14 +232,3 @@ def load_plan(path: str | Path) -> Plan:
         return Plan.from_dict(content)
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"{path}: not a plan ({error})") from error
-
-
-def _number(name: str, kind: type, value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return kind(value)
-        except ValueError as error:
-            raise ConfigError(f"{name}: {value!r} is not a number") from error
-    if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
-        raise ConfigError(f"{name}: {value!r} is not a {'whole ' if kind is int else ''}number")
-    return kind(value)

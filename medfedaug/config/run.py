@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from medfedaug.config.bundle_reference import check_reference
-from medfedaug.config.options import check_fields, documented, setting
+from medfedaug.config.options import Settings, defaults, setting, settings
 from medfedaug.config.plan import Plan
 from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
@@ -40,6 +41,12 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
 }
 """Default settings of a run, by task."""
+
+
+def _by_task(name: str) -> str:
+    return f"By default {', '.join(f'{values[name]} for {task}' for task, values in TASK_DEFAULTS.items())}."
+
+
 USUAL_AUGMENTATION = {"segmentation": "full", "classification": "none"}
 """``RunConfig.augmentation`` of a run on the sites' own data, where none is given, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
@@ -60,14 +67,15 @@ _OF_A_BUNDLE = (
 )
 
 
-@documented
-@dataclass(frozen=True)
-class RunConfig:
+@settings
+class RunConfig(Settings):
     """Settings that decide what a run computes.
 
     Raises:
         ConfigError: for a value of another type or out of range.
     """
+
+    PANEL: ClassVar[str] = "The run"
 
     methods: tuple[dict[str, Any], ...] = setting(
         ({"name": "fedavg", "args": {}},),
@@ -83,7 +91,8 @@ class RunConfig:
     network: str = setting(
         "basicunet",
         "Name of the network (an unknown name lists them all), or the class path of a network of MONAI, such "
-        "as monai.networks.nets.HighResNet.",
+        f"as monai.networks.nets.HighResNet. {_by_task('network')}",
+        follows=True,
     )
     network_args: dict[str, Any] = setting(dict, "Arguments of the network, as a JSON object.")
     loss: str | None = setting(
@@ -148,15 +157,22 @@ class RunConfig:
         "them were used. 0 for whole epochs.",
         at_least=0,
     )
-    batch_size: int = setting(16, "Samples per training step.", above=0)
+    batch_size: int = setting(
+        16, f"Samples per training step. {_by_task('batch_size')}", above=0, follows=True
+    )
     optimizer: str = setting(
         "adam",
         "adam or sgd, started afresh in every round, so that a site has no hidden state; with a Bundle: "
-        "bundle, its own.",
+        f"bundle, its own. {_by_task('optimizer')}",
         choices=("adam", "sgd", "bundle"),
+        follows=True,
     )
     learning_rate: float = setting(
-        1e-3, "Learning rate of the optimiser.", above=0, flags=("--learning-rate", "--lr")
+        1e-3,
+        f"Learning rate of the optimiser. {_by_task('learning_rate')}",
+        above=0,
+        flags=("--learning-rate", "--lr"),
+        follows=True,
     )
     schedule: str = setting(
         "constant",
@@ -189,6 +205,7 @@ class RunConfig:
         "The default counts where three or more sites train; 1 gives every site the share of its "
         "samples, as the papers do.",
         above=0,
+        at_most=1,
     )
     max_step: float = setting(
         0.0,
@@ -198,6 +215,7 @@ class RunConfig:
         "validation does not improve. It needs three updates that the server sees. 0 for no limit. A job of "
         f"medfedaug export has {MAX_STEP:g} unless another is given.",
         at_least=0,
+        follows=True,
     )
     secure_aggregation: bool = setting(
         False,
@@ -232,6 +250,7 @@ class RunConfig:
         "along. Segmentation on the sites' own data has full unless another is given; published data sets, "
         "the phantom and classification have none.",
         choices=("none", "flip", "flip_rotate", "intensity", "full"),
+        follows=True,
     )
     surface_tolerance: float = setting(
         2.0,
@@ -281,25 +300,18 @@ class RunConfig:
         (), "A site that does not train although it could, and is tested as an unseen site; repeatable."
     )
     participation: float = setting(
-        1.0, "Share of the training sites that take part in a round, drawn anew every round.", above=0
+        1.0,
+        "Share of the training sites that take part in a round, drawn anew every round.",
+        above=0,
+        at_most=1,
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.methods, list | tuple) or not self.methods:
-            raise ConfigError(f"methods must be a list of one or more, got {str(self.methods)[:80]}")
-        for method in self.methods:
-            if not isinstance(method, Mapping) or not isinstance(method.get("name"), str):
-                raise ConfigError(f"a method is an object with a name, got {str(method)[:80]}")
-            if not isinstance(method.get("args", {}), Mapping):
-                raise ConfigError(f"the args of {method['name']} must be a JSON object")
-        object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
-        for name in ("holdout", "classes", "channel_names", "freeze", "metrics"):
-            given = getattr(self, name)
-            if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
-                raise ConfigError(f"{name} must be a list of texts, got {str(given)[:80]}")
-        for name in ("holdout", "classes", "channel_names", "freeze", "metrics"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_fields(self)
+        for method in self.methods or ({},):
+            if not isinstance(method.get("name"), str) or not isinstance(method.get("args", {}), Mapping):
+                raise ConfigError(
+                    f"a method is an object with a name, and args that are one too, got {str(method)[:80]}"
+                )
         named = len(self.channel_names)
         if self.in_channels == 1 and named:
             object.__setattr__(self, "in_channels", named)
@@ -311,8 +323,6 @@ class RunConfig:
             raise ConfigError(
                 f"two or more classes with different names are needed, got {list(self.classes)}"
             )
-        if not isinstance(self.plan, Plan):
-            object.__setattr__(self, "plan", Plan.from_dict(self.plan))
         if self.loop is not None:
             check_loop(self.loop)
             if self.bundle:
@@ -325,10 +335,6 @@ class RunConfig:
         check_keys("planning: unknown keys", self.planning, ("memory", "given"))
         self._check_bundle()
         self._check_plan()
-        if not self.participation <= 1:
-            raise ConfigError(f"participation is a share of the sites, got {self.participation}")
-        if not self.max_share <= 1:
-            raise ConfigError(f"max_share is a share of the average, got {self.max_share}")
         if 0 < self.max_step < 1:
             raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
         if self.max_step and self.compare_sites != "updates":
@@ -340,10 +346,9 @@ class RunConfig:
                 raise ConfigError("optimizer bundle, and normalise_at, need a Bundle (--bundle)")
             return
         check_reference(self.bundle)
-        for entry in dataclasses.fields(self):
-            default = entry.default_factory() if callable(entry.default_factory) else entry.default
-            if entry.name in _OF_A_BUNDLE and getattr(self, entry.name) != default:
-                raise ConfigError(f"{entry.name} follows from the Bundle; leave it out")
+        for name in _OF_A_BUNDLE:
+            if getattr(self, name) != defaults(RunConfig)[name]:
+                raise ConfigError(f"{name} follows from the Bundle; leave it out")
         if self.plan != Plan(spatial_dims=self.plan.spatial_dims):
             raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
         settled = {"network": self.bundle["name"], "optimizer": "bundle", "intensity": "raw"}
@@ -405,21 +410,8 @@ class RunConfig:
             return dataclasses.replace(self.plan, normalisation=None, ct_intensities=None)
         return self.plan
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as plain JSON types."""
-        return {
-            **dataclasses.asdict(self),
-            "methods": list(self.methods),
-            "holdout": list(self.holdout),
-            "freeze": list(self.freeze),
-            "metrics": list(self.metrics),
-            "classes": list(self.classes),
-            "channel_names": list(self.channel_names),
-            "plan": self.plan.to_dict(),
-        }
-
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+    def from_dict(cls, values: Any) -> Self:
         """The inverse of `to_dict`; an unknown key is an error, since it would silently do nothing.
 
         Raises:
@@ -431,19 +423,18 @@ class RunConfig:
         except ValueError as error:
             raise ConfigError(f"configuration: {error}") from error
         moved = {entry.name for entry in dataclasses.fields(Execution)}
-        given = {name: value for name, value in values.items() if name not in moved}
-        _check_keys(cls, given)
-        return cls(**given)
+        return super().from_dict({name: value for name, value in values.items() if name not in moved})
 
 
-@documented
-@dataclass(frozen=True)
-class Execution:
+@settings
+class Execution(Settings):
     """Settings of a run's execution: none changes what a round computes from the sites' updates.
 
     Raises:
         ConfigError: for a value of another type, or below 0.
     """
+
+    PANEL: ClassVar[str] = "How the run is carried out"
 
     threads: int = setting(
         0,
@@ -464,28 +455,6 @@ class Execution:
         "default until the timeout.",
         at_least=0,
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain JSON types."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Execution:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ConfigError: for unknown keys and impossible values.
-        """
-        _check_keys(cls, values)
-        return cls(**dict(values))
-
-
-def _check_keys(settings: type[RunConfig | Execution], values: Mapping[str, Any]) -> None:
-    known = sorted(entry.name for entry in dataclasses.fields(settings))
-    check_keys("unknown configuration keys:", values, known)
 
 
 def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:

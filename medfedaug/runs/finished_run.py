@@ -277,7 +277,7 @@ class FinishedRun(Mapping[str, Any]):
         Args:
             images: a file or a folder.
             out: the folder to write to.
-            **options: of `medfedaug.runs.predict.predict_images`, ``site`` among them.
+            **options: fields of `medfedaug.runs.prediction_options.PredictionOptions`, ``site`` among them.
 
         Returns:
             The content of ``predictions.json``.
@@ -287,8 +287,9 @@ class FinishedRun(Mapping[str, Any]):
         """
         from medfedaug.runs.ensemble import Ensemble  # which needs this module, as the next one
         from medfedaug.runs.predict import predict_images
+        from medfedaug.runs.prediction_options import PredictionOptions
 
-        return predict_images(Ensemble((self,)), images, out, **options)
+        return predict_images(Ensemble((self,)), images, out, PredictionOptions(**options))
 
     @contextmanager
     def scoring(self, model: SiteModel) -> Iterator[nn.Module]:

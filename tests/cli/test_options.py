@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import pytest
 import typer
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from medfedaug import cli
 from medfedaug.cli.options import Given, takes
-from medfedaug.config.options import documented, setting
+from medfedaug.config.options import setting, settings
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 
@@ -40,7 +40,7 @@ def test_documentation_and_help_have_one_text(run, monkeypatch, cls):
     monkeypatch.setenv("COLUMNS", "1000")
     shown = words(run("simulate", "--help")[1] + run("export", "--help")[1])
     for entry in fields(cls):
-        assert words(f"{entry.name}: {entry.metadata['text']}") in words(cls.__doc__)
+        assert words(f"{entry.name}: {entry.metadata['description']}") in words(cls.__doc__)
         if entry.name not in (
             "methods",
             "plan",
@@ -49,12 +49,11 @@ def test_documentation_and_help_have_one_text(run, monkeypatch, cls):
             "bundle",
             "loop",
         ):  # a specification and files have options of their own
-            assert words(entry.metadata["text"]) in shown
+            assert words(entry.metadata["description"]) in shown
 
 
 def test_a_new_field_is_an_option_by_itself():
-    @documented
-    @dataclass(frozen=True)
+    @settings
     class Extended(RunConfig):
         warmup: float = setting(0.5, "Share of the rounds with a smaller learning rate.", at_least=0)
 

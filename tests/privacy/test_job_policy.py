@@ -461,10 +461,10 @@ def test_threads_of_a_job_are_at_most_the_cores_of_the_site(hospital, tiny_confi
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"batch": 3}, "jobs: unknown rules batch"),
+        ({"batch": 3}, "jobs: unknown keys batch"),
         ({"min_cases": 0}, "jobs: min_cases must be positive"),
         ({"min_batch_size": True}, "jobs: min_batch_size must be a whole number"),
-        ({"methods": "fedavg"}, "jobs: methods must be a list of names"),
+        ({"methods": "fedavg"}, "jobs: methods must be a list"),
         ([], "jobs: expected an object of rules"),
     ],
 )

@@ -27,6 +27,7 @@ from medfedaug.data.pacs.archive import Wanted, open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.archive_predictions import predict_studies
 from medfedaug.runs.ensemble import Ensemble
+from medfedaug.runs.prediction_options import PredictionOptions, StudyOptions
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
 
@@ -369,9 +370,9 @@ def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc
             archive,
             [Wanted("PatientID", "MANY-1")],
             tmp_path / "out",
-            parallel=1,
+            PredictionOptions(previews=False),
+            StudyOptions(parallel=1),
             on_event=look,
-            previews=False,
         )
     assert len(found.cases) == 7
     assert 0 < most <= 4
