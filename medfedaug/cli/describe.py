@@ -23,7 +23,7 @@ from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, 
 from medfedaug.cli.schema import File
 from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.data.datasets.registry import BENCHMARKS
 from medfedaug.errors import ConfigError, first_line
@@ -73,8 +73,11 @@ def schemas() -> dict[File, dict[str, Any]]:
     texts = {one.name: {"description": plain(one.metadata["description"])} for one in known if one.metadata}
     for name in ("settings", "vary"):
         experiment["properties"][name]["properties"] = texts
+    run = json_schema(RunConfig)
+    run["properties"] |= json_schema(Execution)["properties"]
     return {
         File.experiment: experiment,
+        File.run: run,
         File.site_settings: json_schema(SiteSettings),
         File.site_description: json_schema(SiteDescription),
     }

@@ -155,9 +155,7 @@ def import_(
 ) -> None:
     """Make a site's data folder of studies from a PACS or a folder of DICOM files.
 
-    Called again, it goes on where it stopped. Example: medfedaug import --dicomweb
-    https://pacs.example.org/dicom-web --studies studies.csv --labels seg --segments "Tumour core=tumour"
-    --out data/site_A
+    Called again, it goes on where it stopped.
     """
     from medfedaug.data.pacs.archive import require_pacs
     from medfedaug.data.pacs.studies_file import read_studies

@@ -81,7 +81,6 @@ def predict(
     Called again, it goes on where it stopped, also with more images. An image that cannot be
     predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
     and DICOM series that are left out are named with the reason, also in predictions.json.
-    Example: medfedaug predict --model runs/fedrdn --images new --out predicted --site site_A.
     From an archive, and back: medfedaug predict --model runs/fedrdn --dicomweb
     https://pacs.example.org/dicom-web --studies studies.csv --store --out predicted
     """

@@ -33,10 +33,7 @@ def prospect(
         int, typer.Option(min=1, help="Training cases of each site to look at, evenly from its list.")
     ] = 200,
 ) -> None:
-    """Predict the gain of training together from the sites' images alone; nothing is trained.
-
-    Example: medfedaug prospect --data hospitals --out prospect.html --json prospect.json
-    """
+    """Predict the gain of training together from the sites' images alone; nothing is trained."""
     with err_console.status("starting"):
         from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.prospect_page import sentences, write_prospect

@@ -88,10 +88,7 @@ def site_config(
         typer.Option("--check", help="Print what is missing and exit with 1 if anything is; write nothing."),
     ] = False,
 ) -> None:
-    """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits.
-
-    Example: medfedaug site-config --kit hospital-a --data /srv/images --min-images 20
-    """
+    """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
     from medfedaug.config.bundle_reference import AllowedBundle
     from medfedaug.config.site_description import SiteDescription
     from medfedaug.nvflare_jobs.kit import open_kit
@@ -152,7 +149,7 @@ def doctor(
 ) -> None:
     """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
 
-    Exit code 1 if it is not. Example: medfedaug doctor --kit hospital-a --json doctor.json
+    Exit code 1 if it is not.
     """
     from medfedaug.nvflare_jobs.doctor import examine
 

@@ -16,7 +16,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
@@ -32,6 +33,7 @@ __all__ = [
     "Settings",
     "defaults",
     "json_schema",
+    "kinds_of",
     "read_text",
     "setting",
     "settings",
@@ -55,7 +57,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_bui
 _WORDS = {
     "bool_type": "must be true or false",
     "dict_type": "must be a JSON object",
-    "finite_number": "must be a finite number",
+    "finite_number": "must be a number",
     "float_type": "must be a number",
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
@@ -306,7 +308,7 @@ def read_text(cls: type, name: str, text: str) -> Any:
 
 
 def _of_text(kind: Any, text: str, option: str) -> Any:
-    kinds = [one for one in (kind, *get_args(kind)) if one is not type(None)]
+    kinds = kinds_of(kind)
     if rows := [one for one in kinds if get_origin(one) is tuple]:
         return tuple(_of_text(get_args(rows[0])[0], part.strip(), option) for part in text.split(","))
     if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
@@ -323,6 +325,17 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
         except ValueError:
             return text
     return text
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a value may have, without ``None``.
+
+    Example:
+        >>> kinds_of(int | None), kinds_of(tuple[int, ...])
+        ([<class 'int'>], [tuple[int, ...]])
+    """
+    union = get_origin(hint) in (Union, UnionType)
+    return [one for one in (get_args(hint) if union else (hint,)) if one is not type(None)]
 
 
 def json_schema(cls: type) -> dict[str, Any]:

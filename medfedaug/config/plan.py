@@ -58,31 +58,34 @@ class Plan(Settings):
     OPEN: ClassVar[str] = "what the plan says"
 
     spatial_dims: int = setting(
-        2, "2: the network sees slices along the last axis, or photographs. 3: it sees volumes.", at_least=2
+        2, "2 for slices along the last axis, or photographs; 3 for volumes.", at_least=2
     )
     orientation: str | None = setting(
         None,
         "Orientation of a volume's axes, for instance RAS: flips and permutations alone, without "
         "interpolation. By default they stay as stored.",
+        rare=True,
     )
     spacing: tuple[float, ...] | None = setting(
         None,
-        "Edges of a voxel in mm, along x, y and z, to which volumes are resampled: linearly, of a "
-        "label map the classes' shares, of which the largest wins. By default they keep their own.",
+        "Edges of a voxel in mm, along x, y and z, to which volumes are resampled. Images are interpolated "
+        "linearly, and of a label map the classes' shares, of which the largest wins. By default they keep "
+        "their own.",
     )
     crop: str = setting(
         "none",
         "none, or foreground: volumes are cut to the box of the voxels that are brighter, in any channel, "
         "than the darkest one. What was cut away is background.",
         choices=("none", "foreground"),
+        rare=True,
     )
     patch_size: tuple[int, ...] | None = setting(
         None,
-        "Voxels of a training patch along each axis that the network sees, and of the window that slides "
-        "over a volume in evaluation. By default whole slices, or whole volumes.",
+        "Voxels of a training patch along each axis. The window that slides over a volume in evaluation has "
+        "the same. By default whole slices, or whole volumes.",
     )
     patches_per_volume: int = setting(
-        2, "Patches that are cut from a volume for each epoch; of a slice it is one.", above=0
+        2, "Patches that are cut from a volume for each epoch; of a slice it is one.", above=0, rare=True
     )
     foreground: float = setting(
         0.5,
@@ -90,6 +93,7 @@ class Plan(Settings):
         "first; the others are centred anywhere.",
         at_least=0,
         at_most=1,
+        rare=True,
     )
     overlap: float = setting(
         0.5,
@@ -100,21 +104,24 @@ class Plan(Settings):
     )
     normalisation: tuple[str, ...] | None = setting(
         None,
-        "Normalisation of each channel, in the place of --intensity: z_score, by the mean and deviation of "
-        "the image itself; ct, clipped to two intensities and normalised by a mean and a deviation that are "
-        "the same for all images (ct_intensities); or none, as stored. One word counts for all channels. By "
-        "default, and with none for all channels, --intensity says what is done.",
+        "Normalisation of each channel, in the place of --intensity: z_score, ct or none. z_score goes by "
+        "the mean and deviation of the image itself; ct, clipped to two intensities and normalised by a "
+        "mean and a deviation that are the same for all images (ct_intensities); or none, as stored. One "
+        "word counts for all channels. By default, and with none for all channels, --intensity says what "
+        "is done.",
     )
     ct_intensities: tuple[float, ...] | None = setting(
         None,
         "Four numbers for each channel with normalisation ct: the lowest and the highest intensity, to which "
         "it is clipped, then mean and deviation. A plan that is made takes those of the federation's "
         "foreground.",
+        rare=True,
     )
     deep_supervision: bool = setting(
         False,
         "Give the network heads at several levels of its decoder, of which each weighs half of the finer one "
         "in the loss. Networks that have them are basicunetplusplus, dynunet, mednext and segresnetds.",
+        rare=True,
     )
 
     def __post_init__(self) -> None:

@@ -86,12 +86,14 @@ class RunConfig(Settings):
         "",
         "Purpose of the model in one line, for the sites' administrators and ethics boards. It is on the "
         "page that they approve, and changes no result.",
+        rare=True,
     )
     task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
     network: str = setting(
         "basicunet",
-        "Name of the network (an unknown name lists them all), or the class path of a network of MONAI, such "
-        f"as monai.networks.nets.HighResNet. {_by_task('network')}",
+        "Name of the network, or the class path of one of MONAI. An unknown name lists them all; a class "
+        "path "
+        f"is such as monai.networks.nets.HighResNet. {_by_task('network')}",
         follows=True,
     )
     network_args: dict[str, Any] = setting(dict, "Arguments of the network, as a JSON object.")
@@ -102,7 +104,7 @@ class RunConfig(Settings):
         "(the default) or focal. Or the class path of a loss of MONAI, such as "
         "monai.losses.HausdorffDTLoss, or a name that another package adds.",
     )
-    loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.")
+    loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     in_channels: int = setting(1, "Channels of an image; photographs have 3.", above=0, flags=("--channels",))
     channel_names: tuple[str, ...] = setting(
         (),
@@ -136,8 +138,8 @@ class RunConfig(Settings):
     )
     image_size: int | None = setting(
         None,
-        "Pixels in both directions to which photographs, or the slices of volumes, are resized for the "
-        "network; by default they keep their size. Segmentations are resized back, and scored on the volume "
+        "Pixels of photographs or slices, each way, to which they are resized. By default they keep their "
+        "size. Segmentations are resized back, and scored on the volume "
         "as it is.",
         at_least=1,
         at_most=2**14,
@@ -149,12 +151,13 @@ class RunConfig(Settings):
         "one; the best of these rounds is tested. More than 1 saves time where whole volumes take longer to "
         "score than patches to train, and fewer scores leave the sites.",
         above=0,
+        rare=True,
     )
     local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
     local_steps: int = setting(
         0,
-        "Training steps per round, in place of local epochs; the samples are shuffled again whenever all of "
-        "them were used. 0 for whole epochs.",
+        "Training steps per round, in place of local epochs; 0 for whole epochs. The samples are shuffled "
+        "again whenever all of them were used.",
         at_least=0,
     )
     batch_size: int = setting(
@@ -162,8 +165,8 @@ class RunConfig(Settings):
     )
     optimizer: str = setting(
         "adam",
-        "adam or sgd, started afresh in every round, so that a site has no hidden state; with a Bundle: "
-        f"bundle, its own. {_by_task('optimizer')}",
+        "Optimiser, started afresh in every round. A site so keeps no hidden state. bundle is that of a "
+        f"Bundle. {_by_task('optimizer')}",
         choices=("adam", "sgd", "bundle"),
         follows=True,
     )
@@ -179,16 +182,18 @@ class RunConfig(Settings):
         "Learning rate in round r of R: constant; poly, multiplied by (1 - (r-1)/R)^0.9; or cosine, "
         "multiplied by (1 + cos(pi (r-1)/R)) / 2. It does not change within a round.",
         choices=("constant", "poly", "cosine"),
+        rare=True,
     )
-    momentum: float = setting(0.0, "Momentum of sgd.", at_least=0)
+    momentum: float = setting(0.0, "Momentum of sgd.", at_least=0, rare=True)
     weight_decay: float = setting(
-        0.0, "Weight decay of the optimiser, an L2 term of the gradient.", at_least=0
+        0.0, "Weight decay of the optimiser, an L2 term of the gradient.", at_least=0, rare=True
     )
     weighting: str = setting(
         "samples",
         "Weights of the sites in the average: samples, their numbers of training samples (FedAvg, and FedRDN "
         "Eq. 1), or uniform (FedFA+ Eq. 1).",
         choices=("samples", "uniform"),
+        rare=True,
     )
     compare_sites: str = setting(
         "updates",
@@ -197,6 +202,7 @@ class RunConfig(Settings):
         "grow with the number of sites, the lengths of their steps are not compared, and a share is limited "
         "by the samples of all sites that the round asks.",
         choices=("updates", "statistics"),
+        rare=True,
     )
     max_share: float = setting(
         MAX_SHARE,
@@ -206,6 +212,7 @@ class RunConfig(Settings):
         "samples, as the papers do.",
         above=0,
         at_most=1,
+        rare=True,
     )
     max_step: float = setting(
         0.0,
@@ -216,12 +223,13 @@ class RunConfig(Settings):
         f"medfedaug export has {MAX_STEP:g} unless another is given.",
         at_least=0,
         follows=True,
+        rare=True,
     )
     secure_aggregation: bool = setting(
         False,
-        "Let the server learn the sum of the sites' weights and statistics, and none of a single site: each "
-        "site adds masks that cancel out in the sum. It needs three sites in every round, and methods that "
-        "can do with sums; checks of single updates are lost.",
+        "Let the server learn sums over the sites alone, and nothing of a single one. Each site adds to "
+        "its weights and statistics masks that cancel out in the sum. It needs three sites in every round, "
+        "and methods that can do with sums; checks of single updates are lost.",
         flags=("--secure-aggregation",),
     )
     precision: str = setting(
@@ -229,19 +237,21 @@ class RunConfig(Settings):
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
         "training and evaluation; weights, losses and statistics stay float32.",
         choices=("float32", "bfloat16"),
+        rare=True,
     )
     intensity: str = setting(
         "scale",
-        "Scale of every image, before everything else, statistics included. scale: each volume scaled "
-        "to [0, 1] by its own lowest and highest intensity, for scanners whose units do not compare, and "
-        "photographs divided by 255. raw: as stored. Both mean the same for every method. by_method: as "
-        "stored where a method normalises the input, scaled where none does, as in the papers' code; two "
-        "methods may then see different input.",
+        "Scale of every image, before everything else. Statistics are of scaled images, too. scale: each "
+        "volume scaled to [0, 1] by its own lowest and highest intensity, for scanners whose units do not "
+        "compare, and photographs divided by 255. raw: as stored. Both mean the same for every method. "
+        "by_method: as stored where a method normalises the input, scaled where none does, as in the "
+        "papers' code; two methods may then see different input.",
         choices=("scale", "raw", "by_method"),
     )
     augmentation: str = setting(
         "none",
-        "Augmentation of training images, before anything that a method does: none; flip, which mirrors left "
+        "Augmentation of training images: none, flip, flip_rotate, intensity or full. It comes before "
+        "anything that a method does. flip, which mirrors left "
         "and right with probability 1/2 (of volumes the axis R or L of the plan's orientation, without one "
         "the first axis as stored; slices across it stay as they are); flip_rotate, which also rotates by an "
         "angle between -30 and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two "
@@ -257,11 +267,13 @@ class RunConfig(Settings):
         "Largest distance of two surfaces that count as one in the normalised surface Dice (NSD), in "
         "millimetres; in pixels for images that have no spacing.",
         at_least=0,
+        rare=True,
     )
     metrics: tuple[str, ...] = setting(
         (),
         "A further metric of the test, by the name under which an installed package adds it "
         "(`medfedaug.metrics.base`); repeatable. The server and every site need the package.",
+        rare=True,
     )
     bundle: dict[str, Any] = setting(
         dict,
@@ -274,6 +286,7 @@ class RunConfig(Settings):
         "Place of the methods' transforms, such as FedRDN's, among a Bundle's training transforms: "
         "deterministic, before the first random one; or end, after all of them.",
         choices=("deterministic", "end"),
+        rare=True,
     )
     init: str | None = setting(
         None, "Fingerprint of the weights that the network starts from, where they are given.", flags=None
@@ -282,6 +295,7 @@ class RunConfig(Settings):
         (),
         "Entries of the network that are not trained, as a pattern such as 'encoder.*', in which a star "
         "stands for any text; repeatable. Batch norms whose running statistics match use them in training.",
+        rare=True,
     )
     loop: str | None = setting(
         None,
@@ -291,19 +305,20 @@ class RunConfig(Settings):
         flags=None,
     )
     seed: int = setting(
-        0, "Seed of all random numbers: those of the initial network, and those of each site and round."
+        0, "Seed of all random numbers. They are those of the initial network, of each site and round."
     )
     limit: int | None = setting(
         None, "At most this many cases per split and site; by default all.", at_least=1
     )
     holdout: tuple[str, ...] = setting(
-        (), "A site that does not train although it could, and is tested as an unseen site; repeatable."
+        (), "A site that does not train and is tested as an unseen one; repeatable."
     )
     participation: float = setting(
         1.0,
         "Share of the training sites that take part in a round, drawn anew every round.",
         above=0,
         at_most=1,
+        rare=True,
     )
 
     def __post_init__(self) -> None:
@@ -444,16 +459,20 @@ class Execution(Settings):
         at_least=0,
     )
     min_sites: int = setting(
-        0, "Good updates that a round needs; 0 for those of all sites that it asks.", at_least=0
+        0, "Good updates that a round needs; 0 for those of all sites that it asks.", at_least=0, rare=True
     )
     round_timeout: float = setting(
-        0.0, "Seconds after which a site's answer is no longer waited for; 0 for no limit.", at_least=0
+        0.0,
+        "Seconds after which a site's answer is no longer waited for; 0 for no limit.",
+        at_least=0,
+        rare=True,
     )
     grace: float | None = setting(
         None,
         "Seconds for which the other sites are waited for once there are enough good updates (min_sites); by "
         "default until the timeout.",
         at_least=0,
+        rare=True,
     )
 
 

@@ -100,7 +100,7 @@ class Experiment(Settings):
     limit: int | None = setting(None, "At most this many cases per split and site.")
     scale: float = setting(1.0, "Share of the rounds that are run.")
     init: File | None = setting(None, "A file with weights to start from.")
-    cross_site: bool = setting(False, "Whether each site's local model is tested at every site.")
+    cross_site: bool = setting(False, "Test each site's local model at every site, too.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(parse_methods_list(self.methods)))

@@ -65,7 +65,7 @@ min_batch_size is 4
     )
     min_batch_size: int = setting(2, "Least samples per training step.", above=0)
     min_local_steps: int = setting(
-        5, "Least training steps per round, for a job that counts steps and not epochs.", above=0
+        5, "Least training steps per round, for a job that counts steps and not epochs.", above=0, rare=True
     )
     min_cases: int = setting(
         10,
@@ -79,11 +79,15 @@ min_batch_size is 4
         1024.0,
         "Largest exchange of the methods in a message, either way and without the model, in MB.",
         above=0,
+        rare=True,
     )
-    max_jobs_per_day: int = setting(20, "Most jobs that begin within 24 hours.", above=0)
+    max_jobs_per_day: int = setting(20, "Most jobs that begin within 24 hours.", above=0, rare=True)
     secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
-        3, "Least sites, this one too, in a sum that the server learns under secure aggregation.", at_least=2
+        3,
+        "Least sites, this one too, in a sum that the server learns under secure aggregation.",
+        at_least=2,
+        rare=True,
     )
     known_sites: tuple[Name, ...] | None = setting(
         None,
@@ -104,6 +108,7 @@ min_batch_size is 4
         "says that a site is gone learns about it from the difference. 1 is the safest; a site that misses a "
         "round then ends the job.",
         at_least=1,
+        rare=True,
     )
     approve: bool = setting(
         False, "Let a job wait until the site's administrator has approved it (medfedaug approve)."
@@ -113,6 +118,7 @@ min_batch_size is 4
         "Most configurations that wait for an approval; one more, and the oldest of them is refused and "
         "forgotten.",
         above=0,
+        rare=True,
     )
 
     def check(self, site: str, config: RunConfig) -> None:

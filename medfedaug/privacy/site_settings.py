@@ -115,8 +115,8 @@ class SiteSettings(Settings):
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
     simulation: bool = setting(
         False,
-        "Whether the server and all sites are on one machine, so that nothing leaves it and the rules for "
-        "jobs do not hold. Simulations set it; it has no place in a kit.",
+        "Let no rule for jobs hold, since the server and all sites are on one machine. Simulations set it; "
+        "it has no place in a kit.",
         flags=None,
     )
     save_every: float = setting(
