@@ -121,9 +121,10 @@ class Kit:
         changes = {k: v.resolve() if isinstance(v, Path) else v for k, v in changes.items()}
         if changes.get("data") and not (self.path / changes["data"]).is_dir():
             raise ConfigError(f"{changes['data']}: no such folder")
-        own = ", ".join(sorted(changes.keys() - _OF_A_SERVER))
+        own = {name: value for name, value in changes.items() if name not in _OF_A_SERVER}
         if self.server and own:
-            raise ConfigError(f"{self.path}: a server has no {own} of its own")
+            named = (", ".join(value) if isinstance(value, Mapping) else name for name, value in own.items())
+            raise ConfigError(f"{self.path}: a server has no {', '.join(named)} of its own")
         if not self.server or changes:
             files.append(self._settings(to_json(changes)))
         if forbid:

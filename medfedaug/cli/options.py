@@ -244,7 +244,10 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         if not isinstance(own, dict):
             raise ConfigError(f"{file}: {nested[cls]} must be an object of settings")
         check_keys(f"{file}: unknown keys", own, known)
-        found[cls] = {**own, **{name: content.pop(name) for name in known & content.keys() - set(nested.values())}}
+        found[cls] = {
+            **own,
+            **{name: content.pop(name) for name in known & content.keys() - set(nested.values())},
+        }
     everything = [entry.name for cls in groups for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
     check_keys(f"{file}: unknown keys", content, everything)
     return found

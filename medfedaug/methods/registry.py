@@ -69,6 +69,8 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
     """
     settings = dict(settings or {})
     given = [canonical_name(name.strip()) for name in text.split(",") if name.strip()]
+    if spaced := next((name for name in given if len(name.split()) > 1), ""):
+        raise ConfigError(f"methods {spaced!r}: commas separate them, as in {','.join(spaced.split())}")
     if not given:
         raise ConfigError(f"no method was named; choose from {', '.join(method_names())}")
     for name in given:

@@ -180,3 +180,18 @@ def test_local_steps_reach_a_simulation_and_a_job(run, phantom_dir, tmp_path):
     assert code == 0, err
     client = json.loads((tmp_path / "job/app/config/config_fed_client.json").read_text())
     assert client["executors"][0]["executor"]["args"]["config"]["local_steps"] == 3
+
+
+def test_methods_with_a_space_between_them_are_shown_with_a_comma(run, phantom_dir, tmp_path):
+    code, _, err = run(*ARGS, "--data", phantom_dir, "--out", tmp_path, "--methods", "fedrdn fedfa")
+    assert code == 2
+    assert "commas separate them, as in fedrdn,fedfa" in err
+
+
+@pytest.mark.parametrize("runs", [(), ("run", "--model", "run")])
+def test_a_bundle_is_of_one_run(run, tmp_path, runs):
+    code, _, err = run("bundle", *runs, "--out", tmp_path / "bundle")
+    assert code == 2
+    assert "name one run, as RUN or with --model" in err
+    code, _, err = run("bundle", "--model", tmp_path / "none", "--out", tmp_path / "bundle")
+    assert "none" in err

@@ -469,3 +469,8 @@ def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tm
     )
     assert code == 2
     assert "--set 'METHOD.stages=[...]'" in " ".join(err.split())
+
+
+def test_a_class_in_place_of_a_network_is_named():
+    with pytest.raises(TypeError, match=r"^UNet is a class: make a network of it first, as UNet\(\.\.\.\)$"):
+        insert_ffa(UNet)
