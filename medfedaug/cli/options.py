@@ -8,12 +8,12 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 import yaml
 
-from medfedaug.config.options import Settings, defaults, kinds_of, read_text
+from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import PLAN_MEMORY
 from medfedaug.config.run import recorded_settings
 from medfedaug.errors import ConfigError, first_line
@@ -237,7 +237,7 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
     found: dict[type, dict[str, Any]] = {}
-    nested = {kind: name for name, kind in get_type_hints(groups[0]).items() if kind in groups}
+    nested = {kind: name for name, kind in hints_of(groups[0]).items() if kind in groups}
     for cls in groups:
         known = {entry.name for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
         own = content.pop(nested[cls], {}) if cls in nested else {}
@@ -254,8 +254,8 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
 
 
 def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) -> inspect.Parameter:
-    rules, hint, text = entry.metadata, get_type_hints(cls)[entry.name], first_sentence(plain(text))
-    default = defaults(cls)[entry.name]
+    rules, hint, text = entry.metadata, hints_of(cls)[entry.name], first_sentence(plain(text))
+    default = default_of(entry)
     kinds = kinds_of(hint)
     least = rules.get("ge")
     kind: Any = hint

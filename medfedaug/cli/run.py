@@ -42,7 +42,6 @@ from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
 from medfedaug.errors import ConfigError
-from medfedaug.metrics.registry import UNSEEN
 from medfedaug.nvflare_jobs.simulator_process import discard, prepare
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
@@ -376,6 +375,8 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
 
 
 def _print_holdout(results: dict[str, Any], methods: str) -> None:
+    from medfedaug.metrics.registry import UNSEEN
+
     metrics = results["metrics"]
     heads = [f"{metric} {where}" for metric in metrics for where in ("there", "at the others")]
     others = results.get("scored", {}).get("seen", "not recorded")

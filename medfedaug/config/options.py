@@ -30,8 +30,11 @@ from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice, check_keys, check_printable
 
 __all__ = [
+    "File",
     "Settings",
+    "default_of",
     "defaults",
+    "hints_of",
     "json_schema",
     "kinds_of",
     "read_text",
@@ -208,22 +211,25 @@ def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of the fields, without what is annotated."""
     return get_type_hints(cls)
 
 
 def defaults(cls: type) -> dict[str, Any]:
     """The default of each field that has one."""
-    return {
-        entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
-        for entry in dataclasses.fields(cls)
-        if callable(entry.default_factory) or entry.default is not dataclasses.MISSING
-    }
+    found = {entry.name: default_of(entry) for entry in dataclasses.fields(cls)}
+    return {name: value for name, value in found.items() if value is not dataclasses.MISSING}
+
+
+def default_of(entry: dataclasses.Field[Any]) -> Any:
+    """The default of a field, or `dataclasses.MISSING`."""
+    return entry.default_factory() if callable(entry.default_factory) else entry.default
 
 
 def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
     """A value as pydantic takes it: of JSON, lists and groups; what it lets through is refused."""
-    entry, kind = _fields(cls).get(name), _hints(cls).get(name)
+    entry, kind = _fields(cls).get(name), hints_of(cls).get(name)
     if entry is None or kind is None:  # pydantic names it
         return value
     if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
@@ -303,7 +309,7 @@ def read_text(cls: type, name: str, text: str) -> Any:
         >>> read_text(Room, "size", "3, 4.5"), read_text(Room, "name", "12")
         ((3, 4.5), '12')
     """
-    kind = _hints(cls)[name]
+    kind = hints_of(cls)[name]
     return _of_text(kind, text, name.replace("_", "-"))
 
 
