@@ -270,7 +270,7 @@ def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) ->
     if rules["follows"]:
         kind, default = kind | None, None
     if default not in (None, False, "", "{}") and "default" not in text:
-        shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
+        shown = f"{default:g}" if isinstance(default, float) else "true" if default is True else default
         text = f"{text} By default {shown}{f', or {cls.OPEN}' if cls.OPEN else ''}."
     if cls.OPEN:
         kind, default = kind | None, None

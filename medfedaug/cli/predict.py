@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
+from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, State, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
+from medfedaug.data.pacs.archive import Access, Archive, open_archive
 from medfedaug.errors import ConfigError
 from medfedaug.runs.prediction_options import PredictionOptions, StudyOptions
 
@@ -26,10 +28,8 @@ __all__ = ["predict"]
 _MOST_ROWS = 20
 
 
-@takes_archive
-@takes(PredictionOptions, StudyOptions)
+@takes(PredictionOptions, StudyOptions, Access)
 def predict(
-    archive: ArchiveOptions,
     model: Annotated[
         list[Path],
         typer.Option(
@@ -61,7 +61,7 @@ def predict(
             metavar="FILE",
             help="Studies of the archive, in place of --images: a CSV with a column StudyInstanceUID, "
             "AccessionNumber or PatientID.",
-            rich_help_panel=PANEL,
+            rich_help_panel=Access.PANEL,
         ),
     ] = None,
     channel: Annotated[
@@ -71,9 +71,13 @@ def predict(
             help="In place of --series, a channel of the model and the series of each study that it is, "
             "'FLAIR=.*flair.*'; once for each channel. The objects refer to the first one, to whose grid the "
             "others are brought.",
-            rich_help_panel=PANEL,
+            rich_help_panel=Access.PANEL,
         ),
     ] = None,
+    dicomweb: DicomWeb = None,
+    dimse: Dimse = None,
+    token_file: TokenFile = None,
+    parallel: Parallel = 2,
     state: State = None,
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
@@ -89,19 +93,20 @@ def predict(
     from medfedaug.runs.ensemble import Ensemble
     from medfedaug.runs.predict import predict_images
 
-    if (images is None) == (not archive.given):
+    in_archive = bool(dicomweb or dimse)
+    if (images is None) != in_archive:
         raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
-    if archive.given != (studies is not None):
+    if in_archive != (studies is not None):
         raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
     of_studies = StudyOptions(
         **given[StudyOptions],
         channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-        parallel=archive.parallel,
+        parallel=parallel,
     )
     for option, value in (("--channel", channel), ("--pseudonyms", of_studies.pseudonyms)):
-        if value and not archive.given:
+        if value and not in_archive:
             raise ConfigError(f"{option} goes with an archive: --dicomweb URL or --dimse AET@HOST:PORT")
-    if of_studies.store and not archive.given:
+    if of_studies.store and not in_archive:
         raise ConfigError("--store needs an archive: --dicomweb URL or --dimse AET@HOST:PORT, with --studies")
     check_page(out / PAGE)
     models = Ensemble.open(model, state=state)
@@ -110,6 +115,8 @@ def predict(
     with CaseProgress() as progress:
         if studies is not None:
             of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
+            access = archive_access(given, token_file)
+            archive = partial(open_archive, dicomweb=dicomweb, dimse=dimse, access=access)
             found = _predict_studies(models, archive, studies, out, options, of_studies, progress)
             cases, failed = found.cases, found.problems
         else:
@@ -131,7 +138,7 @@ def predict(
 
 def _predict_studies(
     models: Ensemble,
-    archive: ArchiveOptions,
+    archive: Callable[[], Archive],
     studies: Path,
     out: Path,
     options: PredictionOptions,
@@ -145,7 +152,7 @@ def _predict_studies(
     from medfedaug.runs.archive_predictions import predict_studies
 
     wanted = read_studies(studies)
-    with resumable(), archive.open() as source:
+    with resumable(), archive() as source:
         return predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
 
 

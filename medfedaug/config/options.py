@@ -92,6 +92,7 @@ def setting(
     unit: str = "",
     follows: bool = False,
     rare: bool = False,
+    secret: bool = False,
 ) -> Any:
     """A field of a class of settings.
 
@@ -108,6 +109,7 @@ def setting(
         unit: of the number, for messages.
         follows: whether the default follows from the data or other settings; the option then has none.
         rare: whether few need it: a command's help names its option alone.
+        secret: whether no text of the object shows it.
     """
     limits = {"gt": above, "ge": at_least, "le": at_most, "lt": below}
     metadata = {
@@ -121,8 +123,8 @@ def setting(
         **{name: limit for name, limit in limits.items() if limit is not None},
     }
     if isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=not secret)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass_transform(frozen_default=True)
@@ -281,7 +283,8 @@ def _line(cls: type, error: ValidationError) -> str:
     path = [str(part) for part in first["loc"]]
     entry = _fields(cls).get(path[0]) if path else None
     unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
-    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}, got {_short(first['input'])}"
+    got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
+    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}{got}"
 
 
 def _short(value: Any) -> str:

@@ -13,13 +13,24 @@ from medfedaug.config.options import json_schema, read_text, setting, settings, 
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
+from medfedaug.data.pacs.archive import Access
 from medfedaug.errors import ConfigError
 from medfedaug.federation.site import job_summary
 from medfedaug.privacy import JobRules, PrivacyPolicy
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.runs.prediction_options import PredictionOptions, StudyOptions
 
-GROUPS = (RunConfig, Plan, Execution, SiteSettings, PrivacyPolicy, JobRules, PredictionOptions, StudyOptions)
+GROUPS = (
+    RunConfig,
+    Plan,
+    Execution,
+    SiteSettings,
+    PrivacyPolicy,
+    JobRules,
+    PredictionOptions,
+    StudyOptions,
+    Access,
+)
 TEXT = "Warmth of the room in degrees."
 
 
@@ -138,3 +149,11 @@ def test_text_is_read_by_the_type_of_its_setting():
 
 def test_a_paragraph_of_a_description_is_one_line():
     assert SiteDescription.from_dict({"inclusion": "adults\n  with glioma"}).inclusion == "adults with glioma"
+
+
+def test_a_secret_is_in_no_text():
+    assert "s3cret" not in repr(Access(user="me", password="s3cret"))
+    for values in ({"password": ["s3cret"]}, {"token": "s3cret\n"}, {"token": "s3cret", "user": "me"}):
+        with pytest.raises(ConfigError) as raised:
+            Access(**values)
+        assert "s3cret" not in str(raised.value)
