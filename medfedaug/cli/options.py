@@ -237,7 +237,7 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
     found: dict[type, dict[str, Any]] = {}
-    nested = {kind: name for name, kind in hints_of(groups[0]).items() if kind in groups}
+    nested = {kind: name for name, kind in hints_of(groups[0]).items() if kind in groups}  # type: ignore[arg-type]
     for cls in groups:
         known = {entry.name for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
         own = content.pop(nested[cls], {}) if cls in nested else {}
@@ -254,7 +254,8 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
 
 
 def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) -> inspect.Parameter:
-    rules, hint, text = entry.metadata, hints_of(cls)[entry.name], first_sentence(plain(text))
+    rules, text = entry.metadata, first_sentence(plain(text))
+    hint = hints_of(cls)[entry.name]  # type: ignore[arg-type]
     default = default_of(entry)
     kinds = kinds_of(hint)
     least = rules.get("ge")

@@ -147,7 +147,7 @@ def settings(cls: Class) -> Class:
         Traceback (most recent call last):
         medfedaug.errors.ConfigError: width must be positive, got -1.0
     """
-    made = dataclass(cls, frozen=True, config=_STRICT)
+    made: Any = dataclass(cls, frozen=True, config=_STRICT)
     texts = [
         textwrap.fill(f"{entry.name}: {entry.metadata['description']}", _WIDTH, subsequent_indent="    ")
         for entry in dataclasses.fields(made)
@@ -203,7 +203,7 @@ class Settings:
         """
         if not isinstance(values, Mapping):
             raise ConfigError(f"{cls.TITLE}expected an object of settings, got {type(values).__name__}")
-        check_keys(f"{cls.TITLE}unknown keys", values, _fields(cls))
+        check_keys(f"{cls.TITLE}unknown keys", values, _fields(cls))  # type: ignore[arg-type]
         return cls(**dict(values))
 
 
@@ -231,7 +231,7 @@ def default_of(entry: dataclasses.Field[Any]) -> Any:
 
 def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
     """A value as pydantic takes it: of JSON, lists and groups; what it lets through is refused."""
-    entry, kind = _fields(cls).get(name), hints_of(cls).get(name)
+    entry, kind = _fields(cls).get(name), hints_of(cls).get(name)  # type: ignore[arg-type]
     if entry is None or kind is None:  # pydantic names it
         return value
     if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
