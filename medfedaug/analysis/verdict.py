@@ -27,7 +27,7 @@ _ANY_SCORE = Metric("score", "Score", cases="patients")
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
 LEVEL = 0.01
-"""Largest adjusted p-value of a claim: at 0.05 skewed differences gave one in up to 11% of equal tables."""
+"""Largest adjusted p-value of a claim: at 0.05 skewed differences gave one in 10% of equal tables."""
 
 
 class Elsewhere(NamedTuple):
