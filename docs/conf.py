@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -11,11 +12,13 @@ from medfedaug import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/tutorials"))  # `shell`, which the tutorials share, and `archive`
+sys.path.insert(0, str(ROOT / "docs"))
 
 # What the tutorials start finds the commands of this environment, and leaves cores to others.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import forked_commands  # noqa: E402
 from archive import find_orthanc  # noqa: E402
 
 project = "medfedaug"
@@ -80,7 +83,22 @@ def _formula_apart(translator, node):
     raise SkipNode
 
 
+def _fork_commands(app, config):
+    """Let the tutorials' commands share one import of PyTorch and MONAI, where tutorials run."""
+    if sys.platform == "linux" and str(config.plot_gallery) not in ("0", "False"):
+        app.commands_folder = tempfile.TemporaryDirectory(prefix="medfedaug-docs-")
+        app.commands = forked_commands.start(Path(app.commands_folder.name))
+
+
+def _end_commands(app, error):
+    if hasattr(app, "commands"):
+        app.commands.stdin.close()
+        app.commands.wait()
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("config-inited", _fork_commands)
+    app.connect("build-finished", _end_commands)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))
     app.connect("autodoc-process-docstring", _escape_shapes)
