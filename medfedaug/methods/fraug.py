@@ -109,6 +109,7 @@ class FRAug(Method):
     """
 
     name = "fraug"
+    capturable = True
     requires = frozenset({"labels", "norm_layers"})
     tasks = ("classification",)
 
@@ -348,9 +349,11 @@ class FixedShapeSite(FRAugSite):
     def __init__(self, method: FRAug, network: nn.Module) -> None:
         super().__init__(method, network)
         ramps = [F.ramp_up(step, method.ramp_steps) for step in range(method.ramp_steps + 1)]
-        rows = [[method.lambda_syn * (r if method.smoothing else 1), method.prototype_rate * r] for r in ramps]
+        rows = [[r if method.smoothing else 1.0, r] for r in ramps]
         self.steps = torch.zeros((), dtype=torch.long, device=self.means.device)
-        self._by_step = self.means.new_tensor(rows)
+        self._by_step = self.means.new_tensor(rows) * self.means.new_tensor(
+            [method.lambda_syn, method.prototype_rate]
+        )
         self._classes = torch.arange(len(self.means), device=self.means.device)
         self._signs = self.means.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
         self._made: tuple[Tensor, Tensor] | None = None
