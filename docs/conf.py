@@ -1,5 +1,6 @@
 """Sphinx configuration: `make docs` builds and checks the pages."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from archive import find_orthanc  # noqa: E402
+from docutils import nodes  # noqa: E402
+from docutils.parsers.rst import Directive  # noqa: E402
+from docutils.statemachine import StringList  # noqa: E402
+
+from medfedaug.config.options import settings_table  # noqa: E402
+from medfedaug.utils.docstrings import plain  # noqa: E402
 
 project = "medfedaug"
 copyright = "the medfedaug authors"
@@ -80,7 +87,28 @@ def _formula_apart(translator, node):
     raise SkipNode
 
 
+class SettingsTable(Directive):
+    """A table of a class of settings, whose path is the argument."""
+
+    required_arguments = 1
+
+    def run(self):
+        """Return the table."""
+        module, _, name = self.arguments[0].rpartition(".")
+        rows = settings_table(getattr(importlib.import_module(module), name))
+        cells = ((f"`{setting}`", f"`{default or ' '}`", plain(text)) for setting, default, text in rows)
+        lines = ["| setting | default | meaning |", "|---|---|---|"]
+        lines += [
+            "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in row) + " |"
+            for row in cells
+        ]
+        found = nodes.container()
+        self.state.nested_parse(StringList(lines), 0, found)
+        return found.children
+
+
 def setup(app):
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))
+    app.add_directive("settings", SettingsTable)
     app.connect("autodoc-process-docstring", _escape_shapes)

@@ -45,7 +45,7 @@ def kit(kits, make_site) -> Path:
     """The kit of a site that is ready."""
     found = open_kit(kits / SITE)
     data = make_site(SITE, cases=(10, 10, 10))
-    found.write(found.plan(data=data, device="cpu", forbid=True))
+    found.write(found.plan({"data": data, "device": "cpu"}, forbid=True))
     return found.path
 
 

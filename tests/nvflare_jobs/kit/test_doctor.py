@@ -29,7 +29,7 @@ def kit(kits, make_site):
     """A kit of a site that is ready."""
     found = open_kit(kits / "hospital-a")
     data = make_site("hospital-a", cases=(10, 10, 10))
-    found.write(found.plan(data=data, device="cpu", forbid=True))
+    found.write(found.plan({"data": data, "device": "cpu"}, forbid=True))
     return found.path
 
 
