@@ -153,10 +153,7 @@ def report(
     ] = "fedavg",
     device: Device = "auto",
 ) -> None:
-    """Compare runs on one self-contained page.
-
-    Example: medfedaug report runs/* --reference fedrdn
-    """
+    """Compare runs on one self-contained page."""
     from medfedaug.analysis import (
         find_runs,
         load_run,

@@ -24,8 +24,11 @@ class Storage:
         folder: where these files are kept, also for later jobs; ``None`` for a temporary folder that goes
             with the process.
         ahead: how many batches are made ahead, in a thread beside the training.
+        graphs: ``"auto"`` or ``"on"``: steps of the training are captured as CUDA graphs where they can be;
+            with ``"on"`` a warning says where they cannot. ``"off"``: they are not.
     """
 
     max_bytes: int = int(DEFAULT_MEMORY * 2**30)
     folder: Path | None = None
     ahead: int = 1
+    graphs: str = "auto"

@@ -68,7 +68,7 @@ def test_the_environment_comes_before_the_file(kit, monkeypatch):
         ({"privacy": [10]}, ["privacy: expected an object"]),
         ({"privacy": {"min_images": 0}}, ["min_images", "0"]),
         ({"privacy": {"min_images": True}}, ["min_images", "True"]),
-        ([], ["JSON object", "list"]),
+        ([], ["expected an object", "list"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file(kit, content, words):
