@@ -72,10 +72,10 @@ types: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# What the commands `methods`, `networks` and `datasets` show: made from the classes, after a change of their texts,
-# arguments or defaults. The command reads the file, and so needs no PyTorch.
+# All that is made from the code: the list of methods, what the commands `methods`, `networks` and `datasets` show, the
+# schemas, the ready jobs, the tables of methods on the pages, the picture of the packages.
 catalogue: install
-	$(BIN)/python -m medfedaug.cli.describe
+	$(BIN)/python docs/generate.py
 
 # The pages, the tutorials among them, which run as they are built. A warning is an error, and so is a link within the
 # pages that leads nowhere, or a public name without a description.

@@ -277,7 +277,7 @@ def _tsne(features: Tensor, seed: int) -> Tensor:
         from sklearn.manifold import TSNE
     except ImportError as error:
         raise ImportError(
-            "t-SNE needs scikit-learn, which is not installed: pip install scikit-learn, or method='pca'"
+            "t-SNE needs scikit-learn, which is not installed: pip install 'medfedaug[tsne]', or method='pca'"
         ) from error
     perplexity = min(30.0, (len(features) - 1) / 3)
     found = TSNE(perplexity=perplexity, init="pca", random_state=seed)

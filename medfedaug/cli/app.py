@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -38,6 +40,7 @@ def main() -> None:
     atexit.register(_end_quickly)
     try:
         with warnings_to(_show_warning), _ends_on_signals():
+            _notice_another_checkout()
             _command()()
     except MedFedAugError as error:
         say(f"medfedaug: {error}", "red", err=True)
@@ -47,6 +50,14 @@ def main() -> None:
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
+
+
+def _notice_another_checkout() -> None:
+    """Warn in a folder with a checkout of medfedaug whose files are not those that run."""
+    mine, other = Path(__file__).parents[1], "medfedaug/_version.py"
+    checkout = os.path.isfile("pyproject.toml") and os.path.isfile(other)
+    if checkout and not os.path.samefile(other, mine / "_version.py"):
+        _show_warning(f"this folder is a checkout of medfedaug, and the command runs the files in {mine}")
 
 
 def _end_quickly() -> None:

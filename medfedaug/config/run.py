@@ -63,7 +63,7 @@ MAX_STEP = 2.0
 
 _OF_A_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
-    *("augmentation", "surface_tolerance", "metrics"),
+    *("augmentation", "surface_tolerance", "metrics", "without_metrics"),
 )
 
 
@@ -280,6 +280,11 @@ class RunConfig(Settings):
         (),
         "A further metric of the test, by the name under which an installed package adds it "
         "(`medfedaug.metrics.base`); repeatable. The server and every site need the package.",
+        rare=True,
+    )
+    without_metrics: tuple[str, ...] = setting(
+        (),
+        "A metric that the test leaves out, such as hd95; repeatable. The one that chooses the round stays.",
         rare=True,
     )
     bundle: dict[str, Any] = setting(

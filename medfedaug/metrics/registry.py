@@ -12,7 +12,7 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.base import MEAN, STAYS, Metric, mean_score
 from medfedaug.utils import plugins
-from medfedaug.utils.validation import number_or_none
+from medfedaug.utils.validation import not_known, number_or_none
 
 __all__ = [
     "BUILT_IN_METRICS",
@@ -58,20 +58,23 @@ UNITS = ("mm", "px", "mixed")
 """Units of a site's lengths: ``"px"`` where images have no spacing, ``"mixed"`` where some have one."""
 
 
-def metric_names(task: str, further: Sequence[str] = ()) -> tuple[str, ...]:
+def metric_names(task: str, further: Sequence[str] = (), without: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of the metrics of a task's test, the one that chooses the round first.
 
     Args:
         task: ``"segmentation"`` or ``"classification"``.
         further: names of metrics that other packages add, which become known.
+        without: names of metrics to leave out.
 
     Raises:
-        ConfigError: for a name that is not known or is a metric of another task, and for a package that may
-            not or cannot be used.
+        ConfigError: for a name that is not known or is a metric of another task, for a package that may not
+            or cannot be used, and where the metric that chooses the round is left out.
 
     Example:
         >>> metric_names("segmentation")
         ('dice', 'hd95', 'nsd')
+        >>> metric_names("segmentation", without=["hd95"])
+        ('dice', 'nsd')
     """
     own = sorted((m for m in _BUILT_IN.values() if m.task == task), key=lambda m: (m.position, m.name))
     for name in further:
@@ -86,7 +89,12 @@ def metric_names(task: str, further: Sequence[str] = ()) -> tuple[str, ...]:
         if metric.task != task:
             raise ConfigError(f"metric {name} is for {metric.task}, and the run is a {task}")
         METRICS[name] = metric
-    return (*(metric.name for metric in own), *dict.fromkeys(further))
+    names = (*(metric.name for metric in own), *dict.fromkeys(further))
+    for name in without:
+        if name not in names[1:]:
+            problem = "chooses the round and stays" if name == names[0] else not_known(name, names[1:])
+            raise ConfigError(f"without_metrics: metric {name!r} {problem}")
+    return tuple(name for name in names if name not in without)
 
 
 def plugin_metric(plugin: plugins.Plugin) -> Metric:

@@ -164,5 +164,5 @@ def test_tsne_needs_scikit_learn():
     if importlib.util.find_spec("sklearn"):
         assert len(feature_picture(z, ["A", "B"] * 10, method="tsne").axes) == 1
     else:
-        with pytest.raises(ImportError, match="pip install scikit-learn"):
+        with pytest.raises(ImportError, match=r"pip install 'medfedaug\[tsne\]'"):
             feature_picture(z, ["A", "B"] * 10, method="tsne")

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from medfedaug.models import ffa_layers
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_help_names_every_command(run):
     code, out, _ = run("--help")
@@ -31,6 +34,18 @@ def test_help_names_every_command(run):
     assert run("--version")[1].count(".") == 2
     module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version")[1]
+
+
+def test_a_checkout_beside_another_is_noticed_in_one_line(run, tmp_path, monkeypatch):
+    (tmp_path / "medfedaug").mkdir()
+    for name in ("pyproject.toml", "medfedaug/_version.py"):
+        assert "checkout" not in run("--version")[2]
+        (tmp_path / name).touch()
+        monkeypatch.chdir(tmp_path)
+    _, _, err = run("--version")
+    assert " ".join(err.split()).startswith("medfedaug: warning: this folder is a checkout of medfedaug")
+    monkeypatch.chdir(ROOT)
+    assert not run("--version")[2]
 
 
 def test_a_traceback_is_in_lines_that_no_text_of_others_can_forge():

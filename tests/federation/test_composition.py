@@ -14,37 +14,21 @@ from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.pooled import run_pooled
-from medfedaug.methods import build_methods, method_names
+from medfedaug.methods import build_methods, parse_methods, registry
 from medfedaug.models import network_names
 
 SITES = ["site_A", "site_B"]
 CLASSIFYING = ("fraug", "fedfd_prompt")
-METHODS = [name for name in method_names() if name not in ("fedrdn_v", "fedfa+", "harmofl", *CLASSIFYING)]
+METHODS = [name for name in registry.built_in_methods() if name not in CLASSIFYING]
 ROBUST = ("krum", "median", "multi_krum", "trimmed_mean")  # need three sites or five: see test_robust.py
 # Those, and what goes with parameters alone: see methods/test_dp_fedavg.py.
 APART = (*ROBUST, "dp_fedavg")
-AVERAGING = (
-    *("ditto", "fedavgm", "fedawa", "fedce", "feddg_ga", "feddyn", "fedlws", "fednova"),
-    *("fedprox", "moon", "norm_clip", "scaffold", "krum", "multi_krum", "dp_fedavg"),
-)
 TASKS = {name: build_methods([{"name": name}])[0].tasks for name in METHODS if name not in APART}
 SEGMENTING_METHODS = [name for name, tasks in TASKS.items() if "segmentation" in tasks]
 CLASSIFYING_METHODS = [name for name, tasks in TASKS.items() if "classification" in tasks]
 CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
 
 PROTOTYPES = ("fedproto", "fedsr", "fpl", "fedrod")  # take labels and features of the last layer
-AVERAGED = (
-    "fedprox",
-    "fedavgm",
-    "scaffold",
-    "fednova",
-    "feddyn",
-    "ditto",
-    "moon",
-    "feddg_ga",
-    "fedlws",
-    "fedawa",
-)  # act on what sites have in common
 
 
 def carried(config, *args):
@@ -98,56 +82,12 @@ def excluded(*names: str) -> str:
     return ""
 
 
-def test_which_methods_exclude_each_other():
-    found = {pair for pair in itertools.combinations(sorted(METHODS), 2) if excluded(*pair)}
-    groups = [
-        ("fedrdn", "norm", "nyul"),  # all normalise
-        ("fedmix", "manifold_mixup", "mixup", "moex"),  # all mix labels
-        # All make the global model.
-        sorted(
-            (
-                *("fedavgm", "fedawa", "fedce", "feddg_ga", "feddyn", "fedlws", "fednova"),
-                *("norm_clip", *APART),
-            )
-        ),
-    ]
-    expected = {pair for group in groups for pair in itertools.combinations(group, 2)}
-    # With all images in one place there is nothing to exchange, to keep or to average.
-    apart = (
-        "dac_sc ditto fedavgm fedawa fedbn fedce feddg feddg_ga feddyn fedfa fedfa_h fedfd fedfd_a fedharmo "
-        "fedlws fedmix fednova fedper fedrdn gperxan norm_clip nyul partialfed partialfed_adaptive "
-        "scaffold silobn single"
-    )
-    expected |= {tuple(sorted(("pooled", name))) for name in (*apart.split(), *PROTOTYPES, *APART)}
-    # Labels mixed by the one, needed unmixed by the other.
-    expected |= {
-        tuple(sorted(pair))
-        for pair in itertools.product(groups[1], ("feddg", "fedfd", "fedfd_a", *PROTOTYPES))
-    }
-    expected |= {("fedfd", "fedfd_a"), ("fedharmo", "fedsam")}  # the one contains the other
-    # The one replaces what the others are about, or replace as well.
-    norms = ("fedbn", "silobn", "fixbn", "fedfd", "fedfd_a", "dac_sc")
-    replacing = ("fedwon", "gperxan")
-    expected |= {tuple(sorted(pair)) for pair in itertools.product(replacing, norms)}
-    expected |= {*itertools.combinations(sorted(replacing), 2)}
-    expected |= {("partialfed", "partialfed_adaptive"), ("fedper", "partialfed")}
-    # What the latter add to the state dict goes with the model that is trained, and not with others.
-    outside = itertools.product(("ditto", "fedce", "moon"), ("dac_sc", "fedfd_a", "fedrod", "gperxan"))
-    expected |= {tuple(sorted(pair)) for pair in outside}
-    # A site's training starts from the global model, or from something else.
-    comparing = ("ditto", "fedce", "feddg_ga", "feddyn", "fednova", "fedprox", "gperxan", "moon")
-    expected |= {tuple(sorted(("partialfed_adaptive", name))) for name in comparing}
-    # A site alone averages nothing of what it trains.
-    expected |= {tuple(sorted(("single", name))) for name in AVERAGING}
-    assert found == expected
-
-
 @pytest.mark.parametrize(
     "pair",
     [
         pytest.param(pair, marks=() if {*pair} <= set(CORE) else pytest.mark.slow)
         for pair in itertools.combinations(SEGMENTING_METHODS, 2)
-        if not excluded(*pair) and not ("single" in pair and {*pair} & {*AVERAGED})
+        if not excluded(*pair)
     ],
     ids="+".join,
 )
@@ -197,8 +137,8 @@ def test_every_method_beside_those_for_classification(make_photos, tmp_path, tin
     check(carried(configure(sites, methods=specs, **options), tmp_path / "photos", ["A", "B"], "cpu"))
 
 
-# Together they name every method; what a method does to a network does not depend on its company.
-COMBINATIONS = {
+# What a method does to a network does not depend on its company; a method that is not named goes alone.
+TOGETHER = {
     # On these networks in fast tests, on the others in slow ones.
     "fedrdn,fedfa+,fedprox": ("basicunet", "unet", "segresnet", "resnet18", "lenet5", "vit"),
     "norm,fedbn,fedavg": ("basicunet", "resnet18"),
@@ -216,8 +156,11 @@ COMBINATIONS = {
     "fedawa": (),
     "fedce": (),
     "feddg": (),
+    "finetune,norm_clip": (),
     "ditto,fedper,moon": ("unet",),
 }
+NAMED = {part["name"] for methods in TOGETHER for part in parse_methods(methods)}
+COMBINATIONS = {**TOGETHER, **{name: () for name in TASKS if name not in {*NAMED, *PROTOTYPES}}}
 # With a norm that every method can do something with.
 BATCH_NORM = ("basicunetplusplus", "dynunet", "segresnet", "segresnetds", "unetr")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from our_modules import ROOT, modules
+from packaging.utils import canonicalize_name
 
 APART = ("models", "nvflare_jobs", "transforms")
 OF_AN_EXTRA = {"medfedaug.nvflare_jobs.job.wandb_receiver": "wandb"}
@@ -87,6 +89,28 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
     return names
+
+
+IMPORTED_AS = {
+    "PIL": "pillow",
+    "dicomanonymizer": "dicom-anonymizer",
+    "ignite": "pytorch-ignite",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+def test_every_package_that_is_imported_is_declared():
+    """Those of an extra too; and what every user installs is imported."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    parts = re.split(r"^(?:dependencies = |\[project\.(?:optional|scripts))", text, flags=re.MULTILINE)[1:3]
+    always, extras = (
+        {canonicalize_name(name) for name in re.findall(r'"([\w-]+)(?:\[.*?\])?>=', part)} for part in parts
+    )
+    used = {name.partition(".")[0] for path in modules().values() for name in imports(path)}
+    used -= {*sys.stdlib_module_names, "medfedaug", ""}
+    names = {canonicalize_name(IMPORTED_AS.get(name, name)) for name in used}
+    assert always <= names <= always | extras
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from outside_package import outside_package as outside_package
 
@@ -13,7 +11,6 @@ from medfedaug.methods import Method, build_methods, registry
 from medfedaug.methods.base import WORDS
 from medfedaug.methods.compatibility import constraints
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 SITES = ["site_A", "site_B"]
 FLIP = '''
 from medfedaug.methods import Method, SitePart
@@ -111,13 +108,3 @@ def test_what_follows_from_hooks_is_declared_for_every_method():
     found = constraints(Aggregating())
     assert found.provides == found.excludes == {"method:aggregating", "global_model"}
     assert not constraints(Method.__new__(type("Plain", (Method,), {"name": "plain"}))).requires
-
-
-def test_the_page_has_every_word_with_its_meaning_and_its_methods():
-    methods = [build() for build in registry.built_in_methods().values()]
-    for word, meaning in WORDS.items():
-        named = [
-            ", ".join(f"`{method.name}`" for method in methods if word in getattr(method, attribute))
-            for attribute in ("requires", "provides", "excludes")
-        ]
-        assert f"\n| `{word}` | {meaning} | {' | '.join(named)} |\n" in PAGE.read_text(encoding="utf-8")

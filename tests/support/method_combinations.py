@@ -1,25 +1,16 @@
-"""Every pair of methods, built at the server and at a site under several settings: refused, and why.
-
-``python tests/support/method_combinations.py`` writes the record that tests/methods/test_combinations.py
-compares with. A change of the record is a change of what users may combine.
-"""
+"""Every pair of methods, built at the server and at a site under several settings: refused, and why."""
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
-import sys
-import tempfile
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from medfedaug.config.plan import Plan
@@ -31,12 +22,9 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.methods import build_methods, registry
+from medfedaug.methods import registry
 from medfedaug.privacy import PrivacyPolicy
 
-RECORD = Path(__file__).parents[1] / "methods" / "method_combinations.csv"
-ALWAYS = "always"
-"""The setting of a pair that no run may have, whatever its network and options."""
 U_NET = {"channels": [2, 4, 4], "strides": [2, 2]}
 WITH_BATCH_NORM = {**U_NET, "norm": "batch"}
 VOLUMES = Plan(spatial_dims=3, patch_size=[16, 16, 16], patches_per_volume=1)
@@ -83,30 +71,6 @@ SETTINGS = {
     "noise": Setting(policy=_NOISE),
     "private_steps": Setting(policy={**_NOISE, "sgd_noise_multiplier": 1.0}),
 }
-
-
-class Row(NamedTuple):
-    """A pair, the settings in which it has one outcome, and that outcome.
-
-    Args:
-        first: a method.
-        second: another; the same for the method alone.
-        settings: names of `SETTINGS`, ``all`` of them, ``all but`` some, or `ALWAYS`.
-        outcome: ``allowed``; the ground on which the pair is refused; ``as NAME alone`` where one of the two
-            is refused with the same words by itself; or these words.
-    """
-
-    first: str
-    second: str
-    settings: str
-    outcome: str
-
-    def named(self) -> list[str]:
-        """The settings by name."""
-        words = self.settings.split()
-        if words[0] != "all":
-            return words
-        return [name for name in SETTINGS if name not in words[2:]]
 
 
 _REFUSAL = re.compile(
@@ -205,56 +169,15 @@ class Sites:
         return ""
 
 
-def outcomes(found: Sites, pair: tuple[str, str], names: Iterable[str] = SETTINGS) -> dict[str, str]:
-    """What becomes of a pair by setting: see `Row`."""
-    try:
-        build_methods(specs(pair))
-    except MedFedAugError as error:
-        return {ALWAYS: ground(str(error), pair)}
-    return {name: _outcome(found, pair, name) for name in names}
+def outcome(found: Sites, pair: tuple[str, str], name: str) -> str:
+    """The outcome of a pair in a setting.
 
-
-def _outcome(found: Sites, pair: tuple[str, str], name: str) -> str:
+    Returns:
+        ``allowed``; the ground on which the pair is refused; or ``as NAME alone`` where one of the two is
+        refused with the same words by itself.
+    """
     reason = found.refusal(pair, name)
     for method in pair if len(set(pair)) > 1 and reason else ():
         if found.refusal((method, method), name) == reason:
             return f"as {method} alone"
     return ground(reason, pair) if reason else "allowed"
-
-
-def rows(found: Sites, chosen: Iterable[tuple[str, str]]) -> Iterator[Row]:
-    """The rows of some pairs."""
-    for pair in chosen:
-        by_ground: dict[str, list[str]] = {}
-        for name, reason in outcomes(found, pair).items():
-            by_ground.setdefault(reason, []).append(name)
-        for reason, names in by_ground.items():
-            yield Row(*pair, _named(names), reason)
-
-
-def _named(names: list[str]) -> str:
-    others = [name for name in SETTINGS if name not in names]
-    if names == [ALWAYS] or len(others) > len(names):
-        return " ".join(names)
-    return " ".join(["all", *(["but", *others] if others else [])])
-
-
-def read_record() -> list[Row]:
-    """The committed record."""
-    with RECORD.open(newline="", encoding="utf-8") as file:
-        return [Row(*line) for line in itertools.islice(csv.reader(file), 1, None)]
-
-
-def main() -> None:
-    """Write the record."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORD
-    with tempfile.TemporaryDirectory() as folder, target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows(rows(Sites(Path(folder)), pairs()))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs.job.ready_jobs import EXECUTION, READY_JOBS
 
 SHIPPED = Path(str(resources.files("medfedaug.nvflare_jobs"))) / "jobs"
-AGAIN = "write them again with `python -m medfedaug.nvflare_jobs.job.ready_jobs nvflare_jobs/jobs`"
+AGAIN = "write them anew: make catalogue"
 OPTIONS = {"methods": "--methods", "task": "--task", "rounds": "--rounds"} | {
     "classes": "--classes",
     "in_channels": "--channels",

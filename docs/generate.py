@@ -1,0 +1,99 @@
+"""Writes all that is made from the code; ``make catalogue`` runs it.
+
+The list of methods, the catalogue and schemas of the command, the jobs that are ready to submit, the tables
+of methods on three pages, and the picture of the packages. A row of a page stays as it was written; a method
+without one gets its row from its declarations.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+METHODS = ROOT / "medfedaug/methods"
+LIST = METHODS / "catalogue.py"
+TABLE, SENT, WORDS = (ROOT / "docs" / page for page in ("catalogue.md", "privacy/methods.md", "methods.md"))
+HEAD = '"""The methods that are built in; ``make catalogue`` writes this list from the files beside it."""'
+
+
+def method_list(folder: Path = METHODS) -> str:
+    """Return the content of `LIST`: an import of each class of the folder that declares a name."""
+    lines = []
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and any(map(_is_name, node.body)):
+                lines.append(f"from medfedaug.methods.{path.stem} import {node.name} as {node.name}")
+    return "\n".join([HEAD, "", "from __future__ import annotations", "", *lines, ""])
+
+
+def _is_name(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id == "name" for target in targets)
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages with tables of methods, as they should be."""
+    from medfedaug.cli import describe
+    from medfedaug.cli.described import BESIDE_THE_MODEL
+    from medfedaug.methods import base, registry
+
+    found = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
+    for name in registry.BUILT_IN_NAMES:
+        one = describe.describe_method(name)
+        if not _has_row(found[TABLE], name):
+            what = one.what[:1].lower() + one.what[1:].rstrip(".")
+            row = f"| `{name}` | {what} | {one.listed[BESIDE_THE_MODEL]} |"
+            found[TABLE] = _with_rows(found[TABLE], [row])
+        if not _has_row(found[SENT], name):
+            times, _, sent = one.facts[BESIDE_THE_MODEL].partition(". ")
+            row = f"| `{name}` | {sent or times} | | {times if sent else ''} | no bound | `min_images` |"
+            found[SENT] = _with_rows(found[SENT], [row])
+    methods = [build() for build in registry.built_in_methods().values()]
+    for word, meaning in base.WORDS.items():
+        columns = [
+            ", ".join(f"`{method.name}`" for method in methods if word in getattr(method, attribute))
+            for attribute in ("requires", "provides", "excludes")
+        ]
+        row = f"| `{word}` | {meaning} | {' | '.join(columns)} |"
+        if _has_row(found[WORDS], word):
+            (old,) = re.findall(rf"^\| `{word}` \|.*$", found[WORDS], re.MULTILINE)
+            found[WORDS] = found[WORDS].replace(old, row)
+        else:
+            found[WORDS] = _with_rows(found[WORDS], [row])
+    return found
+
+
+def _has_row(page: str, name: str) -> bool:
+    cells = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+    return any(f"`{name}`" in cell for cell in cells)
+
+
+def _with_rows(page: str, rows: Iterable[str]) -> str:
+    """Add rows below the first table of a page whose rows begin with a name."""
+    table = re.search(r"(?:^\| [^\n]*\n)*^\| `[^\n]*\n(?:^\| [^\n]*\n)*", page, re.MULTILINE)
+    assert table is not None
+    return page[: table.end()] + "".join(f"{row}\n" for row in rows) + page[table.end() :]
+
+
+def main() -> None:
+    """Write all of it; the list of methods comes first, since the others read it."""
+    LIST.write_text(method_list(), encoding="utf-8")
+    from medfedaug.cli import describe
+    from medfedaug.nvflare_jobs.job.ready_jobs import write_ready_jobs
+
+    describe.write_catalogue()
+    write_ready_jobs(ROOT / "nvflare_jobs/jobs")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    house: dict[str, Any] = runpy.run_path(str(ROOT / "docs/pictures/house.py"))
+    picture = house["draw"](house["imports"](house["modules"]()))
+    (ROOT / "docs/pictures/house.svg").write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
