@@ -28,6 +28,7 @@ from medfedaug.utils.validation import check_keys
 __all__ = [
     "DATA_VARIABLE",
     "DEVICE_VARIABLE",
+    "PROCESSES_VARIABLE",
     "SETTINGS_FILE",
     "STATE_VARIABLE",
     "SiteSettings",
@@ -39,6 +40,8 @@ DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
 """Environment variable with the device to compute on."""
 STATE_VARIABLE = "MEDFEDAUG_STATE"
 """Environment variable with the folder for what must survive a restart."""
+PROCESSES_VARIABLE = "MEDFEDAUG_PROCESSES"
+"""Environment variable with the number of processes in which a script's loop trains."""
 SETTINGS_FILE = "local/medfedaug.json"
 """File of the settings in a site's kit."""
 
@@ -48,6 +51,7 @@ _VARIABLES = {
     "state": STATE_VARIABLE,
     "memory": MEMORY_VARIABLE,
     "cache": CACHE_VARIABLE,
+    "processes": PROCESSES_VARIABLE,
 }
 
 
@@ -111,6 +115,8 @@ class SiteSettings(OneLineErrors):
             rules for jobs do not hold. Simulations set it; it has no place in a kit.
         cache: the folder of these files, which then serve later jobs too and are never removed; ``None`` for
             a temporary one, which goes with the job.
+        processes: processes of the site, one for each GPU, in which a training loop of a script trains
+            together (`medfedaug.nvflare_jobs.job.ranks`); the federation's own loop has one.
         save_every: minutes of a round's training after which its state is written to the state folder: after
             a restart the site goes on from there. 0 for never, which repeats the round.
 
@@ -138,6 +144,7 @@ class SiteSettings(OneLineErrors):
     jobs: Annotated[JobRules, BeforeValidator(_built_by(JobRules))] = field(default_factory=JobRules)
     simulation: bool = False
     save_every: Number = 5.0
+    processes: Annotated[int, Ge(1), Strict(False)] = 1
 
     @property
     def storage(self) -> Storage:
@@ -187,8 +194,8 @@ class SiteSettings(OneLineErrors):
 
         Args:
             kit: the folder that holds ``local`` and ``startup``; ``None`` for the environment alone.
-            environment: ``MEDFEDAUG_`` with ``DATA``, ``DEVICE``, ``STATE``, ``MEMORY`` and ``CACHE`` in it
-                come first.
+            environment: ``MEDFEDAUG_`` with ``DATA``, ``DEVICE``, ``STATE``, ``MEMORY``, ``CACHE`` and
+                ``PROCESSES`` in it come first.
             content: of the file, in place of what it has now.
 
         Returns:
@@ -200,7 +207,7 @@ class SiteSettings(OneLineErrors):
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
         given = {name: environment[key] for name, key in _VARIABLES.items() if environment.get(key)}
         # As everywhere, a folder in a variable is relative to the working folder.
-        for name in given.keys() - {"device", "memory"}:
+        for name in given.keys() - {"device", "memory", "processes"}:
             given[name] = os.path.abspath(given[name])
         if given:
             settings = cls.from_dict({**settings.to_dict(), **given}, "environment")
